@@ -1,0 +1,105 @@
+"""What a context-parallel rank holds: its slice of the tokens and its part of the images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+
+SCHEMES = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
+"""Token layout schemes, in the order in which they are stored."""
+
+BLOCK_SCHEMES = ("balanced_ring", "balanced_gather")
+"""Schemes that deal whole blocks of ``block_size`` tokens."""
+
+
+def layout_name(scheme: str, ring_degree: int) -> str:
+    """Name of a layout's array in ``KEY.layouts.npz``."""
+    return f"{scheme}.ring{ring_degree}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLayout:
+    """How one scheme deals a sequence over ``ring_degree`` ring ranks.
+
+    ``runs`` has rows (ring_rank, start, length), rank after rank, and inside a rank in slice order: rank r's slice is
+    the natural ranges ``[start, start + length)`` of its rows, one after the other. ``needs[r, b]`` says whether any
+    query of rank r sees any key of block b of ``block_size`` tokens in natural order.
+    """
+
+    scheme: str
+    ring_degree: int
+    runs: Int32[np.ndarray, "runs 3"]
+    needs: Bool[np.ndarray, "ring blocks"]
+
+    @property
+    def name(self) -> str:
+        return layout_name(self.scheme, self.ring_degree)
+
+
+def slice_positions(runs: Int32[np.ndarray, "runs 3"], ring_rank: int) -> Int64[np.ndarray, "slice"]:
+    """Natural positions of the tokens of a ring rank's slice, in slice order."""
+    mine = runs[runs[:, 0] == ring_rank]
+    if not len(mine):
+        return np.zeros(0, np.int64)
+    starts, lengths = mine[:, 1].astype(np.int64), mine[:, 2].astype(np.int64)
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def rank_positions(
+    runs: Int32[np.ndarray, "runs 3"], *, ring_rank: int, ulysses_degree: int = 1, ulysses_rank: int = 0
+) -> Int64[np.ndarray, "local"]:
+    """Natural positions of the tokens of one CP rank: the ``ulysses_rank``-th equal piece of the ring rank's slice.
+
+    Raises:
+        ValueError: the slice does not divide by ``ulysses_degree``.
+    """
+    positions = slice_positions(runs, ring_rank)
+    if len(positions) % ulysses_degree:
+        raise ValueError(f"a slice of {len(positions)} tokens does not divide by ulysses_degree {ulysses_degree}")
+    piece = len(positions) // ulysses_degree
+    return positions[ulysses_rank * piece : (ulysses_rank + 1) * piece]
+
+
+class RankImages(TypedDict):
+    """One rank's part of the images, in the form that Molmo2 reads (allenai/molmo2, ``image_shard_boundaries``).
+
+    ``*_image_idx`` count crops and ``*_pool_idx`` rows of pooled vision features, both half open.
+    ``max_num_tokens`` is the largest number of pooled rows of any rank of the group: what ranks pad to before a gather.
+    """
+
+    start_image_idx: int
+    end_image_idx: int
+    start_pool_idx: int
+    end_pool_idx: int
+    max_num_tokens: int
+
+
+def boundaries_from_edges(
+    edges: Int64[np.ndarray, "ranks_plus_1"],
+    cum_image_bounds: Int64[np.ndarray, "units"],
+    cum_token_pooling_bounds: Int64[np.ndarray, "units"],
+) -> dict[str, RankImages]:
+    """Molmo2's dict form of contiguous boundaries over units. Keys are ranks, as strings, since JSON has no others.
+
+    Args:
+        edges: rank r holds the units ``edges[r]:edges[r + 1]``.
+        cum_image_bounds: crops up to and including each unit.
+        cum_token_pooling_bounds: pooled rows up to and including each unit.
+    """
+    images = np.concatenate([[0], cum_image_bounds])[edges]
+    pooled = np.concatenate([[0], cum_token_pooling_bounds])[edges]
+    largest = int(np.diff(pooled).max())
+    return {
+        str(rank): RankImages(
+            start_image_idx=int(images[rank]),
+            end_image_idx=int(images[rank + 1]),
+            start_pool_idx=int(pooled[rank]),
+            end_pool_idx=int(pooled[rank + 1]),
+            max_num_tokens=largest,
+        )
+        for rank in range(len(edges) - 1)
+    }

@@ -1,0 +1,89 @@
+"""The token arrays of one packed sequence, and the rule of its attention mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32
+
+IGNORE_INDEX = -100
+"""Label of a token without loss, as in ``torch.nn.functional.cross_entropy``."""
+
+PADDING_DOC = -1
+"""``doc_ids`` of a padding token."""
+
+CAUSAL_ONLY = -1
+"""``group_ids`` of a token that sees no later token."""
+
+NOT_POOLED = -1
+"""``pool_ids`` of a token that no vision feature fills."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskArrays:
+    """The three arrays that define the attention mask, in natural order, one entry a token.
+
+    Query ``q`` may see key ``k`` when ``doc[q] == doc[k] >= 0``, ``branch[k]`` is 0 or ``branch[q]``, and either
+    ``k <= q`` or ``group[q] == group[k] >= 0``. A padding token (``doc == -1``) sees nothing and is seen by nothing.
+    """
+
+    doc_ids: Int32[np.ndarray, "seq"]
+    branch_ids: Int32[np.ndarray, "seq"]
+    group_ids: Int32[np.ndarray, "seq"]
+
+    @property
+    def seq_len(self) -> int:
+        return len(self.doc_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedSequence:
+    """The arrays of ``KEY.sequence.npz``, each of length ``seq_len`` in natural order."""
+
+    tokens: Int32[np.ndarray, "seq"]
+    labels: Int32[np.ndarray, "seq"]
+    loss_weights: Float32[np.ndarray, "seq"]
+    position_ids: Int32[np.ndarray, "seq"]
+    doc_ids: Int32[np.ndarray, "seq"]
+    branch_ids: Int32[np.ndarray, "seq"]
+    group_ids: Int32[np.ndarray, "seq"]
+    pool_ids: Int32[np.ndarray, "seq"]
+
+    @property
+    def seq_len(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def mask(self) -> MaskArrays:
+        return MaskArrays(doc_ids=self.doc_ids, branch_ids=self.branch_ids, group_ids=self.group_ids)
+
+
+SEQUENCE_DTYPES: dict[str, np.dtype] = {
+    f.name: np.dtype(np.float32 if f.name == "loss_weights" else np.int32) for f in fields(PackedSequence)
+}
+"""Name and dtype of every array of a packed sequence, in the order in which they are stored."""
+
+
+def dense_mask(
+    mask: MaskArrays,
+    queries: np.ndarray | None = None,
+    keys: np.ndarray | None = None,
+) -> Bool[np.ndarray, "queries keys"]:
+    """The mask as a matrix, for tests and small sequences: memory grows with the square of the length.
+
+    Args:
+        mask: the mask's arrays.
+        queries: natural positions of the rows; all when not given.
+        keys: natural positions of the columns; all when not given.
+    """
+    every = np.arange(mask.seq_len)
+    q = every if queries is None else np.asarray(queries)
+    k = every if keys is None else np.asarray(keys)
+    doc_q, doc_k = mask.doc_ids[q][:, None], mask.doc_ids[k][None, :]
+    branch_q, branch_k = mask.branch_ids[q][:, None], mask.branch_ids[k][None, :]
+    group_q, group_k = mask.group_ids[q][:, None], mask.group_ids[k][None, :]
+    same_doc = (doc_q == doc_k) & (doc_q >= 0)
+    visible_branch = (branch_k == 0) | (branch_k == branch_q)
+    ordered = (k[None, :] <= q[:, None]) | ((group_q == group_k) & (group_q >= 0))
+    return same_doc & visible_branch & ordered
