@@ -1,0 +1,60 @@
+"""A source document as the packer reads it: text, or turns of text and media, or several annotations of shared media."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MediaKind = Literal["image", "video"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Media:
+    """One image or video that a document shows.
+
+    Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data``. ``start`` and ``end`` cut a
+    video, in seconds from its first frame; ``None`` is the video's own start or end.
+    """
+
+    kind: MediaKind
+    uri: str | None = None
+    data: bytes | None = None
+    start: float | None = None
+    end: float | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages name it: as the source wrote it, so that they read the same wherever the source lies."""
+        return self.uri if self.uri is not None else "inline bytes"
+
+
+Part = str | Media
+"""A piece of a turn's content: text, or media."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One turn. Only the assistant's turns carry loss."""
+
+    role: Literal["system", "user", "assistant"]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One source example, in exactly one of three forms.
+
+    * ``text`` is set: pre-training text with loss on every token; ``shared`` and ``branches`` are empty.
+    * one branch and no ``shared`` media, ``annotated`` false: one conversation.
+    * ``annotated``: every branch is an annotation that sees ``shared`` and itself, and never another branch.
+    """
+
+    text: str | None = None
+    shared: tuple[Media, ...] = ()
+    branches: tuple[tuple[Message, ...], ...] = ()
+    annotated: bool = False
+
+    def media(self) -> list[Media]:
+        """Every image and video, in the order in which its tokens lie."""
+        inside = (part for branch in self.branches for message in branch for part in message.parts)
+        return [*self.shared, *(part for part in inside if isinstance(part, Media))]
