@@ -39,6 +39,10 @@ class DocumentError(PreshardError):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[type[DocumentError], tuple[str, str]]:
+        """Exceptions travel between processes, and by default only with one argument."""
+        return type(self), (self.code, str(self))
+
 
 REJECT_CODES = (
     "bad_row",
@@ -68,5 +72,56 @@ class FormatError(PreshardError):
         self.where = where
         self.detail = detail
 
+    def __reduce__(self) -> tuple[type[FormatError], tuple[str, str]]:
+        """Exceptions travel between processes, and by default only with one argument."""
+        return type(self), (self.where, self.detail)
+
 
 FORMAT_RULES: dict[str, type[FormatError]] = {}
+"""Every rule of the format, by the code under which ``verify`` and ``docs/format.md`` name it."""
+
+
+def _rule(code: str, name: str, meaning: str) -> type[FormatError]:
+    """Makes the exception of one rule and enters it into :data:`FORMAT_RULES`."""
+    error = type(name, (FormatError,), {"rule": code, "__doc__": meaning, "__module__": __name__})
+    FORMAT_RULES[code] = error
+    return error
+
+
+# The folder
+ManifestMissing = _rule("D1", "ManifestMissing", "manifest.json MUST exist; without it the folder is no dataset.")
+ManifestInvalid = _rule("D2", "ManifestInvalid", "manifest.json MUST hold the fields of its format version.")
+ManifestContradiction = _rule("D3", "ManifestContradiction", "Counts and dataset_id MUST follow from the tables.")
+TableMissing = _rule("D4", "TableMissing", "Every table that the manifest lists MUST exist.")
+TableChanged = _rule("D5", "TableChanged", "A table MUST have the size, SHA-256 and rows that the manifest gives.")
+TableInvalid = _rule("D6", "TableInvalid", "A table MUST be Parquet with the columns of its kind, in order.")
+FileUnknown = _rule("D7", "FileUnknown", "The folder MUST hold no file that the format does not name.")
+DocumentTwice = _rule("D8", "DocumentTwice", "A document MUST be packed once, or rejected once, and never both.")
+DocumentLost = _rule("D9", "DocumentLost", "Every source document MUST be packed or rejected.")
+
+# The shards
+ShardMissing = _rule("S1", "ShardMissing", "Every shard that the manifest lists MUST exist, with its index.")
+ShardChanged = _rule("S2", "ShardChanged", "A shard MUST have the size and SHA-256 that the manifest gives.")
+ShardInvalid = _rule("S3", "ShardInvalid", "A shard MUST be an uncompressed tar that ends with two zero blocks.")
+IndexInvalid = _rule("S4", "IndexInvalid", "A shard's index MUST hold each sample's first header, then the tar's end.")
+MembersInvalid = _rule("S5", "MembersInvalid", "A sample MUST have its members in order, under its pack's key.")
+PackRowInvalid = _rule("S6", "PackRowInvalid", "A row of packs.parquet MUST agree with the sample that it names.")
+
+# The sample
+SampleHeadInvalid = _rule("P1", "SampleHeadInvalid", "KEY.json MUST hold the fields of the format, and its pack's id.")
+SequenceInvalid = _rule("P2", "SequenceInvalid", "KEY.sequence.npz MUST hold the eight arrays of length seq_len.")
+SpansInvalid = _rule("P3", "SpansInvalid", "doc_ids MUST follow the documents' spans, which MUST not overlap.")
+PaddingInvalid = _rule("P4", "PaddingInvalid", "A padding token MUST be inert in every array.")
+BranchesInvalid = _rule("P5", "BranchesInvalid", "branch_ids MUST be the shared prefix, then the annotations in order.")
+PositionsInvalid = _rule("P6", "PositionsInvalid", "position_ids MUST count from 0, each annotation from the prefix.")
+LabelsInvalid = _rule("P7", "LabelsInvalid", "A label MUST be the next token of its own document and annotation.")
+WeightsInvalid = _rule("P8", "WeightsInvalid", "loss_weights MUST be positive exactly where there is a label.")
+PoolingInvalid = _rule("P9", "PoolingInvalid", "pool_ids MUST name every pooled row once, in order, unit by unit.")
+GroupsInvalid = _rule("P10", "GroupsInvalid", "group_ids MUST follow the configured bidirectional rule.")
+LayoutsInvalid = _rule("P11", "LayoutsInvalid", "KEY.layouts.npz MUST hold every configured layout, and no other.")
+LayoutNotPartition = _rule("P12", "LayoutNotPartition", "A layout MUST give every token to one rank, equal slices.")
+LayoutNeedsInvalid = _rule("P13", "LayoutNeedsInvalid", "needs MUST mark the key blocks that a rank's queries see.")
+BoundariesInvalid = _rule("P14", "BoundariesInvalid", "Image boundaries MUST cover every unit once, in rank order.")
+BoundariesNotOptimal = _rule("P15", "BoundariesNotOptimal", "Image boundaries MUST minimise the largest rank's load.")
+ImagesInvalid = _rule("P16", "ImagesInvalid", "Every listed crop MUST lie where it is said to, and decode to its size.")
+BalanceInvalid = _rule("P17", "BalanceInvalid", "balance.parquet MUST hold the loads that the bytes give.")

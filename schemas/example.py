@@ -1,4 +1,4 @@
-"""A source document as the packer reads it: text, or turns of text and media, or several annotations of shared media."""
+"""A source document as the packer reads it: text, turns of text and media, or annotations of shared media."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MediaKind = Literal["image", "video"]
 class Media:
     """One image or video that a document shows.
 
-    Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data``. ``start`` and ``end`` cut a
-    video, in seconds from its first frame; ``None`` is the video's own start or end.
+    Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data``. ``start`` and ``end`` cut
+    a video, in seconds from its first frame; ``None`` is the video's own start or end.
     """
 
     kind: MediaKind

@@ -1,0 +1,180 @@
+"""Arrays, heads and tables as bytes and back: the one place that knows the byte format of each member."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import UInt64
+from pydantic import BaseModel, ValidationError
+
+from schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, SequenceInvalid, TableInvalid
+from schemas.layout import TokenLayout, layout_name
+from schemas.manifest import FORMAT_VERSION, Manifest, SampleHead
+from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+
+HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
+"""Extensions of a sample's first three members, in the order in which they lie in the tar."""
+
+TAR_BLOCK = 512
+TAR_END = bytes(2 * TAR_BLOCK)
+
+
+def sample_key(pack_id: int) -> str:
+    """Key of a pack's sample: no dot, and sorted as the packs are."""
+    return f"{pack_id:010d}"
+
+
+def image_extension(image_format: str) -> str:
+    return {"jpeg": "jpg", "png": "png"}[image_format]
+
+
+def image_member(key: str, index: int, image_format: str) -> str:
+    return f"{key}.{index:04d}.{image_extension(image_format)}"
+
+
+def tar_member(name: str, data: bytes) -> bytes:
+    """One tar member: a 512-byte USTAR header without time or owner, the data, zeros up to a whole block."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    info.mode = 0o444
+    return info.tobuf(format=tarfile.USTAR_FORMAT) + data + bytes(-len(data) % TAR_BLOCK)
+
+
+def encode_json(record: BaseModel) -> bytes:
+    """A record as compact UTF-8 JSON, keys in the order of the record's declaration."""
+    return json.dumps(record.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_head(data: bytes, where: str) -> SampleHead:
+    """Raises SampleHeadInvalid: not JSON, or a field is missing, unknown or of a wrong type."""
+    try:
+        return SampleHead.model_validate_json(data)
+    except ValidationError as error:
+        raise SampleHeadInvalid(where, _first(error)) from None
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Raises ManifestInvalid: not JSON, another format version, or a field is missing, unknown or of a wrong type."""
+    try:
+        version = json.loads(data)["format_version"]
+    except (ValueError, TypeError, KeyError):
+        raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
+    if version != FORMAT_VERSION:
+        raise ManifestInvalid(where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}")
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise ManifestInvalid(where, _first(error)) from None
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors()[0]
+    return f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}"
+
+
+def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as a deflated ``.npz``; the same arrays give the same bytes (``numpy.savez`` dates every entry 1980)."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **dict(arrays))
+    return buffer.getvalue()
+
+
+def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
+    """Raises ValueError: not a ``.npz`` of plain arrays."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError) as error:
+        raise ValueError(f"is not an .npz of arrays ({error})") from None
+
+
+def encode_sequence(sequence: PackedSequence) -> bytes:
+    return encode_arrays({name: getattr(sequence, name) for name in SEQUENCE_DTYPES})
+
+
+def decode_sequence(data: bytes, seq_len: int, where: str) -> PackedSequence:
+    """Raises SequenceInvalid: an array is missing or unknown, or has another dtype or length."""
+    try:
+        arrays = decode_arrays(data)
+    except ValueError as error:
+        raise SequenceInvalid(where, str(error)) from None
+    if list(arrays) != list(SEQUENCE_DTYPES):
+        raise SequenceInvalid(where, f"holds the arrays {list(arrays)}, not {list(SEQUENCE_DTYPES)}")
+    for name, dtype in SEQUENCE_DTYPES.items():
+        array = arrays[name]
+        if array.dtype != dtype or array.shape != (seq_len,):
+            raise SequenceInvalid(where, f"{name} is {array.dtype}{array.shape}, not {dtype}({seq_len},)")
+    return PackedSequence(**arrays)
+
+
+def encode_layouts(layouts: list[TokenLayout]) -> bytes:
+    """Each layout's ``runs`` under its name and its ``needs`` under ``NAME.needs``."""
+    arrays: dict[str, np.ndarray] = {}
+    for layout in layouts:
+        arrays[layout.name] = layout.runs.astype(np.int32)
+        arrays[f"{layout.name}.needs"] = layout.needs.astype(np.bool_)
+    return encode_arrays(arrays)
+
+
+def decode_layouts(data: bytes, where: str) -> dict[str, TokenLayout]:
+    """Layouts by name, such as ``zigzag.ring4``.
+
+    Raises LayoutsInvalid: not an ``.npz``, a name that is no layout's, or an array of another dtype or shape.
+    """
+    try:
+        arrays = decode_arrays(data)
+    except ValueError as error:
+        raise LayoutsInvalid(where, str(error)) from None
+    layouts: dict[str, TokenLayout] = {}
+    for name, runs in arrays.items():
+        if name.endswith(".needs"):
+            continue
+        scheme, _, degree = name.partition(".ring")
+        needs = arrays.get(f"{name}.needs")
+        if not degree.isdigit() or name != layout_name(scheme, int(degree)) or needs is None:
+            raise LayoutsInvalid(where, f"{name} is not SCHEME.ringR with an array SCHEME.ringR.needs beside it")
+        if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 3:
+            raise LayoutsInvalid(where, f"{name} is {runs.dtype}{runs.shape}, not int32(n, 3)")
+        if needs.dtype != np.bool_ or needs.ndim != 2 or needs.shape[0] != int(degree):
+            raise LayoutsInvalid(where, f"{name}.needs is {needs.dtype}{needs.shape}, not bool({degree}, blocks)")
+        layouts[name] = TokenLayout(scheme=scheme, ring_degree=int(degree), runs=runs, needs=needs)
+    if 2 * len(layouts) != len(arrays):
+        raise LayoutsInvalid(where, "holds a needs array without its layout")
+    return layouts
+
+
+def encode_index(offsets: UInt64[np.ndarray, "samples_plus_1"]) -> bytes:
+    return np.asarray(offsets, dtype="<u8").tobytes()
+
+
+def decode_index(data: bytes) -> UInt64[np.ndarray, "samples_plus_1"]:
+    """Raises ValueError: not a whole number of 8-byte offsets, or none."""
+    if len(data) % 8 or not data:
+        raise ValueError(f"has {len(data)} bytes, not a positive multiple of 8")
+    return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+
+
+def encode_table(table: pa.Table) -> bytes:
+    """A table as Parquet, zstd-compressed. The same rows give the same bytes."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def decode_table(data: bytes, schema: pa.Schema, where: str) -> pa.Table:
+    """Raises TableInvalid: not Parquet, or other columns than ``schema``."""
+    try:
+        table = pq.read_table(io.BytesIO(data))
+    except (pa.ArrowException, OSError) as error:
+        raise TableInvalid(where, f"is not Parquet ({' '.join(str(error).split())[:200]})") from None
+    if not table.schema.equals(schema):
+        raise TableInvalid(where, f"has the columns {table.schema.names}, not {schema.names} with their types")
+    return table

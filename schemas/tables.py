@@ -1,0 +1,79 @@
+"""The columns of a dataset's Parquet tables."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+PACKS = pa.schema(
+    [
+        ("pack_id", pa.int64()),
+        ("key", pa.string()),
+        ("shard", pa.string()),
+        ("index_in_shard", pa.int64()),
+        ("offset", pa.int64()),
+        ("header_size", pa.int64()),
+        ("size", pa.int64()),
+        ("n_tokens", pa.int64()),
+        ("n_padding", pa.int64()),
+        ("n_documents", pa.int64()),
+        ("n_images", pa.int64()),
+        ("n_pooled_tokens", pa.int64()),
+        ("attention_area", pa.int64()),
+        ("attention_tiles", pa.int64()),
+        ("cost", pa.float64()),
+    ]
+)
+"""One row a pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``attention_area``
+counts the allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in TFLOP."""
+
+DOCUMENTS = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("piece", pa.int64()),
+        ("source", pa.string()),
+        ("pack_id", pa.int64()),
+        ("start", pa.int64()),
+        ("length", pa.int64()),
+        ("aligned_length", pa.int64()),
+        ("n_images", pa.int64()),
+        ("truncated_tokens", pa.int64()),
+    ]
+)
+"""One row a packed document (a piece of one, under ``oversize: split``), by ``(pack_id, start)``."""
+
+REJECTS = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("source", pa.string()),
+        ("location", pa.string()),
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("message", pa.string()),
+    ]
+)
+"""One row a rejected document, in source order. ``stage`` is ``read``, ``measure``, ``plan`` or ``write``."""
+
+BALANCE = pa.schema(
+    [
+        ("pack_id", pa.int64()),
+        ("kind", pa.dictionary(pa.int32(), pa.string())),
+        ("scheme", pa.dictionary(pa.int32(), pa.string())),
+        ("degree", pa.int64()),
+        ("rank", pa.int64()),
+        ("load", pa.int64()),
+    ]
+)
+"""One row for (pack, kind, scheme, degree, rank). Kinds, with what ``degree`` and ``rank`` mean for each:
+
+* ``attention``: allowed pairs of a ring rank's queries; ``tiles``: its 128 x 128 tiles; ``keys_fetched``: keys it needs
+  and does not hold; ``degree`` is the ring degree.
+* ``ring_step``: the most tiles of any rank in ring step ``rank``; their sum is the ring critical path.
+* ``images`` and ``pooled_tokens``: crops and pooled rows of a CP rank; ``degree`` is the CP size, ``scheme`` is null.
+"""
+
+TABLES: dict[str, pa.Schema] = {
+    "packs.parquet": PACKS,
+    "documents.parquet": DOCUMENTS,
+    "rejects.parquet": REJECTS,
+    "balance.parquet": BALANCE,
+}
