@@ -1,0 +1,111 @@
+"""A plan from columns of integers: align, pack, weigh, order, place."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.plan.cost import CostModel, document_tiles, pack_cost
+from packer_service.plan.order import check_window, step_order
+from packer_service.plan.pack import pack_documents
+from schemas.errors import PlanError
+from schemas.pack import Plan
+
+
+def align_lengths(tokens: Int64[np.ndarray, "docs"], alignment: int) -> Int64[np.ndarray, "docs"]:
+    """Tokens rounded up to multiples of ``alignment``.
+
+    Raises:
+        PlanError: ``alignment`` is not positive.
+    """
+    if alignment < 1:
+        raise PlanError(f"alignment is {alignment}; give 1 for none, or a positive number of tokens")
+    return -(-tokens // alignment) * alignment
+
+
+def make_plan(
+    *,
+    tokens: Int64[np.ndarray, "docs"],
+    images: Int64[np.ndarray, "docs"],
+    areas: Int64[np.ndarray, "docs"],
+    seq_len: int,
+    max_images: int | None,
+    alignment: int,
+    window: int,
+    seed: int,
+    cost_model: CostModel,
+) -> Plan:
+    """Puts every document in one pack and the packs in step order.
+
+    Args:
+        tokens: real tokens of each document, at least 1.
+        images: crops of each document.
+        areas: allowed pairs of each document's mask.
+        seq_len: tokens of a pack.
+        max_images: crops that a pack may hold; None for no limit.
+        alignment: documents start at multiples of this many tokens.
+        window: packs of a group of nearly equal cost, see :func:`~packer_service.plan.order.step_order`.
+        seed: chooses the order of the groups.
+        cost_model: weighs linear, attention and vision work.
+
+    Returns:
+        The plan; without documents it has no packs. The same arguments give the same plan everywhere.
+
+    Raises:
+        PlanError: a document is empty or above a budget, or an argument cannot be used.
+    """
+    tokens, images, areas = (np.asarray(column, np.int64) for column in (tokens, images, areas))
+    check_window(window)
+    _check_columns(tokens, areas)
+    aligned = align_lengths(tokens, alignment)
+    opened_in = pack_documents(aligned, images, seq_len=seq_len, max_images=max_images)
+    n_packs = int(opened_in.max(initial=-1)) + 1
+    cost = pack_cost(
+        cost_model,
+        seq_len=seq_len,
+        tiles=np.bincount(opened_in, weights=document_tiles(tokens, areas), minlength=n_packs),
+        crops=_sum_by_pack(opened_in, images, n_packs),
+    )
+    order = step_order(cost, window=window, seed=seed)
+    position = np.empty(n_packs, np.int64)
+    position[order] = np.arange(n_packs)
+    pack_of = position[opened_in]
+    document = np.argsort(pack_of, kind="stable")
+    pack_id = pack_of[document]
+    edges = np.concatenate([[0], np.cumsum(np.bincount(pack_id, minlength=n_packs))]).astype(np.int64)
+    aligned_length = aligned[document]
+    return Plan(
+        seq_len=seq_len,
+        document=document,
+        pack_id=pack_id,
+        start=_starts(aligned_length, edges),
+        length=tokens[document],
+        aligned_length=aligned_length,
+        cost=cost[order],
+        pack_edges=edges,
+    )
+
+
+def _check_columns(tokens: Int64[np.ndarray, "docs"], areas: Int64[np.ndarray, "docs"]) -> None:
+    if len(areas) != len(tokens):
+        raise PlanError(f"{len(tokens)} documents have tokens but {len(areas)} have areas; give one of each a document")
+    for name, column in (("tokens", tokens), ("area", areas)):
+        if (column < 1).any():
+            index = int(np.flatnonzero(column < 1)[0])
+            raise PlanError(f"document {index} has {name} {column[index]}; leave empty documents out")
+
+
+def _sum_by_pack(
+    pack: Int64[np.ndarray, "docs"], values: Int64[np.ndarray, "docs"], n_packs: int
+) -> Int64[np.ndarray, "packs"]:
+    sums = np.zeros(n_packs, np.int64)
+    np.add.at(sums, pack, values)
+    return sums
+
+
+def _starts(
+    aligned_length: Int64[np.ndarray, "docs"], pack_edges: Int64[np.ndarray, "packs_plus_1"]
+) -> Int64[np.ndarray, "docs"]:
+    before = np.cumsum(aligned_length) - aligned_length
+    first_rows = pack_edges[:-1]
+    return before - np.repeat(before[first_rows], np.diff(pack_edges))

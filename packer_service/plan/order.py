@@ -1,0 +1,101 @@
+"""The order in which packs are trained on, so that the packs of one data-parallel step cost nearly the same."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt64
+
+from schemas.errors import PlanError
+
+
+def step_order(costs: Float64[np.ndarray, "packs"], *, window: int, seed: int) -> Int64[np.ndarray, "packs"]:
+    """Orders packs so that every aligned group of ``window`` of them is a run of neighbours in cost.
+
+    Inside a group the packs stand in order of cost, so every aligned sub-group, of whatever size, is again a run of
+    neighbours; a bit of the seed's hash turns a group round, so that no rank always gets the cheaper pack. The
+    groups come in an order given by the seed. When the packs do not divide by ``window``, the rest stands last: it is
+    the run of neighbours without which the other groups are the most even.
+
+    Args:
+        costs: cost of each pack, finite and not negative.
+        window: packs of a group: any data-parallel size that divides it has steps of nearly equal packs.
+        seed: chooses the order of the groups.
+
+    Returns:
+        The packs in step order; each is in it once. Equal costs stand in the order of their index. The order depends
+        on the arguments alone, not on a version of NumPy.
+
+    Raises:
+        PlanError: ``window`` is not a positive integer.
+    """
+    check_window(window)
+    by_cost = np.argsort(costs, kind="stable")
+    n_groups, n_rest = divmod(len(costs), window)
+    rest_at = _rest_position(costs[by_cost], window) if n_rest else 0
+    in_group = np.ones(len(costs), bool)
+    in_group[rest_at : rest_at + n_rest] = False
+    groups = by_cost[in_group].reshape(n_groups, window)
+    hashes = _hash(np.arange(n_groups + 1, dtype=np.uint64), seed)
+    turned = np.where((hashes[:n_groups, None] >> np.uint64(63)).astype(bool), groups[:, ::-1], groups)
+    shuffled = turned[np.argsort(hashes[:n_groups] << np.uint64(1), kind="stable")]
+    return np.concatenate([shuffled.reshape(-1), by_cost[~in_group]])
+
+
+def check_window(window: int) -> None:
+    """Raises PlanError unless ``window`` is a positive integer."""
+    if isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1:
+        raise PlanError(
+            f"order.window is {window!r}; give a positive integer, a multiple of every data-parallel size in use"
+        )
+
+
+def _rest_position(sorted_costs: Float64[np.ndarray, "packs"], window: int) -> int:
+    """Where in the order of costs the rest is taken out so that the other groups' relative spread is least.
+
+    Taking it out before group g leaves groups aligned at 0 below g and at the rest's size from g on. The spread, and
+    not the ratio of max to mean, since the order in which a mean adds up is not the same on every machine.
+    """
+    n_groups, n_rest = divmod(len(sorted_costs), window)
+    below = _spreads(sorted_costs[: n_groups * window].reshape(n_groups, window))
+    above = _spreads(sorted_costs[n_rest:].reshape(n_groups, window))
+    totals = np.concatenate([[0.0], np.cumsum(below)]) + np.concatenate([np.cumsum(above[::-1])[::-1], [0.0]])
+    return int(np.argmin(totals)) * window
+
+
+def _spreads(sorted_groups: Float64[np.ndarray, "groups packs"]) -> Float64[np.ndarray, "groups"]:
+    largest = sorted_groups[:, -1]
+    return (largest - sorted_groups[:, 0]) / np.where(largest > 0, largest, 1.0)
+
+
+def straggler_ratio(costs: Float64[np.ndarray, "packs"], dp_size: int) -> float:
+    """Mean over the steps of (largest cost of the step / mean cost of the step), for packs in step order.
+
+    A step takes the next ``dp_size`` packs. The incomplete step at the end is left out, as a trainer leaves it out,
+    unless it is the only one. 1.0 is a step without a straggler, and the answer when there is no pack at all.
+
+    Raises:
+        PlanError: ``dp_size`` is not positive.
+    """
+    if dp_size < 1:
+        raise PlanError(f"dp_size is {dp_size}; a data-parallel step takes at least 1 pack")
+    if not len(costs):
+        return 1.0
+    width = min(dp_size, len(costs))
+    n_steps = len(costs) // width
+    return float(_ratios(costs[: n_steps * width].reshape(n_steps, width)).mean())
+
+
+def _ratios(steps: Float64[np.ndarray, "steps packs"]) -> Float64[np.ndarray, "steps"]:
+    mean = steps.mean(axis=1)
+    return np.where(mean > 0, steps.max(axis=1, initial=0.0) / np.where(mean > 0, mean, 1.0), 1.0)
+
+
+def _hash(values: UInt64[np.ndarray, "n"], seed: int) -> UInt64[np.ndarray, "n"]:
+    """Hash of each value and the seed: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), applied twice."""
+    mixed = values
+    for salt in (np.uint64(seed % 2**64), np.uint64(0)):
+        mixed = mixed + salt + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed
