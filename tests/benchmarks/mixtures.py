@@ -1,7 +1,7 @@
 """Seeded mixtures of documents for the benchmarks: as columns of lengths, and as packs of mask arrays.
 
-``issue`` is the mixture on which the targets are stated. ``annotated`` has many questions to one medium, ``long`` long texts
-and videos whose image tokens all see each other, which is the hardest shape of mask. Everything follows from the seed.
+``mixed`` is the mixture on which the targets are stated. ``annotated`` has many questions to one medium, ``long`` long
+texts and videos whose image tokens all see each other, the hardest shape of mask. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
 SEQ_LEN = 36_864
 
@@ -42,7 +40,7 @@ class Kind:
 
 
 MIXTURES: dict[str, tuple[Kind, ...]] = {
-    "issue": (
+    "mixed": (
         Kind(share=0.35, text_median=500, text_sigma=1.0),
         Kind(share=0.40, text_median=120, text_sigma=0.7, images=(1, 10), image_tokens=(146, 147)),
         Kind(

@@ -1,0 +1,120 @@
+"""What a layout costs: kernel tiles on the critical path, keys to move, and balance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.layout.area import area_by_rank
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.needs import keys_fetched
+from packer_service.layout.tiles import TILE, tiles_by_rank, whole_tiles
+from schemas.errors import LayoutError
+from schemas.layout import TokenLayout
+from schemas.sequence import MaskArrays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LayoutMeasures:
+    """The measures of one layout of one pack.
+
+    Attributes:
+        scheme: the layout's scheme.
+        ring_degree: its ring degree R.
+        whole_tiles: tiles of the whole mask in natural order.
+        tile_floor: ``whole_tiles / R``; no layout of whole tiles has a shorter critical path.
+        tiles: tiles with rows along rank r's slice and columns along rank s's.
+        gather_path: largest number of tiles of a rank, when all keys are gathered before the kernel runs.
+        ring_path: sum over ring steps of the largest number of tiles of a rank in that step.
+        ring_steps: that largest number, step by step; in step t rank r has the keys of rank ``(r - t) mod R``.
+        keys_fetched: keys that each rank needs and does not hold, in tokens.
+        kv_traffic: their sum over ``seq_len * (R - 1)``: 1.0 is what gathering everything costs.
+        area: allowed pairs of each rank's queries.
+    """
+
+    scheme: str
+    ring_degree: int
+    whole_tiles: int
+    tile_floor: float
+    tiles: Int64[np.ndarray, "ring ring"]
+    gather_path: int
+    ring_path: int
+    ring_steps: Int64[np.ndarray, "ring"]
+    keys_fetched: Int64[np.ndarray, "ring"]
+    kv_traffic: float
+    area: Int64[np.ndarray, "ring"]
+
+
+def imbalance(loads: Int64[np.ndarray, "ranks"]) -> float:
+    """Largest load over mean load; 1.0 when no rank has any."""
+    total = int(loads.sum())
+    return int(loads.max()) * len(loads) / total if total else 1.0
+
+
+def ring_step_maxima(tiles: Int64[np.ndarray, "ring ring"]) -> Int64[np.ndarray, "ring"]:
+    """Largest number of tiles that a rank computes in each ring step."""
+    ranks = np.arange(len(tiles))
+    by_step = tiles[ranks[None, :], (ranks[None, :] - ranks[:, None]) % len(tiles)]
+    largest: Int64[np.ndarray, "ring"] = by_step.max(axis=1)
+    return largest
+
+
+def check_partition(layout: TokenLayout, seq_len: int) -> None:
+    """Raise unless every token is on exactly one rank, ranks come in order, and all slices are equally long.
+
+    Raises:
+        LayoutError: naming the first position or rank that is wrong.
+    """
+    runs, name = layout.runs, layout.name
+    ranks = runs[:, 0]
+    if len(runs) and (ranks.min() < 0 or ranks.max() >= layout.ring_degree or (np.diff(ranks) < 0).any()):
+        raise LayoutError(f"layout {name}: rows must come rank after rank, 0 to {layout.ring_degree - 1}")
+    by_start = runs[np.argsort(runs[:, 1], kind="stable")].astype(np.int64)
+    starts, ends = by_start[:, 1], by_start[:, 1] + by_start[:, 2]
+    expected = np.concatenate([[0], ends])
+    wrong = np.flatnonzero(np.concatenate([starts, [seq_len]]) != expected)
+    if len(wrong) or (by_start[:, 2] <= 0).any():
+        at = int(expected[wrong[0]]) if len(wrong) else int(starts[by_start[:, 2] <= 0][0])
+        raise LayoutError(f"layout {name}: token {at} of {seq_len} is not on exactly one rank")
+    slices = np.zeros(layout.ring_degree, np.int64)
+    np.add.at(slices, ranks, runs[:, 2])
+    if (slices * layout.ring_degree != seq_len).any():
+        bad = int(np.flatnonzero(slices * layout.ring_degree != seq_len)[0])
+        raise LayoutError(
+            f"layout {name}: rank {bad} holds {slices[bad]} tokens; each must hold {seq_len / layout.ring_degree:g}"
+        )
+
+
+def measure_layout(mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: int = TILE) -> LayoutMeasures:
+    """All measures of a layout, exact.
+
+    Args:
+        mask: the pack's mask, or its index where several layouts are measured.
+        layout: any partition of the pack into equal slices.
+        tile: rows and columns of a kernel tile, in tokens.
+
+    Raises:
+        LayoutError: the layout is no partition into equal slices.
+    """
+    index, ring_degree = MaskIndex.of(mask), layout.ring_degree
+    check_partition(layout, index.seq_len)
+    tiles = tiles_by_rank(index, layout.runs, ring_degree, tile=tile)
+    whole = whole_tiles(index, tile=tile)
+    steps = ring_step_maxima(tiles)
+    fetched = keys_fetched(index, layout.runs, ring_degree)
+    most = index.seq_len * (ring_degree - 1)
+    return LayoutMeasures(
+        scheme=layout.scheme,
+        ring_degree=ring_degree,
+        whole_tiles=whole,
+        tile_floor=whole / ring_degree,
+        tiles=tiles,
+        gather_path=int(tiles.sum(axis=1).max()),
+        ring_path=int(steps.sum()),
+        ring_steps=steps,
+        keys_fetched=fetched,
+        kv_traffic=int(fetched.sum()) / most if most else 0.0,
+        area=area_by_rank(index, layout.runs, ring_degree),
+    )

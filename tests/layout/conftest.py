@@ -1,0 +1,94 @@
+"""Random masks of every shape that the rule allows, and brute force on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from schemas.layout import slice_positions
+from schemas.sequence import MaskArrays, dense_mask
+
+# The first example compiles the kernels; a deadline would judge the compiler.
+settings.register_profile("layout", deadline=None)
+settings.load_profile("layout")
+
+
+def _mask(runs: list[tuple[int, int, int, int]], seq_len: int, *, sort: bool) -> MaskArrays:
+    rows = np.array([run[1:] for run in runs for _ in range(run[0])], np.int32).reshape(-1, 3)
+    rows = np.resize(rows, (seq_len, 3))
+    if sort:
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    doc, branch, group = (np.ascontiguousarray(column, np.int32) for column in rows.T)
+    return MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group)
+
+
+@pytest.fixture(scope="session")
+def masks() -> Callable[..., st.SearchStrategy[MaskArrays]]:
+    """``masks(seq_lens)``: masks of runs of random document (-1 is padding), branch and group.
+
+    Half of them have each document in one piece and padding first; in the others documents, branches and groups are
+    scattered over many runs. Ids are drawn from so few values that branches and documents share group ids.
+    """
+
+    def strategy(seq_lens: list[int]) -> st.SearchStrategy[MaskArrays]:
+        run = st.tuples(st.integers(1, 9), st.integers(-1, 2), st.integers(0, 2), st.integers(-1, 2))
+        return st.builds(
+            lambda runs, seq_len, sort: _mask(runs, seq_len, sort=sort),
+            st.lists(run, min_size=1, max_size=40),
+            st.sampled_from(seq_lens),
+            st.booleans(),
+        )
+
+    return strategy
+
+
+@pytest.fixture(scope="session")
+def slicings(masks, random_runs) -> Callable[[int], st.SearchStrategy[tuple[MaskArrays, np.ndarray]]]:
+    """``slicings(ring_degree)``: a mask and a layout of random pieces for it."""
+
+    def strategy(ring_degree: int) -> st.SearchStrategy[tuple[MaskArrays, np.ndarray]]:
+        return st.builds(
+            lambda mask, seed: (mask, random_runs(mask.seq_len, ring_degree, seed)),
+            masks([8, 48, 96]),
+            st.integers(0, 2**16),
+        )
+
+    return strategy
+
+
+@pytest.fixture(scope="session")
+def brute_tiles() -> Callable[..., np.ndarray]:
+    """``brute_tiles(mask, runs, ring_degree, tile)`` from the dense mask."""
+
+    def count(mask: MaskArrays, runs: np.ndarray, ring_degree: int, tile: int) -> np.ndarray:
+        slices = [slice_positions(runs, rank) for rank in range(ring_degree)]
+        tiles = np.zeros((ring_degree, ring_degree), np.int64)
+        for r, rows in enumerate(slices):
+            for s, columns in enumerate(slices):
+                allowed = dense_mask(mask, rows, columns)
+                tiles[r, s] = sum(
+                    allowed[i : i + tile, j : j + tile].any()
+                    for i in range(0, len(rows), tile)
+                    for j in range(0, len(columns), tile)
+                )
+        return tiles
+
+    return count
+
+
+@pytest.fixture(scope="session")
+def random_runs() -> Callable[[int, int, int], np.ndarray]:
+    """``random_runs(seq_len, ring_degree, seed)``: equal slices of random pieces, in random order inside a slice."""
+
+    def build(seq_len: int, ring_degree: int, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        piece = int(rng.choice([p for p in range(1, seq_len // ring_degree + 1) if seq_len // ring_degree % p == 0]))
+        starts = rng.permutation(seq_len // piece) * piece
+        ranks = np.repeat(np.arange(ring_degree), len(starts) // ring_degree)
+        return np.stack([ranks, starts, np.full(len(starts), piece)], axis=1).astype(np.int32)
+
+    return build

@@ -1,0 +1,44 @@
+"""Tile counts against the dense mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.tiles import tile_map, tiles_by_rank, whole_tiles
+from packer_service.layout.zigzag import zigzag_runs
+from schemas.sequence import MaskArrays, dense_mask
+
+
+@given(data=st.data(), tile=st.sampled_from([1, 2, 3, 4, 7, 16, 200]))
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+def test_tiles_between_slices(slicings, brute_tiles, degree, data, tile):
+    # Fails when a tile is counted once a class, or when a last partial tile of a slice runs on into the next slice.
+    mask, runs = data.draw(slicings(degree))
+    counted = tiles_by_rank(mask, runs, degree, tile=tile)
+    assert counted.tolist() == brute_tiles(mask, runs, degree, tile).tolist()
+
+
+@given(data=st.data(), tile=st.sampled_from([1, 3, 8]))
+def test_tiles_of_the_whole_mask(masks, brute_tiles, data, tile):
+    # Fails when the map in natural order and the count disagree about which tiles a scattered group reaches.
+    mask = data.draw(masks([1, 40, 96]))
+    expected = brute_tiles(mask, np.array([[0, 0, mask.seq_len]], np.int32), 1, tile)[0, 0]
+    assert whole_tiles(mask, tile=tile) == expected
+    shown = tile_map(MaskIndex.of(mask), tile=tile)
+    assert shown.sum() == expected
+    dense = dense_mask(mask)
+    assert all(dense[i * tile : (i + 1) * tile, j * tile : (j + 1) * tile].any() for i, j in np.argwhere(shown))
+
+
+def test_zigzag_shatters_short_documents(brute_tiles):
+    # Fails when chunks of many documents in one tile are taken for one document: 12 documents of 8 tokens over 4 ranks.
+    doc = np.repeat(np.arange(12), 8).astype(np.int32)
+    mask = MaskArrays(doc_ids=doc, branch_ids=np.zeros(96, np.int32), group_ids=np.full(96, -1, np.int32))
+    runs = zigzag_runs(np.arange(0, 97, 8), 4)
+    counted = tiles_by_rank(mask, runs, 4, tile=8)
+    assert counted.tolist() == brute_tiles(mask, runs, 4, 8).tolist()
+    assert counted.sum() > 3 * whole_tiles(mask, tile=8)
