@@ -1,0 +1,144 @@
+"""Open the image or video that a row refers to, wherever it lies, as a seekable file.
+
+What can be wrong with a reference is the document's fault and becomes a :class:`DocumentError`; its message names the
+reference as the row wrote it and never where it was found, so that the rejects of a source read the same on every
+machine. An outage (a network error, an expired credential, a failing disk) is nobody's fault in the source: it is
+raised as it is, so that the task is tried again instead of losing documents.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import BinaryIO, cast
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from schemas.errors import DocumentError
+from schemas.example import Media
+
+REMOTE_BUFFER = 1 << 20
+"""Bytes asked for at a time from a remote file: a demuxer reads a few kilobytes at a time, and each would be a
+request."""
+
+# Our own words: the C library's differ from system to system. Any other number is an outage.
+_REASONS = {
+    errno.ENOENT: "no such file",
+    errno.ENOTDIR: "no such file: a part of its path is a file, not a folder",
+    errno.EISDIR: "is a folder, not a file",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ELOOP: "its symbolic links lead in a circle",
+    errno.ENAMETOOLONG: "its name is longer than the file system allows",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaFile:
+    """An open image or video.
+
+    ``label`` is how messages name it, ``size`` its length in bytes.
+    """
+
+    file: BinaryIO
+    label: str
+    size: int
+
+    def read(self, size: int = -1) -> bytes:
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+
+@contextmanager
+def open_media(media: Media, base: str) -> Iterator[MediaFile]:
+    """Open inline bytes or a reference for reading at any position; closed on leaving the context.
+
+    Args:
+        media: ``uri`` is a URI of any file system that pyarrow opens, an absolute local path, or a path relative to
+            ``base``, taken as written (only absolute URIs are percent-decoded).
+        base: URI or path of the folder that holds the row's file.
+
+    Raises:
+        DocumentError: ``missing_media``: nothing is there, it is no regular file, or it may not be read.
+        OSError: the file system failed.
+    """
+    if media.data is not None:
+        yield MediaFile(file=io.BytesIO(media.data), label=media.label, size=len(media.data))
+        return
+    if media.uri is None:
+        raise DocumentError("missing_media", "media has neither a URI nor bytes; give one of them")
+    try:
+        file, size = _open(media.uri, base)
+    except OSError as error:
+        if error.errno not in _REASONS:
+            raise
+        raise _missing(media.label, _REASONS[error.errno]) from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        reason = "cannot be opened; legal are local paths, file://, s3:// and what else pyarrow.fs opens"
+        raise _missing(media.label, reason) from error
+    with file:
+        yield MediaFile(file=file, label=media.label, size=size)
+
+
+def _missing(label: str, reason: str) -> DocumentError:
+    return DocumentError("missing_media", f"{label}: {reason}")
+
+
+def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
+    filesystem, path = _resolve(uri, base)
+    if filesystem is None:
+        return _open_local(Path(path))
+    raw = filesystem.open_input_file(path)
+    return cast(BinaryIO, io.BufferedReader(raw, REMOTE_BUFFER)), raw.size()
+
+
+def _open_local(path: Path) -> tuple[BinaryIO, int]:
+    # Looked at before it is opened: opening a named pipe waits for a writer.
+    status = path.stat()
+    if S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder")
+    if not S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "is not a regular file")
+    return path.open("rb"), status.st_size
+
+
+def _resolve(uri: str, base: str) -> tuple[fs.FileSystem | None, str]:
+    """File system (None: local) and the path on it."""
+    if "://" in uri:
+        return _split(uri)
+    if "://" not in base or posixpath.isabs(uri):
+        return None, str(Path(base, uri))
+    filesystem, folder = _split(base)
+    if filesystem is None:
+        return None, str(Path(folder, uri))
+    # Object stores know no "..", their keys are plain strings.
+    return filesystem, posixpath.normpath(posixpath.join(folder, uri))
+
+
+def _split(uri: str) -> tuple[fs.FileSystem | None, str]:
+    parts = urlsplit(uri)
+    path = unquote(parts.path)
+    if parts.scheme == "file":
+        return None, path
+    filesystem, root = _filesystem(parts.scheme, parts.netloc, parts.query)
+    return filesystem, posixpath.join(root, path.lstrip("/"))
+
+
+@lru_cache(maxsize=64)
+def _filesystem(scheme: str, netloc: str, query: str) -> tuple[fs.FileSystem, str]:
+    # One client for all files of a bucket: making one can cost a request.
+    return fs.FileSystem.from_uri(f"{scheme}://{netloc}" + (f"?{query}" if query else ""))
