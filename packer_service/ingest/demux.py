@@ -25,9 +25,10 @@ MAX_FRAME_PIXELS = 64 << 20
 SEEK_BACK_SECONDS = (0, 2, 16)
 """How far before the wanted time a seek aims, one after the other, until it lands at or before it."""
 
-# A container's text could otherwise name other files or addresses for FFmpeg to open (an HLS list, a DASH manifest).
-_OPEN_OPTIONS = {"protocol_whitelist": "none"}
-_STILL_FORMATS = re.compile(r"image2|.*_pipe$")
+# Containers that keep times. Not: lists that name other files or addresses to open (HLS, DASH, concat), still images,
+# and raw streams, which FFmpeg would also see in random bytes.
+_CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,mxf,nut,rm,ivf,wtv"
+_OPEN_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 _ROTATION = re.compile(r"display ?matrix: rotation of (-?\d+(?:\.\d+)?) degrees", re.IGNORECASE)
 _log_lock = Lock()
 
@@ -65,7 +66,7 @@ def open_video(file: MediaFile) -> Iterator[Video]:
     """Open a container by its content (never by its name) and check its header.
 
     Raises:
-        DocumentError: ``bad_video``: no container, a still image, no video stream, or frames that are empty or too
+        DocumentError: ``bad_video``: no container, no video stream, or frames that are empty or too
         large.
     """
     if not file.size:
@@ -73,12 +74,9 @@ def open_video(file: MediaFile) -> Iterator[Video]:
     try:
         container = av.open(file, options=_OPEN_OPTIONS, metadata_errors="replace", buffer_size=1 << 17)
     except av.FFmpegError as error:
-        raise DocumentError(
-            "bad_video", f"{file.label}: not a video that FFmpeg can open ({error.strerror})"
-        ) from error
+        reason = "not a video that can be read; legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
+        raise DocumentError("bad_video", f"{file.label}: {reason}") from error
     with container:
-        if _STILL_FORMATS.match(container.format.name):
-            raise DocumentError("bad_video", f"{file.label}: a still image; give it as an image, not as a video")
         video = Video(container=container, stream=_first_stream(container, file.label), label=file.label)
         _check_size(video)
         yield video
@@ -145,13 +143,15 @@ def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator
     for back in (*(SEEK_BACK_SECONDS if tick is not None else ()), None):
         file.seek(0)
         with open_video(file) as video:
-            packets = _from_key(video) if tick is None or back is None else _sought(video, tick, back)
+            packets = _from_key(video) if tick is None or back is None else seek_to(video, tick, back=back)
             if packets is not None:
                 yield video, packets
                 return
 
 
-def _sought(video: Video, tick: int, back: int) -> Iterator[Any] | None:
+def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
+    """Packets from a key frame at or before ``tick``; None when a seek to ``back`` seconds before it did not land
+    there."""
     try:
         video.container.seek(int(tick - back / video.time_base), stream=video.stream)
         packets = _from_key(video)

@@ -15,12 +15,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from PIL import Image
 
-from packer_service.ingest.demux import Timeline, Video, display_size, open_at, read_origin, read_timeline, shown_at
-from packer_service.ingest.media import MediaFile, open_media
-from packer_service.ingest.pixels import frame_to_image
-from packer_service.ingest.sampling import as_written, clip_timestamps, sample_frames
-from schemas.errors import DocumentError
-from schemas.example import Media
+from packer_service.ingest.demux import Timeline, Video, display_size, open_at, read_origin, read_timeline, seek_to,
+shown_at from packer_service.ingest.media import open_media from packer_service.ingest.pixels import FrameScaler from
+packer_service.ingest.sampling import as_written, clip_timestamps, sample_frames from schemas.errors import
+DocumentError from schemas.example import Media
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +60,22 @@ def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> Vide
         than
             the limits, or a clip that is empty or outside of the video.
     """
+    start, end = _clip_bounds(media)
     with open_media(media, base) as file:
-        start, end = _clip_bounds(media)
         with open_at(file, None) as (video, packets):
             width, height = display_size(video)
             time_base = video.time_base
             origin, head = read_origin(video, packets)
             stop = None if end is None else origin + math.ceil(end / time_base)
-            if start == 0:
-                line = read_timeline(video, chain(head, packets), origin=origin, stop=stop)
-        if start > 0:
-            line = _seek_timeline(file, origin=origin, tick=origin + int(start / time_base), stop=stop)
+            if start > 0:
+                # Most often a seek in the open file lands right; only else is it opened once more.
+                sought = seek_to(video, origin + int(start / time_base))
+            else:
+                sought = chain(head, packets)
+            line = None if sought is None else read_timeline(video, sought, origin=origin, stop=stop)
+        if line is None:
+            with open_at(file, origin + int(start / time_base)) as (video, packets):
+                line = read_timeline(video, packets, origin=origin, stop=stop)
     until = _clip_end(media, line, start=start, end=end, time_base=time_base)
     chosen = sample_frames(
         line.pts,
@@ -101,11 +104,6 @@ def _clip_bounds(media: Media) -> tuple[Fraction, Fraction | None]:
             "bad_video", f"{media.label}: start {float(start)} is not before end {float(end)}; give start < end"
         )
     return start, end
-
-
-def _seek_timeline(file: MediaFile, *, origin: int, tick: int, stop: int | None) -> Timeline:
-    with open_at(file, tick) as (video, packets):
-        return read_timeline(video, packets, origin=origin, stop=stop)
 
 
 def _clip_end(media: Media, line: Timeline, *, start: Fraction, end: Fraction | None, time_base: Fraction) -> Fraction:
@@ -142,7 +140,7 @@ def decode_video(media: Media, base: str, frames: VideoFrames, *, image_size: in
             did not put out a frame that the packets promise.
     """
     with open_media(media, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
-        reader = _FrameReader(video, packets)
+        reader, scaler = _FrameReader(video, packets), FrameScaler(image_size)
         for index, tick in enumerate(frames.pts):
             frame = reader.read(int(tick))
             if frame is None:
@@ -152,7 +150,7 @@ def decode_video(media: Media, base: str, frames: VideoFrames, *, image_size: in
                     f"{media.label}: frame {index} of {frames.n_frames} ({second:.3f} s into the clip) "
                     f"cannot be decoded{reader.reason}",
                 )
-            yield frame_to_image(frame, image_size)
+            yield scaler.image(frame)
 
 
 class _FrameReader:
@@ -179,6 +177,7 @@ class _FrameReader:
                     if shown == tick:
                         return self._whole(frame)
                     if shown is not None and shown > tick:
+                        self.reason = " (the decoder went on to a later frame)"
                         return None
                 if self.flushed:
                     return None
@@ -197,19 +196,23 @@ class _FrameReader:
         """Read up to ``tick`` and drop what lies before the last key frame shown by then."""
         if any((frame.pts or frame.dts or 0) >= tick for frame in self.decoded):
             return
-        key = None
         while not self.waiting or self.waiting[-1].dts is None or self.waiting[-1].dts < tick:
             packet = next(self.packets, None)
             if packet is None:
                 break
             self.waiting.append(packet)
-            if packet.is_keyframe and (shown_at(packet) or 0) <= tick:
-                key = packet
-                while self.waiting[0] is not key:
-                    self.waiting.popleft()
-        if key is not None:
-            self.decoded.clear()
-            self.decoder.flush_buffers()
+            if packet.is_keyframe:
+                self._drop_before_keys(tick)
+        self._drop_before_keys(tick)
+
+    def _drop_before_keys(self, tick: int) -> None:
+        keys = [i for i, p in enumerate(self.waiting) if p.is_keyframe and (shown_at(p) or 0) <= tick]
+        if not keys or keys[-1] == 0:
+            return
+        for _ in range(keys[-1]):
+            self.waiting.popleft()
+        self.decoded.clear()
+        self.decoder.flush_buffers()
 
     def _decode_next(self) -> None:
         packet = self.waiting.popleft() if self.waiting else next(self.packets, None)
