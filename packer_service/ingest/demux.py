@@ -67,7 +67,7 @@ def open_video(file: MediaFile) -> Iterator[Video]:
 
     Raises:
         DocumentError: ``bad_video``: no container, no video stream, or frames that are empty or too
-        large.
+            large.
     """
     if not file.size:
         raise DocumentError("bad_video", f"{file.label}: the file is empty")

@@ -15,10 +15,21 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from PIL import Image
 
-from packer_service.ingest.demux import Timeline, Video, display_size, open_at, read_origin, read_timeline, seek_to,
-shown_at from packer_service.ingest.media import open_media from packer_service.ingest.pixels import FrameScaler from
-packer_service.ingest.sampling import as_written, clip_timestamps, sample_frames from schemas.errors import
-DocumentError from schemas.example import Media
+from packer_service.ingest.demux import (
+    Timeline,
+    Video,
+    display_size,
+    open_at,
+    read_origin,
+    read_timeline,
+    seek_to,
+    shown_at,
+)
+from packer_service.ingest.media import open_media
+from packer_service.ingest.pixels import FrameScaler
+from packer_service.ingest.sampling import as_written, clip_timestamps, sample_frames
+from schemas.errors import DocumentError
+from schemas.example import Media
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +68,7 @@ def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> Vide
 
     Raises:
         DocumentError: ``missing_media``, or ``bad_video``: not a video, damaged or cut short within the clip, larger
-        than
-            the limits, or a clip that is empty or outside of the video.
+            than the limits, or a clip that is empty or outside of the video.
     """
     start, end = _clip_bounds(media)
     with open_media(media, base) as file:
