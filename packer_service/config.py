@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from packer_service.plan.cost import CostModel
 from schemas.errors import ConfigError
 from schemas.layout import BLOCK_SCHEMES
 
@@ -92,7 +93,9 @@ class CostConfig(_Section):
     intermediate_size: Positive = Field(12288, description="Width of the decoder's SwiGLU.")
     vocab_size: Positive = Field(151936, description="Rows of the output projection.")
     vision_hidden_size: Positive = Field(1152, description="Width of the vision encoder.")
-    vision_num_layers: Positive = Field(27, description="Layers of the vision encoder.")
+    vision_num_layers: Positive = Field(
+        25, description="Layers of the vision encoder that run; Molmo2 drops two of 27."
+    )
     vision_num_attention_heads: Positive = Field(16, description="Heads of the vision encoder.")
     vision_intermediate_size: Positive = Field(4304, description="Width of the vision encoder's MLP.")
 
@@ -137,6 +140,17 @@ class PackConfig(_Section):
     packs_per_shard: Positive = Field(16, description="Packs of one tar file.")
     order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
     cost: CostConfig = Field(CostConfig(), description="Dimensions of the model that will train.")
+
+    @property
+    def cost_model(self) -> CostModel:
+        """Weighs the work of a pack for the model that will train."""
+        vision = self.vision
+        return CostModel(
+            **self.cost.model_dump(),
+            patch_size=vision.patch_size,
+            patches_per_crop=vision.patches_per_crop,
+            pooled_per_crop=vision.pooled_per_crop,
+        )
 
     @property
     def alignment(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MediaKind = Literal["image", "video"]
+Role = Literal["system", "user", "assistant"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,7 @@ Part = str | Media
 class Message:
     """One turn. Only the assistant's turns carry loss."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     parts: tuple[Part, ...]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
+from typing_extensions import TypedDict
 
 SCHEMES = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
 """Token layout schemes, in the order in which they are stored."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from schemas.layout import RankImages
+
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 RUN = "run.json"
@@ -114,5 +116,5 @@ class SampleHead(_Record):
     documents: list[DocumentSpan]
     cum_image_bounds: list[int]
     cum_token_pooling_bounds: list[int]
-    image_shard_boundaries: dict[str, dict[str, dict[str, int]]]
+    image_shard_boundaries: dict[str, dict[str, RankImages]]
     images: list[StoredImage]

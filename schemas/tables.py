@@ -24,7 +24,7 @@ PACKS = pa.schema(
     ]
 )
 """One row a pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``attention_area``
-counts the allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in TFLOP."""
+counts the allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in GFLOP."""
 
 DOCUMENTS = pa.schema(
     [

@@ -1,0 +1,229 @@
+"""One shard from references: read its documents again, decode, lay out, write. The second half of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from packer_service.balance import BalanceRows
+from packer_service.config import PackConfig
+from packer_service.ingest.image import ImageCrops, decode_image, encode_image
+from packer_service.ingest.render import MediaShape, RenderedDocument
+from packer_service.ingest.rows import parse_document
+from packer_service.ingest.sources import RowReference, SourceFile, read_row
+from packer_service.ingest.tokenizer import Tokenizer, load_tokenizer
+from packer_service.ingest.video import decode_video
+from packer_service.lay_out import lay_out, pack_figures
+from packer_service.measure import pieces_of
+from packer_service.shards.store import Folder
+from packer_service.shards.write import Crop, Sample, SamplePlace, WrittenShard, write_shard
+from schemas.errors import DocumentError
+from schemas.example import Document
+from schemas.manifest import DocumentSpan, SampleHead
+from schemas.tables import DOCUMENTS, PACKS, REJECTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedDocument:
+    """A reference to a document (or a piece of one) and its place in the plan."""
+
+    file: SourceFile
+    reference: RowReference
+    location: str
+    doc_id: str
+    source: str
+    piece: int
+    start: int
+    length: int
+    aligned_length: int
+    truncated: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """Everything that one task needs to write one shard; no pixel and no text among it."""
+
+    name: str
+    first_pack: int
+    packs: list[list[PlannedDocument]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltShard:
+    """A written shard and its rows of every table."""
+
+    name: str
+    size: int
+    sha256: str
+    first_pack: int
+    tables: dict[str, pa.Table]
+
+
+def build_shard(task: ShardTask, config: PackConfig, folder: Folder) -> BuiltShard:
+    """Writes one shard. A document that cannot be read any more leaves padding, and a row of rejects."""
+    rows = _ShardRows()
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    samples = (
+        _build_sample(task.first_pack + i, planned, config, tokenizer, rows) for i, planned in enumerate(task.packs)
+    )
+    written = write_shard(folder, task.name, samples, config.image_format)
+    return BuiltShard(
+        name=task.name,
+        size=written.size,
+        sha256=written.sha256,
+        first_pack=task.first_pack,
+        tables=rows.tables(task.name, written),
+    )
+
+
+@dataclass(kw_only=True)
+class _ShardRows:
+    """Table rows of a shard as its samples are made."""
+
+    packs: list[dict[str, int | float | str]] = field(default_factory=list)
+    documents: list[dict[str, object]] = field(default_factory=list)
+    rejects: list[dict[str, object]] = field(default_factory=list)
+    balance: BalanceRows = field(default_factory=BalanceRows)
+
+    def tables(self, name: str, written: WrittenShard) -> dict[str, pa.Table]:
+        packs = [
+            {**row, "shard": name, "index_in_shard": i, **_place_columns(place)}
+            for i, (row, place) in enumerate(zip(self.packs, written.places, strict=True))
+        ]
+        return {
+            "packs.parquet": pa.Table.from_pylist(packs, schema=PACKS),
+            "documents.parquet": pa.Table.from_pylist(self.documents, schema=DOCUMENTS),
+            "rejects.parquet": pa.Table.from_pylist(self.rejects, schema=REJECTS),
+            "balance.parquet": self.balance.table(),
+        }
+
+
+def _place_columns(place: SamplePlace) -> dict[str, int]:
+    return {"offset": place.offset, "header_size": place.header_size, "size": place.size}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loaded:
+    """A planned document, read and decoded."""
+
+    planned: PlannedDocument
+    rendered: RenderedDocument
+    crops: list[Crop]
+
+
+def _build_sample(
+    pack_id: int, planned: list[PlannedDocument], config: PackConfig, tokenizer: Tokenizer, rows: _ShardRows
+) -> Sample:
+    loaded, n_units = [], 0
+    for document in planned:
+        try:
+            loaded.append(_load(document, config, tokenizer, first_unit=n_units))
+        except DocumentError as error:
+            rows.rejects.append(_reject(document, error))
+            continue
+        n_units += len(loaded[-1].rendered.unit_crops)
+    laid_out = lay_out(
+        [document.rendered for document in loaded],
+        [document.planned.start for document in loaded],
+        [document.planned.aligned_length for document in loaded],
+        config=config,
+        pad_id=tokenizer.entry.pad_id,
+    )
+    spans = [_span(document) for document in loaded]
+    lengths = np.array([span.length for span in spans], np.int64)
+    n_images = sum(span.n_images for span in spans)
+    rows.balance.add_pack(pack_id, laid_out.index, laid_out.layouts, laid_out.boundaries)
+    rows.packs.append(pack_figures(pack_id, laid_out.sequence, laid_out.index, lengths, n_images, config))
+    rows.documents += [
+        {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.planned.truncated}
+        for span, document in zip(spans, loaded, strict=True)
+    ]
+    head = SampleHead(
+        pack_id=pack_id,
+        documents=spans,
+        cum_image_bounds=laid_out.cum_image_bounds.tolist(),
+        cum_token_pooling_bounds=laid_out.cum_token_pooling_bounds.tolist(),
+        image_shard_boundaries=laid_out.boundaries,
+        images=[],
+    )
+    crops = [crop for document in loaded for crop in document.crops]
+    return Sample(head=head, sequence=laid_out.sequence, layouts=laid_out.layouts, crops=crops)
+
+
+def _span(loaded: _Loaded) -> DocumentSpan:
+    planned = loaded.planned
+    return DocumentSpan(
+        doc_id=planned.doc_id,
+        piece=planned.piece,
+        source=planned.source,
+        start=planned.start,
+        length=planned.length,
+        aligned_length=planned.aligned_length,
+        n_images=loaded.rendered.n_images,
+    )
+
+
+def _reject(planned: PlannedDocument, error: DocumentError) -> dict[str, object]:
+    return {
+        "doc_id": planned.doc_id,
+        "source": planned.source,
+        "location": planned.location,
+        "stage": "write",
+        "code": error.code,
+        "message": str(error),
+    }
+
+
+def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *, first_unit: int) -> _Loaded:
+    """Reads, renders and decodes a planned document.
+
+    Raises:
+        DocumentError: it is not what was measured, or a media cannot be decoded.
+    """
+    folder = planned.file.folder
+    try:
+        row = read_row(planned.file, planned.reference)
+    except OSError:
+        raise DocumentError("decode_failed", "the source file cannot be read any more") from None
+    if isinstance(row, DocumentError):
+        raise DocumentError("decode_failed", f"changed since it was measured: {row}")
+    document = parse_document(row)
+    pieces, shapes = pieces_of(document, folder, config, tokenizer)
+    rendered = pieces[planned.piece][0] if planned.piece < len(pieces) else None
+    if rendered is None or len(rendered) != planned.length:
+        now = "no such piece" if rendered is None else f"{len(rendered)} tokens"
+        raise DocumentError("decode_failed", f"changed since it was measured: {planned.length} tokens then, {now} now")
+    crops = [
+        Crop(
+            doc_id=planned.doc_id,
+            unit=first_unit + unit,
+            width=image.width,
+            height=image.height,
+            timestamp=None if np.isnan(rendered.unit_timestamps[unit]) else float(rendered.unit_timestamps[unit]),
+            data=encode_image(image, image_format=config.image_format, jpeg_quality=config.jpeg_quality),
+        )
+        for unit, image in _decode(document, shapes, rendered, folder, config.vision.image_size)
+    ]
+    return _Loaded(planned=planned, rendered=rendered, crops=crops)
+
+
+def _decode(
+    document: Document, shapes: list[MediaShape], rendered: RenderedDocument, folder: str, image_size: int
+) -> Iterator[tuple[int, Image.Image]]:
+    """The crops of a document's units, with the number of the unit among them. Each media is decoded once."""
+    first = taken = 0
+    for media, shape in zip(document.media(), shapes, strict=True):
+        n_units = 1 if isinstance(shape, ImageCrops) else shape.n_frames
+        inside = (rendered.unit_numbers >= first) & (rendered.unit_numbers < first + n_units)
+        mine = rendered.unit_numbers[inside] - first
+        if len(mine) and isinstance(shape, ImageCrops):
+            yield from ((taken, crop) for crop in decode_image(media, folder, shape, image_size=image_size))
+        elif len(mine) and not isinstance(shape, ImageCrops):
+            frames = replace(shape, pts=shape.pts[mine], timestamps=shape.timestamps[mine])
+            decoded = decode_video(media, folder, frames, image_size=image_size)
+            yield from ((taken + i, frame) for i, frame in enumerate(decoded))
+        first, taken = first + n_units, taken + len(mine)

@@ -1,0 +1,208 @@
+"""The command line: words to calls, errors to one line and an exit status."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from schemas.errors import ConfigError, PreshardError
+
+
+class ConsoleProgress:
+    """Says on standard error what is being done, a line at most every few seconds."""
+
+    def __init__(self, every_seconds: float = 2.0) -> None:
+        self.every = every_seconds
+        self.started = time.monotonic()
+        self.last: dict[str, tuple[float, float]] = {}
+
+    def note(self, message: str) -> None:
+        click.echo(f"[{time.monotonic() - self.started:6.1f} s] {message}", err=True)
+
+    def step(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        first, last = self.last.setdefault(what, (now, now))
+        if done < total and now - last < self.every:
+            return
+        self.last[what] = (first, now)
+        rest = f", about {(now - first) * (total - done) / max(done - 1, 1):.0f} s left" if 1 < done < total else ""
+        self.note(f"{what}: {done} of {total}{rest}")
+
+
+class _Commands(click.Group):
+    """Lists commands in the order in which a user meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="preshard")
+def cli() -> None:
+    """Packs video, image and text documents into shards from which a context-parallel rank reads only its own part."""
+
+
+def _config_options(command: Any) -> Any:
+    command = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One configuration value.")(
+        command
+    )
+    return click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration in YAML.")(
+        command
+    )
+
+
+def _ray_options(command: Any) -> Any:
+    command = click.option("--num-cpus", type=click.IntRange(min=1), help="CPUs of a local Ray.")(command)
+    return click.option("--ray-address", help="`auto`, `local` (the default) or the address of a Ray cluster.")(command)
+
+
+@cli.command("demo-source")
+@click.argument("directory", type=click.Path(path_type=Path))
+def demo_source(directory: Path) -> None:
+    """Writes a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
+    from packer_service.demo_source import write_demo_source
+
+    counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
+    click.echo(f"{directory}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
+
+
+@cli.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or URI.")
+@_config_options
+@_ray_options
+def pack(
+    sources: tuple[str, ...],
+    out: str,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    ray_address: str | None,
+    num_cpus: int | None,
+) -> None:
+    """Packs SOURCE files and folders (JSON Lines, Parquet) into a dataset. Goes on where an earlier run stopped."""
+    from packer_service.config import load_config
+    from packer_service.ingest.sources import list_sources
+    from packer_service.ingest.tokenizer import load_tokenizer
+    from packer_service.job import pack as run_job
+    from packer_service.pipeline import ray_cluster
+
+    config = load_config(config_file, settings)
+    list_sources(sources)
+    load_tokenizer(config.tokenizer, config.special_tokens)
+    progress = ConsoleProgress()
+    progress.note("starting Ray")
+    with ray_cluster(ray_address, num_cpus) as executor:
+        outcome = run_job(sources, out, config, executor, progress)
+    counts = outcome.manifest.counts
+    if outcome.already_done:
+        click.echo(
+            f"{out}: is packed already ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done"
+        )
+        return
+    seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
+    click.echo(
+        f"{out}: {counts.documents} documents in {counts.packs} packs and {len(outcome.manifest.shards)} shards, "
+        f"{counts.rejected} rejected ({seconds})"
+    )
+
+
+@cli.command()
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.option(
+    "--lengths", type=click.Path(path_type=Path), help="Parquet with doc_id, tokens, images: skips measuring."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@_config_options
+@_ray_options
+def plan(
+    sources: tuple[str, ...],
+    lengths: Path | None,
+    as_json: bool,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    ray_address: str | None,
+    num_cpus: int | None,
+) -> None:
+    """Measures and plans without writing a dataset: what would packing SOURCE give?"""
+    from packer_service.config import load_config
+    from packer_service.what_if import plan_lengths, plan_sources
+
+    config = load_config(config_file, settings)
+    if bool(sources) == (lengths is not None):
+        raise ConfigError("plan: give SOURCE files and folders, or --lengths FILE.parquet, and not both")
+    if lengths is not None:
+        _print_report(plan_lengths(lengths, config), as_json)
+        return
+    from packer_service.pipeline import ray_cluster
+
+    progress = ConsoleProgress()
+    progress.note("starting Ray")
+    with ray_cluster(ray_address, num_cpus) as executor:
+        report = plan_sources(sources, config, executor, progress)
+    _print_report(report, as_json)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--num-cpus", type=click.IntRange(min=1), help="Processes that read shards at once; all CPUs by default.")
+def verify(dataset: str, as_json: bool, num_cpus: int | None) -> None:
+    """Derives every rule of the format again from the bytes of DATASET. Exit status 0 when sound, 1 when not."""
+    from packer_service.verify import verify_dataset
+
+    verdict = verify_dataset(dataset, processes=num_cpus, progress=ConsoleProgress())
+    if as_json:
+        click.echo(json.dumps(verdict.as_json()))
+    else:
+        click.echo("\n".join(verdict.as_lines()))
+    if verdict.broken:
+        raise SystemExit(1)
+
+
+@cli.command()
+@click.argument("dataset")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def report(dataset: str, as_json: bool) -> None:
+    """Says how full and how balanced DATASET is, and what was lost and why."""
+    from packer_service.report import report_dataset
+
+    _print_report(report_dataset(dataset), as_json)
+
+
+def _print_report(figures: dict[str, Any], as_json: bool) -> None:
+    from packer_service.report import print_report
+
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        print_report(figures)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of ``preshard``. Exit status 0 done, 1 failed, 2 bad usage or configuration."""
+    try:
+        code = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="preshard", standalone_mode=False
+        )
+    except click.ClickException as error:
+        _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
+    except click.Abort:
+        _fail(1, "interrupted; run the same command again to go on")
+    except KeyboardInterrupt:
+        _fail(1, "interrupted; run the same command again to go on")
+    except ConfigError as error:
+        _fail(2, str(error))
+    except (PreshardError, OSError) as error:
+        _fail(1, str(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(status: int, message: str) -> None:
+    click.echo(f"preshard: {' '.join(message.split())}", err=True)
+    sys.exit(status)

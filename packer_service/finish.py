@@ -1,0 +1,105 @@
+"""The last step of a job: the shards' rows joined into the dataset's tables, and the manifest that makes it whole."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packer_service.config import PackConfig
+from packer_service.shards.store import Folder
+from packer_service.survey import Survey
+from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
+from schemas.pack import Plan
+from schemas.tables import TABLES
+from schemas.version import VERSION
+
+
+def make_manifest(
+    folder: Folder,
+    records: Folder,
+    shards: Sequence[str],
+    *,
+    found: Survey,
+    plan: Plan,
+    config: PackConfig,
+    tokenizer: TokenizerEntry,
+) -> Manifest:
+    """Writes the tables from the shards' records, and gives the manifest that describes what is there.
+
+    Args:
+        folder: the dataset.
+        records: holds a folder ``NAME`` a shard with its part of every table and its ``entry.json``.
+        shards: names of the shards, in order.
+        found: what measuring found.
+        plan: what was written.
+        config: the job's configuration.
+        tokenizer: the tokenizer that made the tokens.
+    """
+    tables = [_join_table(folder, records, name, shards, found.rejects) for name in TABLES]
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        dataset_id=dataset_id(config, tokenizer, found, plan),
+        preshard_version=VERSION,
+        config=config.model_dump(mode="json"),
+        tokenizer=tokenizer,
+        sources=[file.label for file in found.files],
+        counts=count(folder, found.n_rows),
+        tables=tables,
+        shards=[ShardEntry.model_validate_json(records.read(f"{shard}/entry.json")) for shard in shards],
+    )
+
+
+def _join_table(folder: Folder, records: Folder, name: str, shards: Sequence[str], rejects: pa.Table) -> TableEntry:
+    """Writes one table, a shard's part in memory at a time."""
+    rows = 0
+    with (
+        folder.writer(name) as sink,
+        pq.ParquetWriter(pa.PythonFile(sink, "w"), TABLES[name], compression="zstd") as to,
+    ):
+        if name == "rejects.parquet":
+            to.write_table(rejects)
+            rows += len(rejects)
+        for shard in shards:
+            part = pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name])
+            to.write_table(part)
+            rows += len(part)
+    with folder.open(name) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return TableEntry(name=name, bytes=folder.size(name) or 0, sha256=digest, rows=rows)
+
+
+def count(folder: Folder, n_rows: int) -> Counts:
+    """The manifest's totals, from the tables."""
+    tables = {name: pq.read_table(io.BytesIO(folder.read(name))) for name in TABLES if name != "balance.parquet"}
+    packs, documents = tables["packs.parquet"], tables["documents.parquet"]
+    packed = pc.count_distinct(documents["doc_id"]).as_py()
+    return Counts(
+        source_documents=n_rows,
+        documents=packed,
+        pieces=len(documents),
+        rejected=n_rows - packed,
+        packs=len(packs),
+        tokens=pc.sum(packs["n_tokens"]).as_py() or 0,
+        padding_tokens=pc.sum(packs["n_padding"]).as_py() or 0,
+        truncated_tokens=pc.sum(documents["truncated_tokens"]).as_py() or 0,
+        images=pc.sum(packs["n_images"]).as_py() or 0,
+    )
+
+
+def dataset_id(config: PackConfig, tokenizer: TokenizerEntry, found: Survey, plan: Plan) -> str:
+    """Hash of configuration, tokenizer and plan. The tokenizer's path is not in it, its content is."""
+    settings = config.model_dump(mode="json", exclude={"tokenizer"})
+    settings = {"config": settings, "tokenizer": tokenizer.model_dump(mode="json")}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
+    for doc_id in placed["doc_id"].to_pylist():
+        digest.update(doc_id.encode() + b"\0")
+    for column in (placed["piece"].to_numpy(), plan.pack_id, plan.start, plan.length, plan.aligned_length):
+        digest.update(column.astype("<i8").tobytes())
+    return digest.hexdigest()

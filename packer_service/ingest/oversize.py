@@ -1,0 +1,121 @@
+"""What becomes of a document above a budget: rejected, cut short, or split into pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from packer_service.ingest.render import RenderedDocument, cut
+from schemas.errors import DocumentError
+from schemas.sequence import IGNORE_INDEX
+
+
+def fit(
+    rendered: RenderedDocument, *, seq_len: int, max_images: int | None, oversize: str
+) -> list[tuple[RenderedDocument, int]]:
+    """The pieces of a document that fit a pack, each with the number of tokens lost behind it.
+
+    ``truncate`` keeps what fits from the start. ``split`` cuts a text or conversation into consecutive pieces, and a
+    document of annotations between annotations, with the shared prefix in front of each piece. No cut goes through a
+    unit, and a piece without loss is not kept: its tokens count as lost.
+
+    Args:
+        rendered: the whole document.
+        seq_len: most tokens of a piece.
+        max_images: most crops of a piece, None for no limit.
+        oversize: ``reject``, ``truncate`` or ``split``.
+
+    Raises:
+        DocumentError: ``too_long`` or ``too_many_images``, when it does not fit and may not be cut, or when nothing
+            with loss would be left.
+    """
+    limit = _Limit(seq_len, max_images)
+    if limit.fits(rendered, 0, len(rendered)):
+        return [(rendered, 0)]
+    code, message = limit.complaint(rendered)
+    if oversize == "reject":
+        raise DocumentError(code, f"{message}; set oversize to truncate or split to keep a part")
+    pieces = _split(rendered, limit) if oversize == "split" else [cut(rendered, 0, limit.end(rendered, 0))]
+    kept = [piece for piece in pieces if len(piece) and (piece.labels != IGNORE_INDEX).any()]
+    if not kept:
+        raise DocumentError(code, f"{message}, and no part that fits carries any loss")
+    repeated = rendered.n_shared * (len(kept) - 1)
+    lost = len(rendered) + repeated - sum(map(len, kept))
+    return [(piece, lost if i == len(kept) - 1 else 0) for i, piece in enumerate(kept)]
+
+
+class _Limit:
+    """Both budgets of a pack."""
+
+    def __init__(self, seq_len: int, max_images: int | None) -> None:
+        self.seq_len = seq_len
+        self.max_images = np.iinfo(np.int64).max if max_images is None else max_images
+
+    def fits(self, rendered: RenderedDocument, start: int, end: int) -> bool:
+        inside = (rendered.unit_edges[:, 0] >= start) & (rendered.unit_edges[:, 0] < end)
+        return end - start <= self.seq_len and int(rendered.unit_crops[inside].sum()) <= self.max_images
+
+    def complaint(self, rendered: RenderedDocument) -> tuple[str, str]:
+        if len(rendered) > self.seq_len:
+            return "too_long", f"has {len(rendered)} tokens, more than seq_len {self.seq_len}"
+        return "too_many_images", f"has {rendered.n_images} images, more than max_images {self.max_images}"
+
+    def end(self, rendered: RenderedDocument, start: int) -> int:
+        """The furthest position such that ``[start, position)`` fits and no unit lies across it."""
+        end = min(start + self.seq_len, len(rendered))
+        later = np.flatnonzero(rendered.unit_edges[:, 0] >= start)
+        crops = np.cumsum(rendered.unit_crops[later])
+        over = (crops > self.max_images) | (rendered.unit_edges[later, 1] > end)
+        return min(end, int(rendered.unit_edges[later[over.argmax()], 0])) if over.any() else end
+
+
+def _split(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
+    if rendered.n_branches:
+        return _split_annotations(rendered, limit)
+    pieces, start = [], 0
+    while start < len(rendered):
+        end = limit.end(rendered, start)
+        if end == start:  # a unit that no pack can hold: what is before it stays, the rest is lost
+            break
+        pieces.append(cut(rendered, start, end))
+        start = end
+    return pieces
+
+
+def _split_annotations(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
+    """As many whole annotations a piece as fit beside the prefix; one that fits in no piece is cut short."""
+    edges = np.searchsorted(rendered.branch_ids, np.arange(1, rendered.n_branches + 2))
+    pieces, first = [], 0
+    while first < rendered.n_branches:
+        last = first + 1
+        piece = _with_prefix(rendered, int(edges[first]), int(edges[last]))
+        while last < rendered.n_branches:
+            longer = _with_prefix(rendered, int(edges[first]), int(edges[last + 1]))
+            if not limit.fits(longer, 0, len(longer)):
+                break
+            piece, last = longer, last + 1
+        pieces.append(cut(piece, 0, limit.end(piece, 0)))
+        first = last
+    return pieces
+
+
+def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
+    """The shared prefix and the tokens ``[start, end)`` of some annotations, numbered from 1."""
+    prefix, rest = cut(rendered, 0, rendered.n_shared), cut(rendered, start, end)
+    branches = rest.branch_ids - (rest.branch_ids.min(initial=1) - 1)
+    joined = {
+        name: np.concatenate([getattr(prefix, name), getattr(rest, name)])
+        for name in ("tokens", "labels", "loss_weights", "unit_crops", "unit_timestamps", "unit_numbers")
+    }
+    shifted = np.where(rest.unit_ids >= 0, rest.unit_ids + len(prefix.unit_crops), rest.unit_ids).astype(np.int32)
+    positions = rendered.position_ids
+    return replace(
+        rendered,
+        **joined,
+        position_ids=np.concatenate([positions[: rendered.n_shared], positions[start:end]]),
+        branch_ids=np.concatenate([prefix.branch_ids, branches.astype(np.int32)]),
+        unit_ids=np.concatenate([prefix.unit_ids, shifted]),
+        unit_edges=np.concatenate([prefix.unit_edges, rest.unit_edges + rendered.n_shared]),
+        n_branches=int(branches.max(initial=0)),
+    )

@@ -1,0 +1,217 @@
+"""A document to the token arrays that it fills in a pack. Measuring and packing both call it, so lengths are exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32, Int64
+
+from packer_service.ingest.image import ImageCrops
+from packer_service.ingest.tokenizer import Tokenizer
+from packer_service.ingest.video import VideoFrames
+from schemas.example import Document, Media, Message
+from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+
+MediaShape = ImageCrops | VideoFrames
+"""What probing a media tells: how many crops, or which frames."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedDocument:
+    """A document's token arrays, positions and units counted from its own start.
+
+    ``unit_ids`` is the document's unit that a pooled image token belongs to, -1 elsewhere. ``unit_crops`` is the number
+    of crops of each unit, ``unit_timestamps`` its time in seconds from the clip's start, NaN for a still image, and
+    ``unit_edges`` the half-open range of its tokens, marks included; ``unit_numbers`` counts it in the whole document,
+    of which this may be a part.
+    ``n_shared`` tokens at the start are the prefix that all ``n_branches`` annotations see; both are 0 without.
+    """
+
+    tokens: Int32[np.ndarray, "doc"]
+    labels: Int32[np.ndarray, "doc"]
+    loss_weights: Float32[np.ndarray, "doc"]
+    position_ids: Int32[np.ndarray, "doc"]
+    branch_ids: Int32[np.ndarray, "doc"]
+    unit_ids: Int32[np.ndarray, "doc"]
+    unit_crops: Int64[np.ndarray, "units"]
+    unit_timestamps: Float64[np.ndarray, "units"]
+    unit_edges: Int64[np.ndarray, "units 2"]
+    unit_numbers: Int64[np.ndarray, "units"]
+    n_shared: int
+    n_branches: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_images(self) -> int:
+        """Crops, which is what the second budget of a pack counts."""
+        return int(self.unit_crops.sum())
+
+
+def render(
+    document: Document,
+    shapes: Sequence[MediaShape],
+    tokenizer: Tokenizer,
+    *,
+    pooled_per_crop: int,
+    annotation_weight: str = "none",
+) -> RenderedDocument:
+    """Writes a document as tokens.
+
+    Text is ``BOS text EOS`` with loss on all of it. A conversation is ``BOS`` and its turns, with loss on the
+    assistant's content and the token that ends it. Annotations follow the shared prefix, ``BOS`` and the shared media,
+    one after the other; each continues the prefix's positions. A label is the next token of the same branch, so the
+    last token of a prefix, of an annotation and of a document has none.
+
+    Args:
+        document: the document.
+        shapes: the probed shape of each of ``document.media()``, in order.
+        tokenizer: encodes text and gives the marks around it.
+        pooled_per_crop: image tokens of one crop.
+        annotation_weight: ``none``, or ``sqrt`` for a weight of 1/sqrt(n) on each of n annotations.
+    """
+    stream = _Stream(tokenizer=tokenizer, pooled_per_crop=pooled_per_crop, shapes=iter(shapes))
+    stream.tokens_of(tokenizer.bos, loss=False)
+    if document.text is not None:
+        stream.tokens_of([*tokenizer.encode(document.text), tokenizer.entry.eos_id], loss=True)
+    for _ in document.shared:
+        stream.next_media()
+    n_shared = stream.length if document.annotated else 0
+    for number, branch in enumerate(document.branches, start=1):
+        stream.branch = number if document.annotated else 0
+        stream.turns(branch)
+    n_branches = len(document.branches) if document.annotated else 0
+    weight = 1 / math.sqrt(n_branches) if annotation_weight == "sqrt" and n_branches else 1.0
+    return stream.finish(n_shared=n_shared, n_branches=n_branches, weight=weight)
+
+
+@dataclass(kw_only=True)
+class _Stream:
+    """Tokens as they are written, a chunk at a time."""
+
+    tokenizer: Tokenizer
+    pooled_per_crop: int
+    shapes: Iterator[MediaShape]
+    branch: int = 0
+    length: int = 0
+    chunks: list[tuple[Sequence[int], bool, int, int]] = field(default_factory=list)
+    unit_crops: list[int] = field(default_factory=list)
+    unit_timestamps: list[float] = field(default_factory=list)
+    unit_edges: list[tuple[int, int]] = field(default_factory=list)
+
+    def tokens_of(self, ids: Sequence[int], *, loss: bool, unit: int = NOT_POOLED) -> None:
+        if len(ids):
+            self.chunks.append((ids, loss, self.branch, unit))
+            self.length += len(ids)
+
+    def turns(self, messages: Iterable[Message]) -> None:
+        chat = self.tokenizer.chat
+        for message in messages:
+            loss = message.role == "assistant"
+            self.tokens_of(chat.before[message.role], loss=False)
+            for part in message.parts:
+                if isinstance(part, Media):
+                    self.next_media()
+                else:
+                    self.tokens_of(self.tokenizer.encode(part), loss=loss)
+            self.tokens_of(chat.end[message.role], loss=loss)
+            self.tokens_of(chat.after[message.role], loss=False)
+
+    def next_media(self) -> None:
+        shape = next(self.shapes)
+        if isinstance(shape, ImageCrops):
+            self.unit(shape.n_crops, math.nan)
+            return
+        for timestamp in shape.timestamps:
+            self.tokens_of(self.tokenizer.encode(f"{timestamp:.1f}s"), loss=False)
+            self.unit(1, float(timestamp))
+
+    def unit(self, crops: int, timestamp: float) -> None:
+        marks, number, start = self.tokenizer.image, len(self.unit_crops), self.length
+        self.unit_crops.append(crops)
+        self.unit_timestamps.append(timestamp)
+        self.tokens_of(marks.begin, loss=False)
+        for crop in range(crops):
+            if crop:
+                self.tokens_of(marks.separator, loss=False)
+            self.tokens_of([marks.token] * self.pooled_per_crop, loss=False, unit=number)
+        self.tokens_of(marks.end, loss=False)
+        self.unit_edges.append((start, self.length))
+
+    def finish(self, *, n_shared: int, n_branches: int, weight: float) -> RenderedDocument:
+        lengths = [len(ids) for ids, *_ in self.chunks]
+        tokens = np.fromiter((i for ids, *_ in self.chunks for i in ids), np.int32, self.length)
+        loss = np.repeat(np.array([chunk[1] for chunk in self.chunks], np.bool_), lengths)
+        branch_ids = np.repeat(np.array([chunk[2] for chunk in self.chunks], np.int32), lengths)
+        unit_ids = np.repeat(np.array([chunk[3] for chunk in self.chunks], np.int32), lengths)
+        labels = shifted_labels(tokens, loss, branch_ids)
+        return RenderedDocument(
+            tokens=tokens,
+            labels=labels,
+            loss_weights=np.where(labels == IGNORE_INDEX, 0, weight).astype(np.float32),
+            position_ids=branch_positions(branch_ids),
+            branch_ids=branch_ids,
+            unit_ids=unit_ids,
+            unit_crops=np.array(self.unit_crops, np.int64),
+            unit_timestamps=np.array(self.unit_timestamps, np.float64),
+            unit_edges=np.array(self.unit_edges, np.int64).reshape(-1, 2),
+            unit_numbers=np.arange(len(self.unit_crops)),
+            n_shared=n_shared,
+            n_branches=n_branches,
+        )
+
+
+def shifted_labels(
+    tokens: Int32[np.ndarray, "doc"], loss: np.ndarray, branch_ids: Int32[np.ndarray, "doc"]
+) -> Int32[np.ndarray, "doc"]:
+    """Each token's label: the next token, where that one carries loss and is of the same branch."""
+    labels = np.full(len(tokens), IGNORE_INDEX, np.int32)
+    follows = loss[1:] & (branch_ids[1:] == branch_ids[:-1])
+    labels[:-1][follows] = tokens[1:][follows]
+    return labels
+
+
+def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, "doc"]:
+    """Positions from 0; each annotation goes on from the end of the shared prefix."""
+    every = np.arange(len(branch_ids))
+    n_shared = int(np.searchsorted(branch_ids, 1))
+    starts = np.searchsorted(branch_ids, branch_ids)
+    return np.where(branch_ids == 0, every, n_shared + every - starts).astype(np.int32)
+
+
+def group_ids(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[np.ndarray, "doc"]:
+    """Which of a document's tokens see each other in both directions, counted from 0 inside the document.
+
+    ``within_image``: the pooled tokens of a unit; ``image_tokens``: all pooled tokens; ``none``: no tokens.
+    """
+    if bidirectional == "within_image":
+        return unit_ids
+    inside = (unit_ids >= 0) & (bidirectional == "image_tokens")
+    return np.where(inside, 0, CAUSAL_ONLY).astype(np.int32)
+
+
+def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
+    """The tokens ``[start, end)`` as a document of their own. No unit may lie across either edge."""
+    units = np.flatnonzero((rendered.unit_edges[:, 0] >= start) & (rendered.unit_edges[:, 1] <= end))
+    unit_ids = rendered.unit_ids[start:end]
+    branch_ids = rendered.branch_ids[start:end]
+    labels = rendered.labels[start:end].copy()
+    labels[-1:] = IGNORE_INDEX
+    return replace(
+        rendered,
+        tokens=rendered.tokens[start:end],
+        labels=labels,
+        loss_weights=np.where(labels == IGNORE_INDEX, 0, rendered.loss_weights[start:end]).astype(np.float32),
+        position_ids=branch_positions(branch_ids),
+        branch_ids=branch_ids,
+        unit_ids=np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32),
+        unit_crops=rendered.unit_crops[units],
+        unit_timestamps=rendered.unit_timestamps[units],
+        unit_edges=rendered.unit_edges[units] - start,
+        unit_numbers=rendered.unit_numbers[units],
+        n_branches=int(branch_ids.max(initial=0)),
+    )

@@ -1,0 +1,218 @@
+"""Source files to fragments, and fragments to rows. A row is known by where it lies, so that it can be read again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from packer_service.filesystem import join, locate
+from schemas.errors import ConfigError, DocumentError
+
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+FRAGMENT_BYTES = 8 * 2**20
+"""Bytes of JSON Lines that one task measures. Part of no result: rows are numbered by file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """A file of rows. ``label`` names it in results, the same wherever the source lies."""
+
+    label: str
+    uri: str
+    kind: str
+    size: int
+    mtime_ns: int
+
+    @property
+    def folder(self) -> str:
+        """What the URIs in its rows are relative to."""
+        return self.uri.rpartition("/")[0] or "/"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fragment:
+    """A part of a file that one task measures: lines that begin in bytes ``[start, end)``, or row group ``start``."""
+
+    file: SourceFile
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowReference:
+    """Where a row lies: byte offset and size of its line, or row group and row in it."""
+
+    offset: int
+    size: int
+
+
+def list_sources(sources: Sequence[str]) -> list[SourceFile]:
+    """Every JSON Lines and Parquet file of the given files and folders, in the order given, sorted inside a folder.
+
+    Raises:
+        ConfigError: a source does not exist, or holds no such file.
+    """
+    found: list[SourceFile] = []
+    for label, source in zip(_labels(sources), sources, strict=True):
+        try:
+            filesystem, path = locate(source)
+            info = filesystem.get_file_info(path)
+        except OSError as error:
+            raise ConfigError(f"SOURCE {source}: {_reason(error)}") from None
+        if info.type == fs.FileType.NotFound:
+            raise ConfigError(f"SOURCE {source}: no such file or folder")
+        files = _folder(filesystem, path) if info.type == fs.FileType.Directory else [info]
+        entries = [(info, SUFFIXES.get(os.path.splitext(info.path)[1].lower())) for info in files]  # noqa: PTH122
+        rows = [(info, kind) for info, kind in entries if kind is not None]
+        if not rows:
+            raise ConfigError(f"SOURCE {source}: holds no file that ends in {', '.join(SUFFIXES)}")
+        found += [_source_file(label, source, path, info, kind) for info, kind in rows]
+    return found
+
+
+def _labels(sources: Sequence[str]) -> list[str]:
+    """Last parts of the sources' paths, numbered where two are the same."""
+    names = [source.rstrip("/").rpartition("/")[2] or "source" for source in sources]
+    return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+
+
+def _folder(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    return sorted((info for info in infos if info.is_file), key=lambda info: info.path)
+
+
+def _source_file(label: str, source: str, root: str, info: fs.FileInfo, kind: str) -> SourceFile:
+    inside = info.path[len(root) :].strip("/") if info.path != root else ""
+    scheme = source.partition("://")[0] + "://" if "://" in source and not source.startswith("file:") else ""
+    base = source if scheme and not inside else join(source, inside) if scheme else info.path
+    return SourceFile(
+        label=f"{label}/{inside}" if inside else label,
+        uri=base,
+        kind=kind,
+        size=info.size,
+        mtime_ns=info.mtime_ns or 0,
+    )
+
+
+def list_fragments(files: Sequence[SourceFile]) -> list[Fragment]:
+    """Cuts files into fragments, in order.
+
+    Raises:
+        ConfigError: a Parquet file cannot be read.
+    """
+    fragments: list[Fragment] = []
+    for file in files:
+        if file.kind == "parquet":
+            fragments += [Fragment(file=file, start=group, end=group + 1) for group in range(_row_groups(file))]
+        else:
+            starts = range(0, file.size, FRAGMENT_BYTES)
+            fragments += [Fragment(file=file, start=at, end=min(at + FRAGMENT_BYTES, file.size)) for at in starts]
+    return fragments
+
+
+def _row_groups(file: SourceFile) -> int:
+    try:
+        with _open(file) as opened:
+            return pq.ParquetFile(opened).num_row_groups
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"SOURCE {file.uri}: is no Parquet file ({_reason(error)})") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FragmentRows:
+    """A fragment's rows: number in the fragment from 0, reference, and the row or why it cannot be read.
+
+    ``n_lines`` is what later fragments of the file add to their numbers: blank lines count and are no rows.
+    """
+
+    rows: Iterator[tuple[int, RowReference, Any]]
+    n_lines: int
+
+
+def read_fragment(fragment: Fragment) -> FragmentRows:
+    """Reads a fragment.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if fragment.file.kind == "parquet":
+        group = _row_group(fragment.file, fragment.start)
+        rows = ((i, RowReference(offset=fragment.start, size=i), row) for i, row in enumerate(group))
+        return FragmentRows(rows=rows, n_lines=len(group))
+    with _open(fragment.file) as opened:
+        begin, data = _whole_lines(opened, fragment)
+    lines = data.split(b"\n")
+    lines = [line + b"\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]
+    offsets = itertools.accumulate(map(len, lines), initial=begin)
+    parsed = (
+        (i, RowReference(offset=offset, size=len(line)), _parse(line))
+        for i, (offset, line) in enumerate(zip(offsets, lines, strict=False))
+        if line.strip()
+    )
+    return FragmentRows(rows=parsed, n_lines=len(lines))
+
+
+def _whole_lines(opened: Any, fragment: Fragment) -> tuple[int, bytes]:
+    """The lines that begin in a fragment, whole, and the offset of the first."""
+    before = max(fragment.start - 1, 0)
+    opened.seek(before)
+    data = opened.read(fragment.end - before)
+    skipped = data.find(b"\n") + 1 if fragment.start else 0
+    if fragment.start and (not skipped or skipped == len(data)):
+        return fragment.end, b""
+    parts = [data[skipped:]]
+    while not parts[-1].endswith(b"\n") and (more := opened.read(2**20)):
+        end = more.find(b"\n") + 1
+        parts.append(more[:end] if end else more)
+    return before + skipped, b"".join(parts)
+
+
+def read_row(file: SourceFile, reference: RowReference) -> Any:
+    """A row again, by its reference: the row, or why it cannot be read.
+
+    Raises:
+        OSError: the file cannot be read any more.
+    """
+    if file.kind == "parquet":
+        rows = _row_group(file, reference.offset)
+        return rows[reference.size] if reference.size < len(rows) else DocumentError("bad_row", "the row is gone")
+    with _open(file) as opened:
+        opened.seek(reference.offset)
+        return _parse(opened.read(reference.size))
+
+
+def _open(file: SourceFile) -> Any:
+    filesystem, path = locate(file.uri)
+    return filesystem.open_input_file(path)
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError:
+        return DocumentError("bad_row", "the line is not UTF-8")
+    except RecursionError:
+        return DocumentError("bad_row", "the line's JSON is nested too deeply")
+    except ValueError as error:
+        return DocumentError("bad_row", f"the line is not JSON ({error})")
+
+
+@lru_cache(maxsize=2)
+def _row_group(file: SourceFile, group: int) -> list[Any]:
+    """A row group's rows. Kept, since the documents of a shard come from few of them."""
+    with _open(file) as opened:
+        return pq.ParquetFile(opened).read_row_group(group).to_pylist()
+
+
+def _reason(error: BaseException) -> str:
+    strerror = getattr(error, "strerror", None)
+    return strerror or " ".join(str(error).split())[:200]

@@ -1,0 +1,83 @@
+"""Ray says where a task runs, never what it does: the one place that imports Ray."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+import ray.data
+
+from schemas.errors import ConfigError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayExecutor:
+    """Runs each item as one task of a Ray Data pipeline, on one CPU.
+
+    A block holds one item, which is a reference to work (a byte range of a source file, the plan of a shard), and one
+    result, which is lengths or a name: pixels never travel through blocks. Tasks are stateless functions, not actors,
+    so that one CPU is enough; what is expensive to load, a process keeps.
+    """
+
+    def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
+        if not items:
+            return
+        rows = [{"index": index, "item": pickle.dumps(item)} for index, item in enumerate(items)]
+        blocks = ray.data.from_items(rows, override_num_blocks=len(rows))
+        task = _Task(function)
+        for row in blocks.map(task, num_cpus=1).iter_rows():
+            yield row["index"], pickle.loads(row["result"])
+
+
+class _Task:
+    """A function on items as a function on rows; both sides pickled, so that no type is guessed from the values."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+        self.__name__ = getattr(getattr(function, "func", function), "__name__", "task")
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {"index": row["index"], "result": pickle.dumps(self.function(pickle.loads(row["item"])))}
+
+
+@contextmanager
+def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecutor]:
+    """A Ray to run on: the cluster at ``address``, or one on this machine, for as long as the block lasts.
+
+    Without an address, the one in ``RAY_ADDRESS``, which ``ray job submit`` sets, else this machine. A Ray that this
+    process has started already is used as it is.
+
+    Raises:
+        ConfigError: no Ray answers at the address, or ``num_cpus`` is given for a cluster.
+    """
+    if ray.is_initialized():
+        yield RayExecutor()
+        return
+    target = address or os.environ.get("RAY_ADDRESS") or "local"
+    if target != "local" and num_cpus is not None:
+        raise ConfigError(f"--num-cpus {num_cpus}: sets the size of a local Ray; the cluster at {target} has its own")
+    _connect(target, num_cpus)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    try:
+        yield RayExecutor()
+    finally:
+        ray.shutdown()
+
+
+def _connect(target: str, num_cpus: int | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
+    try:
+        ray.init(address=target, log_to_driver=False, logging_level="error", **local)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"--ray-address {target}: no Ray there ({' '.join(str(error).split())[:200]})") from None

@@ -1,0 +1,139 @@
+"""A folder of files on any filesystem, in which a file appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyarrow import fs
+
+from packer_service.filesystem import join, locate
+
+TEMPORARY = ".tmp-"
+"""Prefix of the name under which a file is written until it is whole."""
+
+
+class Sink(Protocol):
+    """Where a file's bytes go."""
+
+    def write(self, data: bytes, /) -> Any: ...
+
+
+class Folder:
+    """Files below a local path or a URI that pyarrow opens.
+
+    On a local disk a file is written under a temporary name, synced, and renamed, and the rename synced. An object
+    store shows an object only when its upload is complete, which is the same promise.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._filesystem, self._root = locate(location)
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self._filesystem, fs.LocalFileSystem)
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(join(self.location, name))
+
+    def path(self, name: str) -> str:
+        """Path of a file inside the filesystem."""
+        return join(self._root, name) if name else self._root
+
+    def exists(self) -> bool:
+        """Whether the folder is there; an object store has it as soon as it holds an object."""
+        return self._filesystem.get_file_info(self._root).type == fs.FileType.Directory
+
+    def is_file(self, name: str) -> bool:
+        return self._filesystem.get_file_info(self.path(name)).type == fs.FileType.File
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None when there is none."""
+        info = self._filesystem.get_file_info(self.path(name))
+        return info.size if info.type == fs.FileType.File else None
+
+    def names(self) -> list[str]:
+        """Every file below the folder, by its path from here, sorted."""
+        selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        infos = self._filesystem.get_file_info(selector)
+        return sorted(info.path[len(self._root) :].strip("/") for info in infos if info.is_file)
+
+    def read(self, name: str) -> bytes:
+        with self._filesystem.open_input_file(self.path(name)) as file:
+            data: bytes = file.read()
+        return data
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """A file for reading at any place (pyarrow's ``NativeFile``)."""
+        with self._filesystem.open_input_file(self.path(name)) as file:
+            yield file
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a whole file; after this it is on disk."""
+        with self.writer(name) as sink:
+            sink.write(data)
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[Sink]:
+        """A sink whose bytes become the file when the block ends, and vanish when it fails."""
+        if self.is_local:
+            with _local_writer(Path(self.path(name))) as sink:
+                yield sink
+            return
+        stream = self._filesystem.open_output_stream(self.path(name))
+        try:
+            yield stream
+        except BaseException:
+            # closing would complete the upload; an object store forgets an upload that is never completed
+            abort = getattr(stream, "abort", None)
+            if abort is not None:
+                abort()
+            raise
+        stream.close()
+
+    def delete(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        if self.is_file(name):
+            self._filesystem.delete_file(self.path(name))
+
+    def delete_all(self) -> None:
+        """Removes the folder and everything in it, if it is there."""
+        if self.exists():
+            self._filesystem.delete_dir(self._root)
+
+    def delete_temporary(self) -> None:
+        """Removes what a killed process left half-written anywhere below the folder."""
+        for name in self.names():
+            if name.rpartition("/")[2].startswith(TEMPORARY):
+                self.delete(name)
+
+
+@contextmanager
+def _local_writer(path: Path) -> Iterator[Sink]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is on disk only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

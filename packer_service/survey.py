@@ -1,0 +1,154 @@
+"""Measured fragments to one table of documents, and from there to a plan. Columns of integers, no content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Int64
+
+from packer_service.build import PlannedDocument, ShardTask
+from packer_service.config import PackConfig
+from packer_service.ingest.sources import Fragment, RowReference, SourceFile
+from packer_service.measure import MEASURED
+from packer_service.plan.make import make_plan
+from packer_service.shards.write import shard_name
+from schemas.pack import Plan
+from schemas.tables import REJECTS
+
+LOCATED = MEASURED.append(pa.field("file", pa.int64())).append(pa.field("line", pa.int64()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Everything that measuring found, in source order.
+
+    ``documents`` has the columns of ``measure.MEASURED`` with ``file`` (index into ``files``), ``line`` (row in the
+    file from 1) and every ``doc_id`` filled in; ``rejects`` those of ``schemas.tables.REJECTS``, duplicates
+    among them.
+    """
+
+    files: list[SourceFile]
+    documents: pa.Table
+    rejects: pa.Table
+    n_rows: int
+
+
+def survey(fragments: Sequence[Fragment], measured: Sequence[tuple[pa.Table, int]]) -> Survey:
+    """Joins measured fragments: numbers the rows, names those without an id, and rejects ids that came before."""
+    files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    tables, lines_before = [LOCATED.empty_table()], dict.fromkeys(files, 0)
+    for fragment, (table, n_lines) in zip(fragments, measured, strict=True):
+        tables.append(_locate(table, files.index(fragment.file), fragment.file.label, lines_before[fragment.file]))
+        lines_before[fragment.file] += n_lines
+    return _split(files, pa.concat_tables(tables))
+
+
+def _locate(table: pa.Table, file: int, label: str, lines_before: int) -> pa.Table:
+    """Adds where each row is from, and an id to those without."""
+    line = pc.add(table["row"], lines_before + 1)
+    location = pc.binary_join_element_wise(label, pc.cast(line, pa.string()), ":")
+    named = table.set_column(MEASURED.get_field_index("doc_id"), "doc_id", pc.coalesce(table["doc_id"], location))
+    files = pa.array(np.full(len(table), file), pa.int64())
+    return named.append_column("file", files).append_column("line", line).cast(LOCATED)
+
+
+def _split(files: list[SourceFile], table: pa.Table) -> Survey:
+    first_piece = pc.or_kleene(pc.is_null(table["piece"]), pc.equal(table["piece"], 0)).to_numpy()
+    row_number = np.cumsum(first_piece) - 1
+    owner = _first_with_id(table["doc_id"], row_number)
+    duplicate = owner != row_number
+    rejected = pc.is_valid(table["code"]).to_numpy()
+    labels = [file.label for file in files]
+    rejects = table.filter(pa.array((rejected | duplicate) & first_piece))
+    is_duplicate = duplicate[(rejected | duplicate) & first_piece]
+    locations = [f"{labels[f]}:{line}" for f, line in zip(_list(rejects, "file"), _list(rejects, "line"), strict=True)]
+    return Survey(
+        files=files,
+        documents=table.filter(pa.array(~rejected & ~duplicate)),
+        rejects=_rejects(rejects, is_duplicate, locations),
+        n_rows=int(first_piece.sum()),
+    )
+
+
+def _first_with_id(doc_ids: pa.ChunkedArray, row_number: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "rows"]:
+    """For every row, the first row that has its id."""
+    if not len(doc_ids):
+        return np.zeros(0, np.int64)
+    codes = doc_ids.combine_chunks().dictionary_encode().indices.to_numpy()
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    return row_number[first][inverse]
+
+
+def _rejects(table: pa.Table, is_duplicate: np.ndarray, locations: list[str]) -> pa.Table:
+    chosen = pa.array(is_duplicate)
+    columns = {
+        "doc_id": table["doc_id"],
+        "source": table["source"],
+        "location": pa.array(locations, pa.string()),
+        "stage": pc.if_else(chosen, "plan", table["stage"]),
+        "code": pc.if_else(chosen, "duplicate_id", table["code"]),
+        "message": pc.if_else(chosen, "an earlier row has the same id", table["message"]),
+    }
+    return pa.table(columns).cast(REJECTS)
+
+
+def _list(table: pa.Table, name: str) -> list[int]:
+    values: list[int] = table[name].to_pylist()
+    return values
+
+
+def plan_of(found: Survey, config: PackConfig) -> Plan:
+    """The plan of a survey's documents under a configuration."""
+    return make_plan(
+        tokens=found.documents["tokens"].to_numpy(),
+        images=found.documents["images"].to_numpy(),
+        areas=found.documents["area"].to_numpy(),
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        alignment=config.alignment,
+        window=config.order.window,
+        seed=config.order.seed,
+        cost_model=config.cost_model,
+    )
+
+
+def shard_ranges(plan: Plan, packs_per_shard: int) -> list[tuple[str, int, int]]:
+    """Name, first pack and end of the packs of every shard of a plan."""
+    firsts = range(0, plan.n_packs, packs_per_shard)
+    return [(shard_name(i), at, min(at + packs_per_shard, plan.n_packs)) for i, at in enumerate(firsts)]
+
+
+def shard_task(found: Survey, plan: Plan, name: str, first_pack: int, end_pack: int) -> ShardTask:
+    """The references of one shard."""
+    edges = plan.pack_edges
+    rows = slice(int(edges[first_pack]), int(edges[end_pack]))
+    columns = found.documents.take(pa.array(plan.document[rows])).to_pydict()
+    documents = [
+        PlannedDocument(
+            file=found.files[columns["file"][i]],
+            reference=RowReference(offset=columns["offset"][i], size=columns["size"][i]),
+            location=f"{found.files[columns['file'][i]].label}:{columns['line'][i]}",
+            doc_id=columns["doc_id"][i],
+            source=columns["source"][i],
+            piece=columns["piece"][i],
+            start=start,
+            length=length,
+            aligned_length=aligned_length,
+            truncated=columns["truncated"][i],
+        )
+        for i, (start, length, aligned_length) in enumerate(
+            zip(
+                plan.start[rows].tolist(),
+                plan.length[rows].tolist(),
+                plan.aligned_length[rows].tolist(),
+                strict=True,
+            )
+        )
+    ]
+    cuts = edges[first_pack : end_pack + 1] - edges[first_pack]
+    packs = [documents[a:b] for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)]
+    return ShardTask(name=name, first_pack=first_pack, packs=packs)
