@@ -156,7 +156,7 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
         video.container.seek(int(tick - back / video.time_base), stream=video.stream)
         packets = _from_key(video)
         first = next(packets, None)
-    except av.FFmpegError:
+    except (av.FFmpegError, OverflowError):  # a time beyond 64 bits is past every end
         return None
     if first is None or (shown_at(first) or 0) > tick:
         return None

@@ -90,9 +90,8 @@ def probe_image(media: Media, base: str, *, image_size: int, max_crops: int) -> 
         max_crops: most tiles; 1 keeps the whole image as its only crop.
 
     Raises:
-        DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, larger than :data:`MAX_IMAGE_PIXELS`,
-        or
-            (PNG and WebP, whose length is known from their headers) cut short.
+        DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, larger than
+            :data:`MAX_IMAGE_PIXELS`, or (PNG and WebP, whose length is known from their headers) cut short.
     """
     with open_media(media, base) as file:
         if not file.size:

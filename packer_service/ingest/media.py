@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
+from packer_service.filesystem import is_uri
 from schemas.errors import DocumentError
 from schemas.example import Media
 
@@ -118,9 +119,9 @@ def _open_local(path: Path) -> tuple[BinaryIO, int]:
 
 def _resolve(uri: str, base: str) -> tuple[fs.FileSystem | None, str]:
     """File system (None: local) and the path on it."""
-    if "://" in uri:
+    if is_uri(uri):
         return _split(uri)
-    if "://" not in base or posixpath.isabs(uri):
+    if not is_uri(base) or posixpath.isabs(uri):
         return None, str(Path(base, uri))
     filesystem, folder = _split(base)
     if filesystem is None:

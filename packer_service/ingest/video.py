@@ -77,14 +77,12 @@ def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> Vide
             time_base = video.time_base
             origin, head = read_origin(video, packets)
             stop = None if end is None else origin + math.ceil(end / time_base)
-            if start > 0:
-                # Most often a seek in the open file lands right; only else is it opened once more.
-                sought = seek_to(video, origin + int(start / time_base))
-            else:
-                sought = chain(head, packets)
+            # Most often a seek in the open file lands right; only else is it opened once more.
+            tick = origin + int(start / time_base)
+            sought = seek_to(video, tick) if start > 0 else chain(head, packets)
             line = None if sought is None else read_timeline(video, sought, origin=origin, stop=stop)
         if line is None:
-            with open_at(file, origin + int(start / time_base)) as (video, packets):
+            with open_at(file, tick) as (video, packets):
                 line = read_timeline(video, packets, origin=origin, stop=stop)
     until = _clip_end(media, line, start=start, end=end, time_base=time_base)
     chosen = sample_frames(
