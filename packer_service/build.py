@@ -178,13 +178,21 @@ def _reject(planned: PlannedDocument, error: DocumentError) -> dict[str, object]
     }
 
 
-def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *, first_unit: int) -> _Loaded:
-    """Reads, renders and decodes a planned document.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadDocument:
+    """A planned document, read and rendered again, its media probed but not decoded."""
+
+    document: Document
+    shapes: list[MediaShape]
+    rendered: RenderedDocument
+
+
+def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> ReadDocument:
+    """Reads a planned document again by its reference.
 
     Raises:
-        DocumentError: it is not what was measured, or a media cannot be decoded.
+        DocumentError: it cannot be read any more, or is not what was measured.
     """
-    folder = planned.file.folder
     try:
         row = read_row(planned.file, planned.reference)
     except OSError:
@@ -192,34 +200,43 @@ def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *,
     if isinstance(row, DocumentError):
         raise DocumentError("decode_failed", f"changed since it was measured: {row}")
     document = parse_document(row)
-    pieces, shapes = pieces_of(document, folder, config, tokenizer)
+    pieces, shapes = pieces_of(document, planned.file.folder, config, tokenizer)
     rendered = pieces[planned.piece][0] if planned.piece < len(pieces) else None
     if rendered is None or len(rendered) != planned.length:
         now = "no such piece" if rendered is None else f"{len(rendered)} tokens"
         raise DocumentError("decode_failed", f"changed since it was measured: {planned.length} tokens then, {now} now")
+    return ReadDocument(document=document, shapes=shapes, rendered=rendered)
+
+
+def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *, first_unit: int) -> _Loaded:
+    """Reads a planned document and decodes its crops.
+
+    Raises:
+        DocumentError: it is not what was measured, or a media cannot be decoded.
+    """
+    read = read_planned(planned, config, tokenizer)
+    timestamps = read.rendered.unit_timestamps
     crops = [
         Crop(
             doc_id=planned.doc_id,
             unit=first_unit + unit,
             width=image.width,
             height=image.height,
-            timestamp=None if np.isnan(rendered.unit_timestamps[unit]) else float(rendered.unit_timestamps[unit]),
+            timestamp=None if np.isnan(timestamps[unit]) else float(timestamps[unit]),
             data=encode_image(image, image_format=config.image_format, jpeg_quality=config.jpeg_quality),
         )
-        for unit, image in _decode(document, shapes, rendered, folder, config.vision.image_size)
+        for unit, image in _decode(read, planned.file.folder, config.vision.image_size)
     ]
-    return _Loaded(planned=planned, rendered=rendered, crops=crops)
+    return _Loaded(planned=planned, rendered=read.rendered, crops=crops)
 
 
-def _decode(
-    document: Document, shapes: list[MediaShape], rendered: RenderedDocument, folder: str, image_size: int
-) -> Iterator[tuple[int, Image.Image]]:
+def _decode(read: ReadDocument, folder: str, image_size: int) -> Iterator[tuple[int, Image.Image]]:
     """The crops of a document's units, with the number of the unit among them. Each media is decoded once."""
+    numbers = read.rendered.unit_numbers
     first = taken = 0
-    for media, shape in zip(document.media(), shapes, strict=True):
+    for media, shape in zip(read.document.media(), read.shapes, strict=True):
         n_units = 1 if isinstance(shape, ImageCrops) else shape.n_frames
-        inside = (rendered.unit_numbers >= first) & (rendered.unit_numbers < first + n_units)
-        mine = rendered.unit_numbers[inside] - first
+        mine = numbers[(numbers >= first) & (numbers < first + n_units)] - first
         if len(mine) and isinstance(shape, ImageCrops):
             yield from ((taken, crop) for crop in decode_image(media, folder, shape, image_size=image_size))
         elif len(mine) and not isinstance(shape, ImageCrops):

@@ -1,0 +1,136 @@
+"""``preshard report``: how full and how balanced a dataset is, what was lost and why. Reads tables, never shards."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from packer_service.figures import (
+    BalanceFigures,
+    Figures,
+    loss_figures,
+    straggler_figures,
+    truncated_by_source,
+)
+from packer_service.shards.store import Folder
+from schemas.codec import decode_manifest, decode_table
+from schemas.errors import ConfigError, ManifestMissing, TableInvalid
+from schemas.manifest import MANIFEST, RUN, Manifest
+from schemas.tables import BALANCE, TABLES
+
+
+def open_dataset(location: str) -> tuple[Folder, Manifest]:
+    """A dataset's folder and manifest.
+
+    Raises:
+        ConfigError: there is no such folder.
+        ManifestMissing, ManifestInvalid: the folder is no dataset.
+    """
+    folder = Folder(location)
+    if not folder.exists():
+        raise ConfigError(f"DATASET {location}: no such folder")
+    if not folder.is_file(MANIFEST):
+        raise ManifestMissing(location, f"has no {MANIFEST}: it is no dataset, or packing it has not ended")
+    return folder, decode_manifest(folder.read(MANIFEST), MANIFEST)
+
+
+def report_dataset(location: str) -> Figures:
+    """Every figure of the report. The keys that other programs rely on are named in ``docs/format.md``.
+
+    Raises:
+        ConfigError: there is no such folder.
+        FormatError: the dataset is broken.
+    """
+    folder, manifest = open_dataset(location)
+    packs, documents, rejects = (
+        decode_table(folder.read(f"{name}.parquet"), TABLES[f"{name}.parquet"], f"{name}.parquet")
+        for name in ("packs", "documents", "rejects")
+    )
+    counts, seq_len = manifest.counts, int(manifest.config["seq_len"])
+    run = json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
+    return {
+        "dataset_id": manifest.dataset_id,
+        "seq_len": seq_len,
+        "source_documents": counts.source_documents,
+        "documents": counts.documents,
+        "rejected": counts.rejected,
+        "packs": counts.packs,
+        "shards": len(manifest.shards),
+        "tokens": counts.tokens,
+        "padding_tokens": counts.padding_tokens,
+        "padding": padding_by_cause(documents, counts.padding_tokens),
+        "fill": counts.tokens / (counts.packs * seq_len) if counts.packs else 0.0,
+        "n_images": counts.images,
+        **loss_figures(rejects, truncated_by_source(documents, "truncated_tokens")),
+        "straggler_ratio": straggler_figures(packs["cost"].to_numpy(), int(manifest.config["order"]["window"])),
+        "plan_seconds": float(run.get("plan_seconds", 0.0)),
+        "seconds": {name: value for name, value in run.items() if name.endswith("_seconds")},
+        "balanced_packs": counts.packs,
+        **_balance(folder, packs, seq_len),
+    }
+
+
+def padding_by_cause(documents: pa.Table, padding_tokens: int) -> Figures:
+    """Padding that aligns documents, and what packs have left at their end."""
+    aligned = pc.sum(pc.subtract(documents["aligned_length"], documents["length"])).as_py() or 0
+    return {"alignment": aligned, "unused": padding_tokens - aligned}
+
+
+def _balance(folder: Folder, packs: pa.Table, seq_len: int) -> Figures:
+    """Balance figures, a row group (a shard's packs) in memory at a time."""
+    tiles = dict(zip(packs["pack_id"].to_pylist(), packs["attention_tiles"].to_pylist(), strict=True))
+    figures = BalanceFigures(seq_len=seq_len, tiles=tiles)
+    try:
+        file = pq.ParquetFile(io.BytesIO(folder.read("balance.parquet")))
+        if not file.schema_arrow.equals(BALANCE):
+            raise TableInvalid("balance.parquet", f"has the columns {file.schema_arrow.names}, not {BALANCE.names}")
+        for group in range(file.num_row_groups):
+            figures.add(file.read_row_group(group))
+    except pa.ArrowException as error:
+        raise TableInvalid("balance.parquet", f"cannot be read ({' '.join(str(error).split())[:200]})") from None
+    return figures.as_json()
+
+
+def print_report(figures: Figures, console: Console | None = None) -> None:
+    """The figures as tables for a person."""
+    to = console or Console(soft_wrap=False, width=None if Console().is_terminal else 110, highlight=False)
+    to.print(
+        f"[bold]{figures['documents']:,}[/] documents in [bold]{figures['packs']:,}[/] packs of "
+        f"{figures['seq_len']:,} tokens: {figures['tokens']:,} tokens, {figures['padding_tokens']:,} padding, "
+        f"fill [bold]{figures['fill']:.2%}[/]"
+    )
+    causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in figures["padding"].items())
+    to.print(f"padding by cause: {causes}")
+    rejects = ", ".join(f"{code} {number}" for code, number in figures["rejects"].items())
+    to.print(f"rejected: {rejects or 'none'}")
+    for source, codes in figures["rejects_by_source"].items():
+        to.print(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
+    truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in figures["truncated_tokens"].items())
+    to.print(f"truncated tokens: {truncated or 'none'}")
+    stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in figures["straggler_ratio"].items())
+    to.print(f"straggler ratio by data-parallel size: {stragglers}")
+    to.print(f"balance, means over {figures['balanced_packs']} packs; critical paths as multiples of the tile floor")
+    to.print(_layout_table(figures))
+    to.print(_image_table(figures))
+
+
+def _layout_table(figures: Figures) -> Table:
+    table = Table("layout", "ring", "gather path", "ring path", "KV traffic", "imbalance", "tiles of each rank")
+    for scheme, degrees in figures["balance"].items():
+        for degree, row in degrees.items():
+            cells = [f"{row[name]:.3f}" for name in ("gather", "ring", "traffic", "imbalance")]
+            table.add_row(scheme, degree, *cells, " ".join(f"{load:,.0f}" for load in row["rank_tiles"]))
+    return table
+
+
+def _image_table(figures: Figures) -> Table:
+    table = Table("image boundaries", "imbalance", "images of each rank")
+    for size, row in figures["images"].items():
+        table.add_row(f"cp {size}", f"{row['imbalance']:.3f}", " ".join(f"{load:g}" for load in row["rank_images"]))
+    return table

@@ -1,0 +1,219 @@
+"""``preshard plan``: what would packing give? Measures and plans, writes nothing; balance from a sample of packs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from jaxtyping import Int64
+
+from packer_service.balance import BalanceRows, image_boundaries
+from packer_service.build import ShardTask, read_planned
+from packer_service.config import PackConfig
+from packer_service.figures import BalanceFigures, Figures, loss_figures, straggler_figures, truncated_by_source
+from packer_service.ingest.sources import list_fragments, list_sources
+from packer_service.ingest.tokenizer import load_tokenizer
+from packer_service.job import Executor, Progress, measure_all
+from packer_service.lay_out import lay_out
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.solve import solve_layouts
+from packer_service.layout.tiles import whole_tiles
+from packer_service.layout.zigzag import segment_edges
+from packer_service.plan.cost import causal_area
+from packer_service.plan.make import make_plan
+from packer_service.survey import plan_of, shard_task, survey
+from schemas.errors import ConfigError
+from schemas.pack import Plan
+from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
+from schemas.tables import BALANCE, REJECTS
+
+SAMPLED_PACKS = 8
+"""Packs whose layouts are solved for the balance figures, spread evenly over the plan."""
+
+LENGTHS = ("doc_id", "tokens", "images")
+
+SampledPack = tuple[int, int, pa.Table]
+"""A pack's id, its attention tiles, and its rows of balance.parquet."""
+
+
+def plan_sources(sources: Sequence[str], config: PackConfig, executor: Executor, progress: Progress) -> Figures:
+    """The figures of packing sources, everything measured for real."""
+    fragments = list_fragments(list_sources(sources))
+    found = survey(fragments, measure_all(fragments, config, executor, progress))
+    started = time.perf_counter()
+    plan = plan_of(found, config)
+    seconds = time.perf_counter() - started
+    tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in _sample(plan)]
+    sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
+    figures = _plan_figures(plan, sampled, config, seconds)
+    lost = loss_figures(found.rejects, truncated_by_source(found.documents, "truncated"))
+    packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
+    return {**figures, **lost, "source_documents": found.n_rows, "documents": packed, "rejected": found.n_rows - packed}
+
+
+def plan_lengths(file: Path, config: PackConfig) -> Figures:
+    """The figures of packing documents of which only lengths are known; images lie evenly in their documents.
+
+    Raises:
+        ConfigError: the file is missing, no Parquet, or lacks a column, or a length is null or negative.
+    """
+    table = _read_lengths(file)
+    kept, rejects = _within_budgets(table, config)
+    tokens, images = kept["tokens"].to_numpy(), kept["images"].to_numpy()
+    started = time.perf_counter()
+    plan = make_plan(
+        tokens=tokens,
+        images=images,
+        areas=causal_area(tokens),
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        alignment=config.alignment,
+        window=config.order.window,
+        seed=config.order.seed,
+        cost_model=config.cost_model,
+    )
+    seconds = time.perf_counter() - started
+    sampled = [_solve_lengths(plan, pack, images, config) for pack in _sample(plan)]
+    figures = _plan_figures(plan, sampled, config, seconds)
+    packed = pc.count_distinct(kept["doc_id"]).as_py() or 0
+    lost = loss_figures(rejects, truncated_by_source(kept, "truncated"))
+    return {**figures, **lost, "source_documents": len(table), "documents": packed, "rejected": len(rejects)}
+
+
+def _sample(plan: Plan) -> list[int]:
+    return np.unique(np.linspace(0, plan.n_packs - 1, SAMPLED_PACKS).astype(int)).tolist() if plan.n_packs else []
+
+
+def _plan_figures(plan: Plan, sampled: Sequence[SampledPack], config: PackConfig, seconds: float) -> Figures:
+    balance = BalanceFigures(seq_len=config.seq_len, tiles={pack: tiles for pack, tiles, _ in sampled})
+    balance.add(pa.concat_tables([BALANCE.empty_table(), *(rows for _, _, rows in sampled)]).unify_dictionaries())
+    tokens, room = int(plan.length.sum()), plan.n_packs * config.seq_len
+    aligned = int(plan.aligned_length.sum())
+    return {
+        "seq_len": config.seq_len,
+        "packs": plan.n_packs,
+        "tokens": tokens,
+        "padding_tokens": room - tokens,
+        "padding": {"alignment": aligned - tokens, "unused": room - aligned},
+        "fill": tokens / room if room else 0.0,
+        "straggler_ratio": straggler_figures(plan.cost, config.order.window),
+        "plan_seconds": round(seconds, 3),
+        "balanced_packs": len(sampled),
+        **balance.as_json(),
+    }
+
+
+def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:
+    """One planned pack with its real mask, its media probed but not decoded."""
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    planned = task.packs[0]
+    pack = lay_out(
+        [read_planned(document, config, tokenizer).rendered for document in planned],
+        [document.start for document in planned],
+        [document.aligned_length for document in planned],
+        config=config,
+        pad_id=tokenizer.entry.pad_id,
+    )
+    rows = BalanceRows()
+    rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries)
+    return task.first_pack, whole_tiles(pack.index), rows.table()
+
+
+def _solve_lengths(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], config: PackConfig) -> SampledPack:
+    """One planned pack with a mask made up from lengths."""
+    rows = slice(int(plan.pack_edges[pack]), int(plan.pack_edges[pack + 1]))
+    starts, lengths = plan.start[rows], plan.length[rows]
+    crops = images[plan.document[rows]]
+    index = MaskIndex.of(_mask_of_lengths(starts, lengths, crops, config))
+    layouts = solve_layouts(
+        index,
+        segment_edges=segment_edges(starts, plan.aligned_length[rows], config.seq_len),
+        schemes=config.layouts,
+        ring_degrees=config.ring_degrees,
+        block_size=config.block_size,
+    )
+    units = np.arange(1, int(crops.sum()) + 1)
+    balance = BalanceRows()
+    boundaries = image_boundaries(units, units * config.vision.pooled_per_crop, config.cp_sizes)
+    balance.add_pack(pack, index, layouts, boundaries)
+    return pack, whole_tiles(index), balance.table()
+
+
+def _mask_of_lengths(
+    starts: Int64[np.ndarray, "docs"],
+    lengths: Int64[np.ndarray, "docs"],
+    crops: Int64[np.ndarray, "docs"],
+    config: PackConfig,
+) -> MaskArrays:
+    doc_ids = np.full(config.seq_len, PADDING_DOC, np.int32)
+    group_ids = np.full(config.seq_len, CAUSAL_ONLY, np.int32)
+    unit = 0
+    for number, (start, length, n) in enumerate(zip(starts, lengths, crops, strict=True)):
+        doc_ids[start : start + length] = number
+        for i in range(n):
+            at = start + i * length // n
+            size = min(config.vision.pooled_per_crop, length // n)
+            if config.bidirectional != "none":
+                group_ids[at : at + size] = number if config.bidirectional == "image_tokens" else unit
+            unit += 1
+    return MaskArrays(doc_ids=doc_ids, branch_ids=np.zeros_like(doc_ids), group_ids=group_ids)
+
+
+def _read_lengths(file: Path) -> pa.Table:
+    try:
+        table = pq.read_table(file)
+    except FileNotFoundError:
+        raise ConfigError(f"--lengths {file}: no such file") from None
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"--lengths {file}: is no Parquet file ({' '.join(str(error).split())[:100]})") from None
+    missing = [name for name in LENGTHS if name not in table.column_names]
+    if missing:
+        raise ConfigError(f"--lengths {file}: lacks the column {', '.join(missing)}; it takes {', '.join(LENGTHS)}")
+    try:
+        columns = {name: pc.cast(table[name], pa.int64()).combine_chunks() for name in ("tokens", "images")}
+        columns["doc_id"] = pc.cast(table["doc_id"], pa.string()).combine_chunks()
+    except pa.ArrowException as error:
+        raise ConfigError(f"--lengths {file}: {' '.join(str(error).split())[:200]}; lengths are integers") from None
+    for name in ("tokens", "images"):
+        if columns[name].null_count or (len(table) and pc.min(columns[name]).as_py() < 0):
+            raise ConfigError(f"--lengths {file}: {name} holds a null or negative value; give integers from 0")
+    source = table["source"] if "source" in table.column_names else pa.nulls(len(table), pa.string())
+    columns["source"] = pc.fill_null(pc.cast(source, pa.string()), "default")
+    return pa.table(columns)
+
+
+def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.Table]:
+    """Documents as they can be packed, with what each loses, and those that cannot."""
+    tokens, images = table["tokens"].to_numpy(), table["images"].to_numpy()
+    max_images = np.iinfo(np.int64).max if config.max_images is None else config.max_images
+    code = np.select(
+        [tokens == 0, tokens > config.seq_len, images > max_images], ["empty", "too_long", "too_many_images"], ""
+    )
+    rejected = code == "empty" if config.oversize != "reject" else code != ""
+    pieces = np.ones(len(table), np.int64)
+    if config.oversize == "split":
+        pieces = np.maximum(-(-tokens // config.seq_len), -(-images // max_images)).clip(1)
+    fitting = np.repeat(np.flatnonzero(~rejected), pieces[~rejected])
+    number = np.arange(len(fitting)) - np.searchsorted(fitting, fitting)
+    share = [(column[fitting] + number) // pieces[fitting] for column in (tokens, images)]
+    kept_tokens, kept_images = np.minimum(share[0], config.seq_len), np.minimum(share[1], max_images)
+    kept = table.take(pa.array(fitting)).select(["doc_id", "source"])
+    kept = kept.append_column("tokens", pa.array(kept_tokens)).append_column("images", pa.array(kept_images))
+    lost = table.filter(pa.array(rejected))
+    rejects = pa.table(
+        {
+            "doc_id": lost["doc_id"],
+            "source": lost["source"],
+            "location": pa.nulls(len(lost), pa.string()),
+            "stage": pa.repeat("plan", len(lost)),
+            "code": pa.array(code[rejected], pa.string()),
+            "message": pa.nulls(len(lost), pa.string()),
+        }
+    ).cast(REJECTS)
+    return kept.append_column("truncated", pa.array(share[0] - kept_tokens)), rejects
