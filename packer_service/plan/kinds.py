@@ -12,32 +12,65 @@ from jaxtyping import Int64
 class Kinds:
     """The distinct (tokens, images) of a set of documents, by tokens descending, then images descending.
 
+    Tokens and images are divided by their greatest common divisors, budgets too, rounded down: that changes no answer
+    to the question what fits, and makes the indices over free tokens shorter by the alignment.
+
     Attributes:
-        tokens: aligned tokens of each kind.
-        images: images of each kind.
-        count: documents of each kind.
+        tokens: size of each kind in the first budget.
+        images: size of each kind in the second budget.
+        count: documents of each kind, at least 1.
         documents: document indices, kind after kind, ascending inside a kind.
+        max_tokens: the first budget.
+        max_images: the second budget, never more than all images together.
     """
 
     tokens: Int64[np.ndarray, "kinds"]
     images: Int64[np.ndarray, "kinds"]
     count: Int64[np.ndarray, "kinds"]
     documents: Int64[np.ndarray, "docs"]
+    max_tokens: int
+    max_images: int
 
 
-def kinds_of(tokens: Int64[np.ndarray, "docs"], images: Int64[np.ndarray, "docs"]) -> Kinds:
+def kinds_of(
+    tokens: Int64[np.ndarray, "docs"], images: Int64[np.ndarray, "docs"], *, seq_len: int, max_images: int | None
+) -> Kinds:
     """Groups documents by (tokens, images).
 
-    The result depends on the documents' sizes and indices alone, so a plan made from it breaks ties by document index.
+    The kinds depend on the documents' sizes alone, and a kind's documents are in the order of their index: so a packing
+    of kinds breaks ties by document index.
     """
-    order = np.lexsort((-images, -tokens))
-    sorted_tokens, sorted_images = tokens[order], images[order]
+    span = int(images.max(initial=0)) + 1
+    keys = tokens * span + images
+    order = np.argsort(-keys, kind="stable")
+    sorted_keys = keys[order]
     is_first = np.ones(len(order), bool)
-    is_first[1:] = (sorted_tokens[1:] != sorted_tokens[:-1]) | (sorted_images[1:] != sorted_images[:-1])
+    is_first[1:] = sorted_keys[1:] != sorted_keys[:-1]
     first = np.flatnonzero(is_first)
+    kind_tokens, kind_images = np.divmod(sorted_keys[first], span)
+    count = np.diff(first, append=len(order))
+    total_images = int((kind_images * count).sum())
+    image_limit = total_images if max_images is None else min(max_images, total_images)
+    per_token, per_image = _common_divisor(kind_tokens), _common_divisor(kind_images)
     return Kinds(
-        tokens=sorted_tokens[first],
-        images=sorted_images[first],
-        count=np.diff(first, append=len(order)),
+        tokens=kind_tokens // per_token,
+        images=kind_images // per_image,
+        count=count,
         documents=order,
+        max_tokens=seq_len // per_token,
+        max_images=image_limit // per_image,
     )
+
+
+def lower_bound(kinds: Kinds) -> int:
+    """Packs that no plan can do without: the larger of what the tokens and what the images need."""
+    if not len(kinds.count):
+        return 0
+    needed = max(1, -(-int((kinds.tokens * kinds.count).sum()) // kinds.max_tokens))
+    if kinds.max_images:
+        needed = max(needed, -(-int((kinds.images * kinds.count).sum()) // kinds.max_images))
+    return needed
+
+
+def _common_divisor(values: Int64[np.ndarray, "n"]) -> int:
+    return max(1, int(np.gcd.reduce(values, initial=0)))

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.plan.first_fit import first_fit
-from packer_service.plan.kinds import kinds_of
+from packer_service.plan.best_fit import best_fit
+from packer_service.plan.guided_fit import UNGUIDED, guided_fit
+from packer_service.plan.kinds import Kinds, kinds_of, lower_bound
 from schemas.errors import PlanError
 
+_TOKENS, _IMAGES, _SIZE, _LEAN = range(4)
+"""Orders of kinds, by row: tokens, images, size, how much they lean."""
 
-def lower_bound(
-    tokens: Int64[np.ndarray, "docs"], images: Int64[np.ndarray, "docs"], *, seq_len: int, max_images: int | None
-) -> int:
-    """Packs that no plan can do without: the larger of what the tokens and what the images need."""
-    needed = max(-(-int(tokens.sum()) // seq_len), int(len(tokens) > 0))
-    total_images = int(images.sum())
-    return needed if not max_images or not total_images else max(needed, -(-total_images // max_images))
+_RECIPES = (
+    ((_SIZE, _IMAGES), (_SIZE, _TOKENS)),
+    ((_SIZE, _IMAGES), (_SIZE, _TOKENS), (UNGUIDED, _TOKENS), (UNGUIDED, _IMAGES)),
+    ((_LEAN, _IMAGES), (_LEAN, _TOKENS), (_SIZE, _IMAGES), (_SIZE, _TOKENS)),
+)
+"""Sets of recipes for guided fit, tried one after the other: which is best depends on how the two budgets bind."""
+
+_LEAN_CLASSES = 16
+"""Classes of documents by how much they lean, for the guide order by lean."""
+
+_NEAR_ENOUGH = 4000
+"""A packing within one pack in this many of the lower bound is taken without looking for a better one, when there are
+more than ``_FEW`` documents; below, looking costs less than a second and only the lower bound itself ends it."""
+
+_FEW = 200_000
 
 
 def pack_documents(
@@ -28,6 +41,10 @@ def pack_documents(
 ) -> Int64[np.ndarray, "docs"]:
     """The pack of each document, so that no pack holds more than ``seq_len`` tokens or ``max_images`` images.
 
+    Takes the best of several packings: plain best-fit decreasing, so that no plan has more packs than that, then guided
+    fit by several sets of recipes. It stops when it is as good as at the lower bound, the larger of
+    ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``.
+
     Args:
         tokens: tokens that each document takes up, its alignment included.
         images: images of each document.
@@ -35,27 +52,89 @@ def pack_documents(
         max_images: images that a pack may hold; None for no limit.
 
     Returns:
-        Pack numbers from 0, without gaps. The same input gives the same packs everywhere.
+        Pack numbers from 0, without gaps. They depend on the arguments alone; documents of equal size come in the order
+        of their index.
 
     Raises:
-        PlanError: a budget is not positive, a size is negative, or a document alone is above a budget.
+        PlanError: a budget or a size is negative, or a document alone is above a budget.
     """
     tokens, images = np.asarray(tokens, np.int64), np.asarray(images, np.int64)
     _check_budgets(tokens, images, seq_len, max_images)
-    if not len(tokens):
-        return np.zeros(0, np.int64)
-    image_limit = int(images.sum()) if max_images is None else max_images
-    kinds = kinds_of(tokens, images)
-    packs = np.empty(len(tokens), np.int64)
-    packs[kinds.documents] = first_fit(kinds.tokens, kinds.images, kinds.count, seq_len, image_limit)
+    packs = np.zeros(len(tokens), np.int64)
+    if len(tokens):
+        kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
+        packs[kinds.documents] = _fewest(kinds)
     return packs
+
+
+def _fewest(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
+    needed = lower_bound(kinds)
+    good = needed + (needed // _NEAR_ENOUGH if len(kinds.documents) > _FEW else 0)
+    best = best_fit(kinds.tokens, kinds.images, kinds.count, kinds.max_tokens, kinds.max_images)
+    if best.max() < good:
+        return best
+    for packs in _guided(kinds, needed):
+        if packs.max() < best.max():
+            best = packs
+        if best.max() < good:
+            break
+    return best
+
+
+def _guided(kinds: Kinds, needed: int) -> Iterator[Int64[np.ndarray, "docs"]]:
+    """Packings by guided fit, one for each set of recipes; first-fit decreasing alone where images cannot bind."""
+    tokens, images, max_tokens, max_images = kinds.tokens, kinds.images, kinds.max_tokens, kinds.max_images
+    lean = tokens * max_images - images * max_tokens
+    share = np.maximum(tokens * max(1, max_images), images * max_tokens)
+    leans_to_tokens = lean >= 0
+    # Documents that lean little first: those that take from one budget alone suit any pack and are kept for its end.
+    lean_class = np.abs(lean) // np.maximum(1, (tokens * max_images + images * max_tokens) // _LEAN_CLASSES)
+    orders = np.stack(
+        [
+            np.arange(len(tokens)),
+            np.lexsort((-tokens, -images)),
+            np.lexsort((-share, leans_to_tokens)),
+            np.lexsort((-np.abs(lean), lean_class, leans_to_tokens)),
+        ]
+    )
+    by_size = np.lexsort((-tokens, -share))
+    token_weight, image_weight = _weights(kinds, needed)
+    both_bind = int((images * kinds.count).sum()) > max_images
+    for recipes in _RECIPES if both_bind else (((UNGUIDED, _TOKENS),),):
+        yield guided_fit(
+            tokens, images, lean, kinds.count, orders, by_size, np.array(recipes, np.int64), max_tokens, max_images,
+            token_weight, image_weight, _most_documents(kinds),
+        )  # fmt: skip
+
+
+def _weights(kinds: Kinds, needed: int) -> tuple[int, int]:
+    """What a free token and a free image count: a budget that the documents hardly use up may be left open.
+
+    A budget's share of use, at the lower bound, to the power of 8, over the budget. Scaled so that a whole pack counts
+    at most 2**60 in each budget.
+    """
+    weights = []
+    for sizes, budget in ((kinds.tokens, kinds.max_tokens), (kinds.images, kinds.max_images)):
+        used = 1024 * int((sizes * kinds.count).sum()) // max(1, budget * needed)
+        weights.append(((used**8 >> 60) << 40) // max(1, budget))
+    return weights[0], weights[1]
+
+
+def _most_documents(kinds: Kinds) -> int:
+    """No pack holds more documents than fit when the smallest by tokens come first."""
+    smallest_first = slice(None, None, -1)
+    tokens, count = kinds.tokens[smallest_first], kinds.count[smallest_first]
+    fits = np.cumsum(tokens * count) <= kinds.max_tokens
+    whole = int(count[fits].sum())
+    if fits.all():
+        return whole
+    room = kinds.max_tokens - int((tokens * count)[fits].sum())
+    return whole + room // int(tokens[~fits][0])
 
 
 def _check_budgets(tokens: np.ndarray, images: np.ndarray, seq_len: int, max_images: int | None) -> None:
     if len(tokens) != len(images):
-        raise PlanError(
-            f"{len(tokens)} documents have tokens but {len(images)} have images; give one of each a document"
-        )
+        raise PlanError(f"{len(tokens)} documents have tokens but {len(images)} have images; give both for each")
     if seq_len < 1:
         raise PlanError(f"seq_len is {seq_len}; a pack needs room for at least 1 token")
     if max_images is not None and max_images < 0:

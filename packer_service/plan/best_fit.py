@@ -1,0 +1,90 @@
+"""Plain best-fit decreasing with two budgets: the yardstick that no plan may fall behind.
+
+Documents go by tokens descending, each into the open pack with the least free tokens that has room in both budgets
+(Johnson 1973, with the second budget as a side condition). As in the packing of one budget by Ding et al. 2024 ("Fewer
+truncations improve language modeling") and Hugging Face TRL, the index is a tree over the amounts of free tokens; here
+a leaf knows the most free images of its packs, and the packs of a leaf are a heap by free images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+from numba import njit
+
+from packer_service.plan.search_tree import GONE, build_tree, first_at_most, set_value
+
+
+@njit(cache=True)
+def _merge(
+    a: int,
+    b: int,
+    free_images: Int64[np.ndarray, "packs"],
+    left: Int64[np.ndarray, "packs"],
+    right: Int64[np.ndarray, "packs"],
+) -> int:
+    """Root of the union of two skew heaps (Sleator and Tarjan 1986), most free images on top; -1 is the empty heap."""
+    if a < 0 or b < 0:
+        return max(a, b)
+    if free_images[b] > free_images[a]:
+        a, b = b, a
+    root = a
+    while True:
+        below = right[a]
+        right[a] = left[a]
+        if below < 0:
+            left[a] = b
+            return root
+        if free_images[b] > free_images[below]:
+            below, b = b, below
+        left[a] = below
+        a = below
+
+
+@njit(cache=True)
+def best_fit(
+    tokens: Int64[np.ndarray, "kinds"],
+    images: Int64[np.ndarray, "kinds"],
+    count: Int64[np.ndarray, "kinds"],
+    max_tokens: int,
+    max_images: int,
+) -> Int64[np.ndarray, "docs"]:
+    """The pack of each document, kind after kind, by plain best-fit decreasing.
+
+    Args:
+        tokens: tokens of each kind, descending, each at most ``max_tokens``.
+        images: images of each kind, each at most ``max_images``.
+        count: documents of each kind.
+        max_tokens: the first budget; memory grows with it, 24 bytes a token.
+        max_images: the second budget.
+
+    Returns:
+        Pack numbers from 0, in the order in which the packs were opened.
+    """
+    n_documents = count.sum()
+    packs = np.empty(n_documents, np.int64)
+    free_images = np.empty(n_documents, np.int64)
+    left, right = np.full(n_documents, -1, np.int64), np.full(n_documents, -1, np.int64)
+    heaps = np.full(max_tokens + 1, -1, np.int64)
+    # Values are free images negated, since the tree looks for small ones.
+    tree = build_tree(np.full(max_tokens + 1, GONE, np.int64))
+    row, opened = 0, 0
+    for kind in range(len(tokens)):
+        for _ in range(count[kind]):
+            free = first_at_most(tree, tokens[kind], -images[kind])
+            if free < 0:
+                pack, free = opened, max_tokens
+                free_images[pack] = max_images
+                opened += 1
+            else:
+                pack = heaps[free]
+                heaps[free] = _merge(left[pack], right[pack], free_images, left, right)
+                set_value(tree, free, GONE if heaps[free] < 0 else -free_images[heaps[free]])
+                left[pack] = right[pack] = -1
+            free -= tokens[kind]
+            free_images[pack] -= images[kind]
+            heaps[free] = _merge(heaps[free], pack, free_images, left, right)
+            set_value(tree, free, -free_images[heaps[free]])
+            packs[row] = pack
+            row += 1
+    return packs
