@@ -1,0 +1,1 @@
+"""The demonstration source: real video, photographs and text that installed packages carry."""

@@ -1,0 +1,59 @@
+"""Little videos, made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+MakeVideo = Callable[..., Path]
+
+
+@pytest.fixture
+def make_video(tmp_path: Path) -> MakeVideo:
+    """A function that encodes a video whose n-th frame has a brightness of its own.
+
+    ``times`` are the frames' times in milliseconds (in frames for AVI), by default 40 apart.
+    """
+
+    def make(
+        name: str,
+        *,
+        times: Sequence[int] | None = None,
+        n_frames: int = 40,
+        size: tuple[int, int] = (96, 64),
+        codec: str = "libx264",
+        pix_fmt: str = "yuv420p",
+        b_frames: int = 0,
+        gop: int = 12,
+        turn: int = 0,
+        options: dict[str, str] | None = None,
+        muxer_options: dict[str, str] | None = None,
+        ticks: int = 1000,
+        picture: Callable[[int], np.ndarray] | None = None,
+    ) -> Path:
+        path = tmp_path / name
+        times = [40 * i for i in range(n_frames)] if times is None else times
+        with av.open(str(path), "w", options=muxer_options or {}) as container:
+            stream = container.add_stream(codec, rate=25, options={"threads": "1", **(options or {})})
+            stream.width, stream.height = size
+            stream.pix_fmt = pix_fmt
+            stream.codec_context.time_base = Fraction(1, ticks)
+            stream.codec_context.gop_size = gop
+            stream.codec_context.max_b_frames = b_frames
+            if turn:
+                stream.set_display_rotation(turn)
+            for number, tick in enumerate(times):
+                flat = np.full((size[1], size[0], 3), (20 + 5 * number) % 256, np.uint8)
+                pixels = flat if picture is None else picture(number)
+                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
+                frame.pts, frame.time_base = int(tick), Fraction(1, ticks)
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        return path
+
+    return make
