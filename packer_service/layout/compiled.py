@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 import numba
-
-P = ParamSpec("P")
-T = TypeVar("T")
+import numpy as np
 
 
-def compiled(function: Callable[P, T]) -> Callable[P, T]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """``numba.njit`` with its result cached on disk; without the cache where no folder for it can be written.
 
     Numba raises ``RuntimeError`` at decoration when neither ``__pycache__`` nor the user's cache folder is writable
@@ -21,3 +19,15 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
         return numba.njit(cache=True)(function)
     except RuntimeError:
         return numba.njit(function)
+
+
+@compiled
+def next_random(state: np.uint64) -> np.uint64:
+    """The next value of Marsaglia's 64-bit xorshift generator ("Xorshift RNGs", 2003); ``state`` is never 0.
+
+    A search draws from it so that its result depends on its arguments alone, on every machine.
+    """
+    state ^= state << np.uint64(13)
+    state ^= state >> np.uint64(7)
+    state ^= state << np.uint64(17)
+    return state

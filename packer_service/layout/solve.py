@@ -7,10 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from packer_service.layout.balanced_gather import gather_owners
+from packer_service.layout.balanced_ring import ring_owners
+from packer_service.layout.blocks import BlockMap, block_map
 from packer_service.layout.contiguous import contiguous_runs
 from packer_service.layout.mask import MaskIndex
+from packer_service.layout.measures import ring_step_maxima
 from packer_service.layout.needs import key_blocks_needed
 from packer_service.layout.runs import runs_from_owners
+from packer_service.layout.tiles import TILE, tiles_by_rank
 from packer_service.layout.zigzag import zigzag_runs
 from schemas.errors import LayoutError
 from schemas.layout import BLOCK_SCHEMES, SCHEMES, TokenLayout
@@ -31,6 +36,8 @@ def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequenc
     """
     if unknown := [scheme for scheme in schemes if scheme not in SCHEMES]:
         raise LayoutError(f"unknown layout scheme {unknown[0]!r}; known are {', '.join(SCHEMES)}")
+    if seq_len < 1:
+        raise LayoutError("an empty sequence has no layout; give at least one token")
     if block_size < 1:
         raise LayoutError(f"block_size {block_size} is below 1; 128 fits the usual attention kernels")
     for degree in ring_degrees:
@@ -67,21 +74,55 @@ def solve_layouts(
     """
     index = MaskIndex.of(mask)
     check_request(seq_len=index.seq_len, schemes=schemes, ring_degrees=ring_degrees, block_size=block_size)
+    solver = _Solver(index, np.asarray(segment_edges, np.int64), block_size)
     layouts = []
     for scheme in (s for s in SCHEMES if s in schemes):
         for degree in sorted(set(ring_degrees)):
-            runs = _runs(scheme, index, segment_edges, degree, block_size)
+            runs = solver.runs(scheme, degree)
             needs = key_blocks_needed(index, runs, degree, block_size)
             layouts.append(TokenLayout(scheme=scheme, ring_degree=degree, runs=runs, needs=needs))
     return layouts
 
 
-def _runs(
-    scheme: str, index: MaskIndex, edges: Int64[np.ndarray, "segments_plus_1"], degree: int, block_size: int
-) -> Int32[np.ndarray, "runs 3"]:
-    if scheme == "contiguous":
-        return contiguous_runs(index.seq_len, degree)
-    if scheme == "zigzag":
-        return zigzag_runs(edges, degree)
-    blocks = index.seq_len // block_size
-    return runs_from_owners(np.arange(blocks, dtype=np.int32) % degree, block_size)
+class _Solver:
+    """What the layouts of one pack share: block maps, and the paths of the layouts that must not be better."""
+
+    def __init__(self, index: MaskIndex, edges: Int64[np.ndarray, "segments_plus_1"], block_size: int) -> None:
+        self._index, self._edges, self._block_size = index, edges, block_size
+        self._maps: dict[int, BlockMap] = {}
+        self._rivals: dict[int, tuple[int | None, int | None]] = {}
+
+    def runs(self, scheme: str, degree: int) -> Int32[np.ndarray, "runs 3"]:
+        if scheme == "contiguous":
+            return contiguous_runs(self._index.seq_len, degree)
+        if scheme == "zigzag":
+            return zigzag_runs(self._edges, degree)
+        unit = self._unit(degree)
+        blocks = self._map(unit)
+        gather, ring = self._rival_paths(degree)
+        if scheme == "balanced_ring":
+            return runs_from_owners(ring_owners(blocks, degree, beat=ring), unit)
+        return runs_from_owners(gather_owners(blocks, degree, at_most=gather), unit)
+
+    def _unit(self, degree: int) -> int:
+        """Tokens dealt together: whole kernel tiles where the blocks are smaller and the length allows it."""
+        size = self._block_size
+        whole_tiles = TILE % size == 0 and self._index.seq_len % (TILE * degree) == 0
+        return TILE if whole_tiles else size
+
+    def _map(self, unit: int) -> BlockMap:
+        if unit not in self._maps:
+            self._maps[unit] = block_map(self._index, unit)
+        return self._maps[unit]
+
+    def _rival_paths(self, degree: int) -> tuple[int | None, int | None]:
+        """Least gather and ring path of zigzag and head-tail, where the lengths allow either."""
+        if degree not in self._rivals:
+            seq_len, parts = self._index.seq_len, 2 * degree
+            rivals = [np.array([0, seq_len])] if seq_len % parts == 0 else []
+            rivals += [] if (np.diff(self._edges) % parts).any() else [self._edges]
+            tiles = [tiles_by_rank(self._index, zigzag_runs(edges, degree), degree) for edges in rivals]
+            gather = min((int(t.sum(axis=1).max()) for t in tiles), default=None)
+            ring = min((int(ring_step_maxima(t).sum()) for t in tiles), default=None)
+            self._rivals[degree] = gather, ring
+        return self._rivals[degree]

@@ -45,7 +45,7 @@ def zigzag_runs(edges: Int64[np.ndarray, "segments_plus_1"], ring_degree: int) -
         start, length = int(edges[wrong[0]]), int(lengths[wrong[0]])
         raise LayoutError(
             f"zigzag at ring degree {ring_degree}: the segment at token {start} has {length} tokens, no multiple of"
-            f" {parts}; align documents to 2 * the largest ring degree ({-(-length // parts) * parts} tokens for this one)"
+            f" {parts}; align documents to 2 * the largest ring degree"
         )
     chunk = lengths // parts
     ranks = np.arange(ring_degree)[:, None, None]

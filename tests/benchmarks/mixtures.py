@@ -6,9 +6,12 @@ texts and videos whose image tokens all see each other, the hardest shape of mas
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
+
+from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
 SEQ_LEN = 36_864
 
@@ -21,6 +24,7 @@ class Kind:
         share: its part of the documents.
         text_median, text_sigma: tokens of text of the shared part.
         images: units in a document.
+        log_images: units are drawn evenly on a logarithmic scale.
         image_tokens: tokens of a unit.
         stamp_tokens: tokens of text before each unit.
         annotations: questions that see the shared part and themselves; below 2 there are none.
@@ -32,6 +36,7 @@ class Kind:
     text_median: float
     text_sigma: float
     images: tuple[int, int] = (0, 1)
+    log_images: bool = False
     image_tokens: tuple[int, int] = (0, 1)
     stamp_tokens: tuple[int, int] = (0, 1)
     annotations: tuple[int, int] = (0, 1)
@@ -44,7 +49,8 @@ MIXTURES: dict[str, tuple[Kind, ...]] = {
         Kind(share=0.35, text_median=500, text_sigma=1.0),
         Kind(share=0.40, text_median=120, text_sigma=0.7, images=(1, 10), image_tokens=(146, 147)),
         Kind(
-            share=0.25, text_median=150, text_sigma=0.7, images=(8, 385), image_tokens=(81, 82), stamp_tokens=(4, 7)
+            share=0.25, text_median=150, text_sigma=0.7, images=(8, 385), log_images=True, image_tokens=(81, 82),
+            stamp_tokens=(4, 7),
         ),
     ),
     "annotated": (
@@ -90,6 +96,12 @@ class Columns:
         )
 
 
+def _log_even(kinds: tuple[Kind, ...], kind: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    low, high = np.array([k.images for k in kinds])[kind].T
+    low = np.maximum(low, 1)
+    return np.floor(low * (high / low) ** rng.random(len(kind))).astype(np.int64)
+
+
 def columns(mixture: str, n: int, seed: int, seq_len: int = SEQ_LEN) -> Columns:
     """Draw ``n`` documents of a mixture, none longer than ``seq_len``."""
     kinds, rng = MIXTURES[mixture], np.random.default_rng(seed)
@@ -103,6 +115,7 @@ def columns(mixture: str, n: int, seed: int, seq_len: int = SEQ_LEN) -> Columns:
     sigma = np.array([k.text_sigma for k in kinds])[kind]
     text = np.maximum(16, np.rint(median * np.exp(sigma * rng.standard_normal(n)))).astype(np.int64)
     images, image_tokens, stamps = drawn("images"), drawn("image_tokens"), drawn("stamp_tokens")
+    images = np.where(np.array([k.log_images for k in kinds])[kind], _log_even(kinds, kind, rng), images)
     annotations, annotation_tokens = drawn("annotations"), drawn("annotation_tokens")
     annotations[annotations < 2] = 0
     room = seq_len - 16 - annotations * annotation_tokens
@@ -118,3 +131,71 @@ def lengths(mixture: str, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and images of ``n`` documents, int64 each."""
     drawn = columns(mixture, n, seed)
     return drawn.tokens.astype(np.int64), drawn.images.astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """One pack: its mask, and the edges of its segments (documents with alignment padding, gaps)."""
+
+    mask: MaskArrays
+    edges: np.ndarray
+    images: int
+
+
+def _document(drawn: Columns, at: int, whole_group: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Branch and group of each token of a document: opening text, units with stamps, text, annotations."""
+    opening = int(drawn.text[at]) // 4
+    stamp, image, units = int(drawn.stamp_tokens[at]), int(drawn.image_tokens[at]), int(drawn.images[at])
+    unit_ids = np.zeros(units, np.int32) if whole_group else np.arange(units, dtype=np.int32)
+    media = np.full((units, stamp + image), CAUSAL_ONLY, np.int32)
+    media[:, stamp:] = unit_ids[:, None]
+    asked, each = int(drawn.annotations[at]), int(drawn.annotation_tokens[at])
+    text = np.full(int(drawn.text[at]), CAUSAL_ONLY, np.int32)
+    group = np.concatenate(
+        [text[:opening], media.reshape(-1), text[opening:], np.full(asked * each, CAUSAL_ONLY, np.int32)]
+    )
+    branch = np.zeros(len(group), np.int32)
+    if asked:
+        branch[-asked * each :] = np.repeat(np.arange(1, asked + 1), each)
+    return branch, group
+
+
+def _best_fit_decreasing(sizes: np.ndarray, seq_len: int) -> list[list[int]]:
+    """Documents of each pack, largest first, each into the fullest pack that has room."""
+    bins: list[list[int]] = []
+    free: list[tuple[int, int]] = []
+    for at in np.argsort(-sizes, kind="stable").tolist():
+        place = bisect_left(free, (int(sizes[at]), -1))
+        if place == len(free):
+            room, which = seq_len, len(bins)
+            bins.append([])
+        else:
+            room, which = free.pop(place)
+        bins[which].append(at)
+        insort(free, (room - int(sizes[at]), which))
+    return bins
+
+
+def packs(mixture: str, n: int, seed: int, *, seq_len: int = SEQ_LEN, align: int = 32) -> list[Pack]:
+    """``n`` packs out of many more, drawn evenly; documents start at multiples of ``align``, in random order."""
+    pool = max(2000, 20 * n)
+    drawn, rng = columns(mixture, pool, seed, seq_len - align), np.random.default_rng(seed + 1)
+    aligned = -(-drawn.tokens // align) * align
+    bins = _best_fit_decreasing(aligned, seq_len)
+    chosen = rng.choice(len(bins), size=n, replace=len(bins) < n)
+    return [_pack(drawn, MIXTURES[mixture], rng.permutation(bins[c]), aligned, seq_len) for c in chosen]
+
+
+def _pack(drawn: Columns, kinds: tuple[Kind, ...], members: np.ndarray, aligned: np.ndarray, seq_len: int) -> Pack:
+    doc = np.full(seq_len, PADDING_DOC, np.int32)
+    branch, group = np.zeros(seq_len, np.int32), np.full(seq_len, CAUSAL_ONLY, np.int32)
+    edges = [0]
+    for number, at in enumerate(members.tolist()):
+        branches, groups = _document(drawn, at, kinds[drawn.kind[at]].whole_group)
+        here = slice(edges[-1], edges[-1] + len(groups))
+        doc[here], branch[here], group[here] = number, branches, groups
+        edges.append(edges[-1] + int(aligned[at]))
+    if edges[-1] < seq_len:
+        edges.append(seq_len)
+    mask = MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group)
+    return Pack(mask=mask, edges=np.array(edges, np.int64), images=int(drawn.images[members].sum()))

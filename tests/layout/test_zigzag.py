@@ -51,7 +51,7 @@ def test_overlap_and_overrun_are_refused(starts):
 
 def test_lengths_that_do_not_divide():
     # Fails when a remainder is dropped or dealt unevenly.
-    with pytest.raises(LayoutError, match=r"segment at token 8 has 4 tokens.*8 tokens for this"):
+    with pytest.raises(LayoutError, match=r"segment at token 8 has 4 tokens.*align"):
         zigzag_runs(np.array([0, 8, 12]), 4)
     with pytest.raises(LayoutError, match="multiple of 5"):
         contiguous_runs(12, 5)

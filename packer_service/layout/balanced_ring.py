@@ -1,0 +1,180 @@
+"""``balanced_ring``: whole blocks dealt so that no ring step waits for one rank.
+
+In step t of ring attention rank r computes the tiles between its queries and the keys of rank ``(r - t) mod R``, and
+all ranks wait for the slowest. The search starts from blocks dealt in turn, whose tiles are already spread evenly over
+ranks and steps, and exchanges two blocks of two ranks where that shortens the sum of the steps' maxima. Half of the
+exchanges tried are between near blocks: they see almost the same keys, so they change few tiles, which is what the last
+per cent needs. Between layouts of equal path the one with the less variance inside the steps leads on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int32
+
+from packer_service.layout.blocks import BlockMap
+from packer_service.layout.compiled import compiled, next_random
+from packer_service.layout.deals import consecutive, head_tail, round_robin
+
+PATH_WEIGHT = 1000
+"""One tile of path against one unit of variance, both of them integers."""
+
+NEAR = 8
+"""Largest distance of two near blocks."""
+
+
+@compiled
+def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tiles of each row by rank of the keys, of each column by rank of the queries, and of each step by rank."""
+    count = len(owners)
+    by_key, by_query = np.zeros((count, ring), np.int32), np.zeros((count, ring), np.int32)
+    steps = np.zeros((ring, ring), np.int32)
+    for row in range(count):
+        rank = owners[row]
+        for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
+            tiles = blocks.row_spans[span, 2]
+            for column in range(blocks.row_spans[span, 0], blocks.row_spans[span, 1]):
+                by_key[row, owners[column]] += tiles
+                by_query[column, rank] += tiles
+        for other in range(ring):
+            steps[(rank - other) % ring, rank] += by_key[row, other]
+    return by_key, by_query, steps
+
+
+@compiled
+def _cost(steps: np.ndarray) -> tuple[int, int]:
+    """Ring path, and the path with the variance inside the steps added: what the search lowers."""
+    ring = len(steps)
+    path, variance = np.int64(0), np.int64(0)
+    for step in range(ring):
+        largest, total, squares = np.int32(0), np.int64(0), np.int64(0)
+        for rank in range(ring):
+            tiles = steps[step, rank]
+            largest = max(largest, tiles)
+            total += tiles
+            squares += np.int64(tiles) * tiles
+        path += largest
+        variance += squares * ring - total * total
+    return path, PATH_WEIGHT * path + variance // ring
+
+
+@compiled
+def _between(blocks: BlockMap, row: int, column: int) -> int:
+    """Tiles between one block of queries and one of keys."""
+    for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
+        if blocks.row_spans[span, 0] <= column < blocks.row_spans[span, 1]:
+            return blocks.row_spans[span, 2]
+    return np.int32(0)
+
+
+@compiled
+def _exchange(
+    steps: np.ndarray, rows: np.ndarray, columns: np.ndarray, first: int, second: int, both: int, sign: int
+) -> None:
+    """Add ``sign`` times the change of an exchange between two ranks to the tiles of each step and rank.
+
+    ``rows`` and ``columns`` are what the first rank gains: the difference of the blocks' rows by rank of the keys, and
+    of their columns by rank of the queries. ``both`` puts right the tiles between the two blocks themselves.
+    """
+    ring = len(steps)
+    for other in range(ring):
+        gain = rows[other] * sign
+        steps[(first - other + ring) % ring, first] += gain
+        steps[(second - other + ring) % ring, second] -= gain
+        gain = columns[other] * sign
+        steps[(other - first + ring) % ring, other] += gain
+        steps[(other - second + ring) % ring, other] -= gain
+    steps[0, first] += both * sign
+    steps[0, second] += both * sign
+    steps[(first - second + ring) % ring, first] -= both * sign
+    steps[(second - first + ring) % ring, second] -= both * sign
+
+
+@compiled
+def _move(blocks: BlockMap, by_key: np.ndarray, by_query: np.ndarray, block: int, old: int, new: int) -> None:
+    """Account for a block that goes from rank ``old`` to rank ``new``."""
+    for span in range(blocks.column_edges[block], blocks.column_edges[block + 1]):
+        tiles = blocks.column_spans[span, 2]
+        for row in range(blocks.column_spans[span, 0], blocks.column_spans[span, 1]):
+            by_key[row, old] -= tiles
+            by_key[row, new] += tiles
+    for span in range(blocks.row_edges[block], blocks.row_edges[block + 1]):
+        tiles = blocks.row_spans[span, 2]
+        for column in range(blocks.row_spans[span, 0], blocks.row_spans[span, 1]):
+            by_query[column, old] -= tiles
+            by_query[column, new] += tiles
+
+
+@compiled
+def _search(
+    blocks: BlockMap, start: np.ndarray, ring: int, tries: int, enough: int, seed: int
+) -> tuple[np.ndarray, int]:
+    """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``."""
+    owners, count = start.copy(), len(start)
+    by_key, by_query, steps = _tables(blocks, owners, ring)
+    path, cost = _cost(steps)
+    best, best_path = owners.copy(), path
+    state = np.uint64(seed)
+    for _ in range(tries):
+        if best_path <= enough:
+            break
+        state = next_random(state)
+        i = np.int64((state >> np.uint64(8)) % np.uint64(count))
+        j = np.int64((state >> np.uint64(32)) % np.uint64(count))
+        if state & np.uint64(1):
+            j = i + 1 + j % NEAR if state & np.uint64(2) else i - 1 - j % NEAR
+        if j < 0 or j >= count or owners[i] == owners[j]:
+            continue
+        first, second = owners[i], owners[j]
+        rows, columns = by_key[j] - by_key[i], by_query[j] - by_query[i]
+        both = _between(blocks, i, i) + _between(blocks, j, j) - _between(blocks, i, j) - _between(blocks, j, i)
+        _exchange(steps, rows, columns, first, second, both, 1)
+        new_path, new_cost = _cost(steps)
+        if new_cost > cost:
+            _exchange(steps, rows, columns, first, second, both, -1)
+            continue
+        cost = new_cost
+        _move(blocks, by_key, by_query, i, first, second)
+        _move(blocks, by_key, by_query, j, second, first)
+        owners[i], owners[j] = second, first
+        if new_path < best_path:
+            best_path = new_path
+            best[:] = owners
+    return best, best_path
+
+
+def ring_owners(
+    blocks: BlockMap, ring_degree: int, *, tries: int | None = None, beat: int | None = None
+) -> Int32[np.ndarray, "blocks"]:
+    """Ring rank of each block, the same number of blocks on every rank, with the least ring path found.
+
+    Args:
+        blocks: the map of a number of blocks that ``ring_degree`` divides.
+        ring_degree: number of ring ranks.
+        tries: exchanges to try; by default a number that grows with the blocks and the degree, and never with time.
+        beat: a path known from another layout; while the result is longer, the search goes on from other starts.
+    """
+    count = len(blocks.loads)
+    if ring_degree == 1:
+        return np.zeros(count, np.int32)
+    tries = _default_tries(blocks, ring_degree) if tries is None else tries
+    enough = -(-int(blocks.loads.sum()) // ring_degree)
+    best, path = _search(blocks, round_robin(count, ring_degree), ring_degree, tries, enough, 1)
+    starts = (head_tail, round_robin, consecutive)
+    for seed, start in enumerate(starts, 2):
+        other = start(count, ring_degree)
+        # A block-aligned head-tail layout is looked at in any case; it is the optimum of one long document.
+        again = tries if beat is not None and path > beat else 0
+        if again or start is head_tail:
+            owners, length = _search(blocks, other, ring_degree, again, enough, seed)
+            if length < path:
+                best, path = owners, length
+    return best
+
+
+def _default_tries(blocks: BlockMap, ring_degree: int) -> int:
+    """140 exchanges a block, of which a larger degree gets more; bounded where one exchange touches many tiles."""
+    count = len(blocks.loads)
+    tries = 35 * count * min(4, max(1, ring_degree // 4))
+    work = 4 * ring_degree**2 + 4 * int(blocks.loads.sum()) // max(count, 1)
+    return min(tries, 4_000_000_000 // work)

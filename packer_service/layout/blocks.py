@@ -1,0 +1,140 @@
+"""The mask as a map of blocks, for the schemes that deal whole blocks.
+
+A row of the map is a block of queries, a column a block of keys, an entry the number of kernel tiles with an allowed
+pair between them. Rows and columns are both kept as spans of equal entries: a causal document is one span a row, so a
+map of 8,192 blocks takes a few hundred kilobytes where the matrix would take 64 MiB.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from packer_service.layout.compiled import compiled
+from packer_service.layout.incidence import Incidence, chunk_incidence
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.needs import real_before
+from packer_service.layout.tiles import TILE, whole_run
+
+
+class BlockMap(NamedTuple):
+    """Tiles between blocks in natural order; a named tuple, since Numba's kernels take one whole.
+
+    Attributes:
+        row_edges, row_spans: spans ``row_edges[i]:row_edges[i + 1]`` have rows (first column, end column, tiles).
+        column_edges, column_spans: the same for each column: (first row, end row, tiles).
+        loads: tiles of each row.
+        real: tokens of each block that are not padding.
+        row_keys: the same of all blocks that each row sees.
+    """
+
+    row_edges: Int64[np.ndarray, "blocks_plus_1"]
+    row_spans: Int32[np.ndarray, "row_spans 3"]
+    column_edges: Int64[np.ndarray, "blocks_plus_1"]
+    column_spans: Int32[np.ndarray, "column_spans 3"]
+    loads: Int64[np.ndarray, "blocks"]
+    real: Int64[np.ndarray, "blocks"]
+    row_keys: Int64[np.ndarray, "blocks"]
+
+
+@compiled
+def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Spans of each row of blocks, from tiles of which ``per_block`` x ``per_block`` make a block."""
+    count = len(tiles.seen_edges) - 1
+    marked, counts = np.full(count, -1, np.int32), np.zeros(blocks + 1, np.int32)
+    edges, spans, size = np.zeros(blocks + 1, np.int64), np.empty((4 * blocks + 16, 3), np.int32), 0
+    for block in range(blocks):
+        low, high = blocks, -1
+        for row in range(block * per_block, min(count, (block + 1) * per_block)):
+            for entry in range(tiles.seen_edges[row], tiles.seen_edges[row + 1]):
+                c, upto = tiles.seen_class[entry], tiles.seen_upto[entry]
+                for place in range(tiles.held_edges[c], tiles.held_edges[c + 1]):
+                    if tiles.held_from[place] > upto:
+                        break
+                    column = tiles.held_chunk[place]
+                    if marked[column] != row:
+                        marked[column] = row
+                        counts[column // per_block] += 1
+                        low, high = min(low, column // per_block), max(high, column // per_block)
+            for entry in range(tiles.seen_group_edges[row], tiles.seen_group_edges[row + 1]):
+                group = tiles.seen_group[entry]
+                for place in range(tiles.held_group_edges[group], tiles.held_group_edges[group + 1]):
+                    column = tiles.held_group_chunk[place]
+                    if marked[column] != row:
+                        marked[column] = row
+                        counts[column // per_block] += 1
+                        low, high = min(low, column // per_block), max(high, column // per_block)
+        start = low
+        while start <= high:
+            end = start + 1
+            while end <= high and counts[end] == counts[start]:
+                end += 1
+            if counts[start] > 0:
+                if size == len(spans):
+                    spans = np.concatenate((spans, np.empty_like(spans)))
+                spans[size, 0], spans[size, 1], spans[size, 2] = start, end, counts[start]
+                size += 1
+            start = end
+        counts[low : high + 1] = 0
+        edges[block + 1] = size
+    return edges, spans[:size].copy()
+
+
+@compiled
+def _transposed(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Spans of each column from those of each row: a column's last span grows while the next row has the same entry."""
+    blocks = len(edges) - 1
+    fill = np.zeros(blocks + 1, np.int64)
+    out_edges, out = np.zeros(blocks + 1, np.int64), np.empty((0, 3), np.int32)
+    for turn in range(2):  # first count the spans of each column, then write them
+        last_row, last_tiles = np.full(blocks, -2, np.int32), np.zeros(blocks, np.int32)
+        for row in range(blocks):
+            for span in range(edges[row], edges[row + 1]):
+                tiles = spans[span, 2]
+                for column in range(spans[span, 0], spans[span, 1]):
+                    grows = last_row[column] == row - 1 and last_tiles[column] == tiles
+                    last_row[column], last_tiles[column] = row, tiles
+                    if not grows:
+                        fill[column] += 1
+                    if turn == 1:
+                        at = fill[column] - 1
+                        if not grows:
+                            out[at, 0], out[at, 2] = row, tiles
+                        out[at, 1] = row + 1
+        if turn == 0:
+            out_edges[1:] = np.cumsum(fill[:blocks])
+            out = np.empty((out_edges[blocks], 3), np.int32)
+            fill[:blocks] = out_edges[:blocks]
+    return out_edges, out
+
+
+def _sum_rows(
+    values: Int64[np.ndarray, "row_spans"], row_edges: Int64[np.ndarray, "blocks_plus_1"]
+) -> Int64[np.ndarray, "blocks"]:
+    return np.diff(np.concatenate([[0], np.cumsum(values)])[row_edges])
+
+
+def block_map(index: MaskIndex, block_size: int, *, tile: int = TILE) -> BlockMap:
+    """The map of ``seq_len / block_size`` blocks.
+
+    Entries count tiles of ``tile`` tokens where a block is a whole number of them; else a block is one tile.
+    """
+    blocks = index.seq_len // block_size
+    unit = tile if block_size % tile == 0 else block_size
+    incidence = chunk_incidence(index, whole_run(index.seq_len), unit)
+    row_edges, row_spans = _rows(incidence, block_size // unit, blocks)
+    column_edges, column_spans = _transposed(row_edges, row_spans)
+    span_tiles = (row_spans[:, 1] - row_spans[:, 0]).astype(np.int64) * row_spans[:, 2]
+    real_edges = real_before(index, np.arange(blocks + 1) * block_size)
+    span_keys = real_edges[row_spans[:, 1]] - real_edges[row_spans[:, 0]]
+    return BlockMap(
+        row_edges=row_edges,
+        row_spans=row_spans,
+        column_edges=column_edges,
+        column_spans=column_spans,
+        loads=_sum_rows(span_tiles, row_edges),
+        real=np.diff(real_edges),
+        row_keys=_sum_rows(span_keys, row_edges),
+    )

@@ -1,0 +1,45 @@
+"""Simple deals of blocks to ranks, from which the searches start. Each gives every rank the same number of blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+
+def round_robin(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
+    """Block b on rank ``b mod R``: every document is spread evenly, at the price of moving all of its keys."""
+    return (np.arange(blocks) % ring_degree).astype(np.int32)
+
+
+def consecutive(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
+    """Rank r has the r-th of R equal ranges: the fewest keys to move, and no balance."""
+    return (np.arange(blocks) * ring_degree // blocks).astype(np.int32)
+
+
+def head_tail(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
+    """Rank r has the r-th range from the front and the r-th from the back, an equal number of blocks in all.
+
+    With an even number of blocks a rank this is the layout of torch's and Megatron's context parallelism. With an odd
+    number the range at the front is one block shorter than the one at the back.
+    """
+    each = blocks // ring_degree
+    owners = np.empty(blocks, np.int32)
+    front = each // 2
+    for rank in range(ring_degree):
+        owners[rank * front : (rank + 1) * front] = rank
+        owners[blocks - (rank + 1) * (each - front) : blocks - rank * (each - front)] = rank
+    return owners
+
+
+def longest_first(loads: Int64[np.ndarray, "blocks"], ring_degree: int) -> Int32[np.ndarray, "blocks"]:
+    """Blocks by falling load, each to the rank of least load that has room (Graham's LPT rule with equal counts)."""
+    room = np.full(ring_degree, len(loads) // ring_degree)
+    load = np.zeros(ring_degree, np.int64)
+    full = np.iinfo(np.int64).max
+    owners = np.empty(len(loads), np.int32)
+    for block in np.argsort(-loads, kind="stable").tolist():
+        rank = int(np.argmin(np.where(room > 0, load, full)))
+        owners[block] = rank
+        load[rank] += loads[block]
+        room[rank] -= 1
+    return owners
