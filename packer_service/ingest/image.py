@@ -159,6 +159,9 @@ def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jp
         jpeg_quality: 1 to 95; not used for PNG.
     """
     out = io.BytesIO()
+    # Pillow hands a photograph's comments and profiles on to everything that is cut from it.
+    image = image.copy()
+    image.info = {}
     if image_format == "jpeg":
         image.save(out, "JPEG", quality=jpeg_quality)
     else:
