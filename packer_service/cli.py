@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from schemas.errors import ConfigError, PreshardError
+
+if TYPE_CHECKING:
+    from packer_service.job import Executor
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ConsoleProgress:
@@ -33,6 +40,27 @@ class ConsoleProgress:
         self.last[what] = (first, now)
         rest = f", about {(now - first) * (total - done) / max(done - 1, 1):.0f} s left" if 1 < done < total else ""
         self.note(f"{what}: {done} of {total}{rest}")
+
+
+class _RayOnUse:
+    """Runs tasks on Ray, which it starts with the first of them: a run with nothing to do need not wait for it."""
+
+    def __init__(self, stack: ExitStack, address: str | None, num_cpus: int | None, progress: ConsoleProgress) -> None:
+        self.stack = stack
+        self.address = address
+        self.num_cpus = num_cpus
+        self.progress = progress
+        self.executor: Executor | None = None
+
+    def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
+        if not items:
+            return
+        if self.executor is None:
+            self.progress.note("starting Ray")
+            from packer_service.pipeline import ray_cluster
+
+            self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus))
+        yield from self.executor.run(function, items)
 
 
 class _Commands(click.Group):
@@ -87,17 +115,12 @@ def pack(
 ) -> None:
     """Packs SOURCE files and folders (JSON Lines, Parquet) into a dataset. Goes on where an earlier run stopped."""
     from packer_service.config import load_config
-    from packer_service.ingest.sources import list_sources
-    from packer_service.ingest.tokenizer import load_tokenizer
     from packer_service.job import pack as run_job
-    from packer_service.pipeline import ray_cluster
 
     config = load_config(config_file, settings)
-    list_sources(sources)
-    load_tokenizer(config.tokenizer, config.special_tokens)
     progress = ConsoleProgress()
-    progress.note("starting Ray")
-    with ray_cluster(ray_address, num_cpus) as executor:
+    with ExitStack() as stack:
+        executor = _RayOnUse(stack, ray_address, num_cpus, progress)
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
     if outcome.already_done:
@@ -139,12 +162,9 @@ def plan(
     if lengths is not None:
         _print_report(plan_lengths(lengths, config), as_json)
         return
-    from packer_service.pipeline import ray_cluster
-
     progress = ConsoleProgress()
-    progress.note("starting Ray")
-    with ray_cluster(ray_address, num_cpus) as executor:
-        report = plan_sources(sources, config, executor, progress)
+    with ExitStack() as stack:
+        report = plan_sources(sources, config, _RayOnUse(stack, ray_address, num_cpus, progress), progress)
     _print_report(report, as_json)
 
 

@@ -165,8 +165,11 @@ def _claim(job: _Job, record: dict[str, Any]) -> None:
     names = [name for name in folder.names() if not name.startswith(f"{WORK}/")]
     if names:
         raise ConfigError(f"--out {folder.location}: holds {names[0]}, of no job of ours; give a new or empty folder")
-    work.delete_all()
-    work.write("job.json", json.dumps(record).encode())
+    try:
+        work.delete_all()
+        work.write("job.json", json.dumps(record).encode())
+    except OSError as error:
+        raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
 
 
 def _refuse_difference(before: dict[str, Any], now: dict[str, Any], out: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ class RayExecutor:
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
             return
+        _keep_quiet()
         rows = [{"index": index, "item": pickle.dumps(item)} for index, item in enumerate(items)]
         blocks = ray.data.from_items(rows, override_num_blocks=len(rows))
         task = _Task(function)
@@ -65,13 +67,18 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
     if target != "local" and num_cpus is not None:
         raise ConfigError(f"--num-cpus {num_cpus}: sets the size of a local Ray; the cluster at {target} has its own")
     _connect(target, num_cpus)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
     try:
         yield RayExecutor()
     finally:
         ray.shutdown()
+
+
+def _keep_quiet() -> None:
+    """The job says itself how far it is; Ray Data would add a line or a bar a pipeline."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
 
 
 def _connect(target: str, num_cpus: int | None) -> None:

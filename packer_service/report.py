@@ -20,7 +20,7 @@ from packer_service.figures import (
 )
 from packer_service.shards.store import Folder
 from schemas.codec import decode_manifest, decode_table
-from schemas.errors import ConfigError, ManifestMissing, TableInvalid
+from schemas.errors import ConfigError, TableInvalid
 from schemas.manifest import MANIFEST, RUN, Manifest
 from schemas.tables import BALANCE, TABLES
 
@@ -29,14 +29,14 @@ def open_dataset(location: str) -> tuple[Folder, Manifest]:
     """A dataset's folder and manifest.
 
     Raises:
-        ConfigError: there is no such folder.
-        ManifestMissing, ManifestInvalid: the folder is no dataset.
+        ConfigError: there is no such folder, or it is no dataset.
+        ManifestInvalid: its manifest cannot be read.
     """
     folder = Folder(location)
     if not folder.exists():
         raise ConfigError(f"DATASET {location}: no such folder")
     if not folder.is_file(MANIFEST):
-        raise ManifestMissing(location, f"has no {MANIFEST}: it is no dataset, or packing it has not ended")
+        raise ConfigError(f"DATASET {location}: has no {MANIFEST}: it is no dataset, or packing it has not ended")
     return folder, decode_manifest(folder.read(MANIFEST), MANIFEST)
 
 
@@ -44,7 +44,7 @@ def report_dataset(location: str) -> Figures:
     """Every figure of the report. The keys that other programs rely on are named in ``docs/format.md``.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: there is no such folder, or it is no dataset.
         FormatError: the dataset is broken.
     """
     folder, manifest = open_dataset(location)

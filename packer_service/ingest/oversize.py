@@ -103,7 +103,7 @@ def _split_annotations(rendered: RenderedDocument, limit: _Limit) -> list[Render
 def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
     """The shared prefix and the tokens ``[start, end)`` of some annotations, numbered from 1."""
     prefix, rest = cut(rendered, 0, rendered.n_shared), cut(rendered, start, end)
-    branches = rest.branch_ids - (rest.branch_ids.min(initial=1) - 1)
+    branches = rest.branch_ids - (rest.branch_ids[0] - 1)
     joined = {
         name: np.concatenate([getattr(prefix, name), getattr(rest, name)])
         for name in ("tokens", "labels", "loss_weights", "unit_crops", "unit_timestamps", "unit_numbers")

@@ -47,6 +47,9 @@ def parse_document(row: Any) -> Document:
     annotations = _list(row["annotations"], "annotations")
     shared = tuple(_media(part, f"media[{i}]") for i, part in enumerate(_list(row.get("media", []), "media")))
     branches = tuple(_messages(given, f"annotations[{i}]") for i, given in enumerate(annotations))
+    for i, branch in enumerate(branches):
+        if not branch:
+            _bad(f"annotations[{i}] has no messages; leave it out")
     return _with_loss(Document(shared=shared, branches=branches, annotated=True))
 
 

@@ -1,0 +1,137 @@
+"""Documents above a budget: cut between units and annotations, with every lost token counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_service.ingest.oversize import fit
+from packer_service.ingest.render import RenderedDocument, branch_positions, shifted_labels
+from schemas.errors import DocumentError
+
+X = -100
+
+
+def document(
+    units: list[tuple[int, int]], length: int, shared: int = 0, branches: tuple[int, ...] = ()
+) -> RenderedDocument:
+    """Tokens 0, 1, 2, ... with loss outside units; units as (start, crops), two tokens a crop."""
+    total = shared + sum(branches) if branches else length
+    branch_ids = (
+        np.repeat(np.arange(len(branches) + 1, dtype=np.int32), [shared, *branches])
+        if branches
+        else np.zeros(total, np.int32)
+    )
+    unit_ids = np.full(total, -1, np.int32)
+    for number, (start, crops) in enumerate(units):
+        unit_ids[start : start + 2 * crops] = number
+    tokens = np.arange(total, dtype=np.int32)
+    labels = shifted_labels(tokens, (unit_ids < 0) & (branch_ids >= (1 if branches else 0)), branch_ids)
+    return RenderedDocument(
+        tokens=tokens,
+        labels=labels,
+        loss_weights=(labels != X).astype(np.float32),
+        position_ids=branch_positions(branch_ids),
+        branch_ids=branch_ids,
+        unit_ids=unit_ids,
+        unit_crops=np.array([crops for _, crops in units], np.int64),
+        unit_timestamps=np.full(len(units), np.nan),
+        unit_edges=np.array([(start, start + 2 * crops) for start, crops in units], np.int64).reshape(-1, 2),
+        unit_numbers=np.arange(len(units)),
+        n_shared=shared if branches else 0,
+        n_branches=len(branches),
+    )
+
+
+def test_what_fits_is_untouched() -> None:
+    """Fails when a document exactly as long as a pack is cut or refused."""
+    whole = document([], 8)
+    [(piece, lost)] = fit(whole, seq_len=8, max_images=None, oversize="reject")
+    assert piece is whole
+    assert lost == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "limits", "code", "message"),
+    [
+        (document([], 9), (8, None), "too_long", "9 tokens, more than seq_len 8"),
+        (document([(0, 2)], 8), (8, 1), "too_many_images", "2 images, more than max_images 1"),
+    ],
+)
+def test_reject_names_value_limit_and_remedy(
+    given: RenderedDocument, limits: tuple[int, int | None], code: str, message: str
+) -> None:
+    """Fails when the reason for a reject does not say what would do."""
+    with pytest.raises(DocumentError, match=f"{message}; set oversize") as caught:
+        fit(given, seq_len=limits[0], max_images=limits[1], oversize="reject")
+    assert caught.value.code == code
+
+
+def test_truncate_never_cuts_through_a_unit() -> None:
+    """Fails when half an image stays, with pooled rows that no crop has."""
+    [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=7, max_images=None, oversize="truncate")
+    np.testing.assert_array_equal(piece.tokens, np.arange(6))
+    assert piece.unit_crops.tolist() == [1]
+    assert piece.labels[-1] == X
+    assert lost == 6
+
+
+def test_truncate_keeps_the_image_budget() -> None:
+    """Fails when only the token budget is looked at."""
+    [(piece, lost)] = fit(document([(2, 1), (6, 2)], 12), seq_len=12, max_images=2, oversize="truncate")
+    assert len(piece) == 6
+    assert lost == 6
+
+
+def test_a_split_of_annotations_repeats_the_prefix() -> None:
+    """Fails when an annotation comes without its media, or its number does not start from 1 in each piece."""
+    whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))
+    pieces = fit(whole, seq_len=11, max_images=None, oversize="split")
+    first, second = (piece for piece, _ in pieces)
+    np.testing.assert_array_equal(first.tokens, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    np.testing.assert_array_equal(second.tokens, [0, 1, 2, 11, 12, 13, 14])
+    np.testing.assert_array_equal(second.branch_ids, [0, 0, 0, 1, 1, 1, 1])
+    np.testing.assert_array_equal(second.position_ids, range(7))
+    np.testing.assert_array_equal(second.unit_ids, [0, 0, -1, -1, -1, -1, -1])
+    assert [lost for _, lost in pieces] == [0, 0]
+
+
+def test_an_annotation_longer_than_a_pack_is_cut_and_counted() -> None:
+    """Fails when tokens lost inside one annotation are not reported."""
+    whole = document([(0, 1)], 0, shared=3, branches=(4, 20))
+    pieces = fit(whole, seq_len=10, max_images=None, oversize="split")
+    assert [len(piece) for piece, _ in pieces] == [7, 10]
+    assert sum(lost for _, lost in pieces) == 13
+
+
+def test_nothing_with_loss_left_is_a_reject() -> None:
+    """Fails when a prefix without any answer is packed."""
+    whole = document([(0, 4)], 0, shared=9, branches=(4,))
+    with pytest.raises(DocumentError, match="no part that fits carries any loss"):
+        fit(whole, seq_len=8, max_images=None, oversize="truncate")
+
+
+@given(st.lists(st.integers(1, 3), max_size=6), st.integers(4, 20), st.integers(1, 6), st.integers(1, 40))
+def test_pieces_of_a_split_are_the_document(crops: list[int], seq_len: int, max_images: int, tail: int) -> None:
+    """Fails when a split loses, repeats or reorders a token, or a piece is above a budget."""
+    units, at = [], 1
+    for number in crops:
+        units.append((at, number))
+        at += 2 * number + 1
+    whole = document(units, at + tail)
+    try:
+        pieces = fit(whole, seq_len=seq_len, max_images=max_images, oversize="split")
+    except DocumentError:
+        return
+    tokens = np.concatenate([piece.tokens for piece, _ in pieces])
+    assert (np.diff(tokens) > 0).all()
+    assert len(tokens) + sum(lost for _, lost in pieces) == len(whole)
+    for piece, _ in pieces:
+        assert len(piece) <= seq_len
+        assert piece.n_images <= max_images
+        np.testing.assert_array_equal(piece.unit_crops, whole.unit_crops[piece.unit_numbers])
+        np.testing.assert_array_equal(
+            np.bincount(piece.unit_ids[piece.unit_ids >= 0], minlength=0), 2 * piece.unit_crops
+        )

@@ -1,0 +1,151 @@
+"""Hand-made documents with their arrays written out: labels, positions, branches, groups, pooling at boundaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer_service.assemble import assemble
+from packer_service.ingest.image import ImageCrops
+from packer_service.ingest.render import RenderedDocument, render
+from packer_service.ingest.tokenizer import ChatFormat, ImageFormat, Tokenizer
+from packer_service.ingest.video import VideoFrames
+from schemas.errors import PlanError
+from schemas.example import Document, Media, Message
+from schemas.manifest import TokenizerEntry
+
+BOS, EOS, PAD, IMG, BREAK, END, USER, SLASH = 1, 2, 0, 10, 12, 13, 3, 4
+X = -100  # no label
+
+
+def letters(text: str) -> list[int]:
+    """A token a letter, by its code."""
+    return [ord(letter) for letter in text]
+
+
+TOKENIZER = Tokenizer(
+    entry=TokenizerEntry(name="letters", sha256="", vocab_size=128, bos_id=BOS, eos_id=EOS, pad_id=PAD, image_id=IMG),
+    chat=ChatFormat(
+        before={"system": (), "user": (USER,), "assistant": ()},
+        end={"system": (), "user": (SLASH,), "assistant": (EOS,)},
+        after={"system": (), "user": (), "assistant": ()},
+    ),
+    image=ImageFormat(begin=(), token=IMG, separator=(BREAK,), end=(END,)),
+    encode=letters,
+    decode=lambda ids: "".join(map(chr, ids)),
+)
+A, B, C, D, Q, R = letters("abcdqr")
+IMAGE = Media(kind="image", uri="x")
+VIDEO = Media(kind="video", uri="v")
+
+
+def crops(n: int) -> ImageCrops:
+    return ImageCrops(rows=1, cols=max(n - 1, 1), width=9, height=9)
+
+
+def frames(*timestamps: float) -> VideoFrames:
+    return VideoFrames(pts=np.arange(len(timestamps)), timestamps=np.array(timestamps), width=8, height=8)
+
+
+def turns(question: object, answer: str) -> tuple[Message, ...]:
+    parts = question if isinstance(question, tuple) else (question,)
+    return Message(role="user", parts=parts), Message(role="assistant", parts=(answer,))
+
+
+def rendered(document: Document, *shapes: object, weight: str = "none") -> RenderedDocument:
+    return render(document, list(shapes), TOKENIZER, pooled_per_crop=2, annotation_weight=weight)
+
+
+TEXT = rendered(Document(text="ab"))
+CHAT = rendered(
+    Document(
+        branches=((*turns((IMAGE, "q"), "ab"), *turns("r", "c")),),
+    ),
+    crops(1),
+)
+TREE = rendered(
+    Document(shared=(VIDEO,), branches=(turns("q", "ab"), turns("r", "c")), annotated=True),
+    frames(0.0, 0.5),
+    weight="sqrt",
+)
+
+
+def test_text_has_loss_on_every_token_but_none_on_its_last() -> None:
+    """Fails when labels are not shifted, or the last token of a document predicts the next document."""
+    np.testing.assert_array_equal(TEXT.tokens, [BOS, A, B, EOS])
+    np.testing.assert_array_equal(TEXT.labels, [A, B, EOS, X])
+    np.testing.assert_array_equal(TEXT.loss_weights, [1, 1, 1, 0])
+    np.testing.assert_array_equal(TEXT.position_ids, [0, 1, 2, 3])
+    np.testing.assert_array_equal(TEXT.branch_ids, [0, 0, 0, 0])
+
+
+def test_a_conversation_has_loss_on_assistant_turns_only() -> None:
+    """Fails when a user's word or an image token gets a label, or an assistant's end does not."""
+    np.testing.assert_array_equal(CHAT.tokens, [BOS, USER, IMG, IMG, END, Q, SLASH, A, B, EOS, USER, R, SLASH, C, EOS])
+    np.testing.assert_array_equal(CHAT.labels, [X, X, X, X, X, X, A, B, EOS, X, X, X, C, EOS, X])
+    np.testing.assert_array_equal(CHAT.loss_weights > 0, CHAT.labels != X)
+    np.testing.assert_array_equal(CHAT.position_ids, np.arange(15))
+    np.testing.assert_array_equal(CHAT.unit_ids, [-1, -1, 0, 0, *[-1] * 11])
+
+
+def test_annotations_share_the_prefix_and_continue_its_positions() -> None:
+    """Fails when an annotation sees another's positions, or a label crosses from one annotation into the next."""
+    zero, half = letters("0.0s"), letters("0.5s")
+    prefix = [BOS, *zero, IMG, IMG, END, *half, IMG, IMG, END]
+    np.testing.assert_array_equal(TREE.tokens, [*prefix, USER, Q, SLASH, A, B, EOS, USER, R, SLASH, C, EOS])
+    np.testing.assert_array_equal(TREE.labels, [*[X] * 15, X, X, A, B, EOS, X, X, X, C, EOS, X])
+    np.testing.assert_array_equal(TREE.position_ids, [*range(15), *range(15, 21), *range(15, 20)])
+    np.testing.assert_array_equal(TREE.branch_ids, [*[0] * 15, *[1] * 6, *[2] * 5])
+    np.testing.assert_array_equal(TREE.unit_ids[:15], [-1] * 5 + [0, 0] + [-1] * 5 + [1, 1] + [-1])
+    np.testing.assert_allclose(TREE.loss_weights[TREE.labels != X], 1 / np.sqrt(2), rtol=1e-7)
+    assert TREE.n_shared == 15
+    assert list(TREE.unit_timestamps) == [0.0, 0.5]
+
+
+def test_the_crops_of_an_image_are_one_unit() -> None:
+    """Fails when the tiles of one photograph can be split between ranks, or their separator is pooled."""
+    document = rendered(Document(branches=(turns((IMAGE, "q"), "a"),)), crops(3))
+    np.testing.assert_array_equal(document.tokens[2:11], [IMG, IMG, BREAK, IMG, IMG, BREAK, IMG, IMG, END])
+    np.testing.assert_array_equal(document.unit_ids[2:11], [0, 0, -1, 0, 0, -1, 0, 0, -1])
+    assert document.unit_crops.tolist() == [3]
+    assert document.n_images == 3
+
+
+def test_a_pack_numbers_documents_groups_and_pooled_rows_through() -> None:
+    """Fails when a group or a pooled row of one document is given to another, or padding is not inert."""
+    pack = assemble([CHAT, TEXT, CHAT], [0, 16, 24], seq_len=40, pad_id=PAD, bidirectional="within_image")
+    np.testing.assert_array_equal(pack.doc_ids, [*[0] * 15, -1, *[1] * 4, *[-1] * 4, *[2] * 15, -1])
+    np.testing.assert_array_equal(np.flatnonzero(pack.pool_ids >= 0), [2, 3, 26, 27])
+    np.testing.assert_array_equal(pack.pool_ids[[2, 3, 26, 27]], [0, 1, 2, 3])
+    np.testing.assert_array_equal(pack.group_ids[[2, 3, 26, 27]], [0, 0, 1, 1])
+    assert (pack.group_ids >= 0).sum() == 4
+    np.testing.assert_array_equal(pack.labels[:16], [*CHAT.labels, X])
+    np.testing.assert_array_equal(pack.position_ids[14:22], [14, 0, 0, 1, 2, 3, 0, 0])
+    padding = pack.doc_ids < 0
+    for array, inert in (
+        (pack.tokens, PAD),
+        (pack.labels, X),
+        (pack.loss_weights, 0),
+        (pack.branch_ids, 0),
+        (pack.group_ids, -1),
+        (pack.pool_ids, -1),
+    ):
+        assert (array[padding] == inert).all()
+
+
+@pytest.mark.parametrize(
+    ("bidirectional", "groups"),
+    [("within_image", [0, 0, 1, 1, 2, 2]), ("image_tokens", [0, 0, 0, 0, 1, 1]), ("none", [-1] * 6)],
+)
+def test_groups_follow_the_bidirectional_rule(bidirectional: str, groups: list[int]) -> None:
+    """Fails when frames of a video see each other where only tokens within an image may, or the other way round."""
+    pack = assemble([TREE, CHAT], [0, 26], seq_len=41, pad_id=PAD, bidirectional=bidirectional)
+    np.testing.assert_array_equal(pack.group_ids[pack.pool_ids >= 0], groups)
+
+
+def test_overlapping_documents_are_refused() -> None:
+    """Fails when a wrong plan writes one document over another."""
+    with pytest.raises(PlanError, match="document 1 lies at 3:7"):
+        assemble([TEXT, TEXT], [0, 3], seq_len=8, pad_id=PAD, bidirectional="none")
+    with pytest.raises(PlanError, match="free is 0:3"):
+        assemble([TEXT], [0], seq_len=3, pad_id=PAD, bidirectional="none")
