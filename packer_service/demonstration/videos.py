@@ -109,13 +109,17 @@ def write_videos(folder: Path) -> list[DemoVideo]:
     for name in ORIGINALS:
         shutil.copyfile(origin / name, folder / name)
     for recipe in RECIPES:
-        pictures = [frame for clip in recipe.clips for frame in _pictures(folder / clip, recipe)]
-        encode(folder / recipe.name, pictures, recipe)
+        encode(folder / recipe.name, pictures(folder, recipe), recipe)
     subjects = ORIGINALS | {recipe.name: recipe.subject for recipe in RECIPES}
     return [_look_at(folder, name, subject) for name, subject in subjects.items()]
 
 
-def _pictures(path: Path, recipe: Recipe) -> Iterator[Any]:
+def pictures(folder: Path, recipe: Recipe) -> list[Any]:
+    """The frames that a recipe takes from its clips in a folder, at its size."""
+    return [frame for clip in recipe.clips for frame in _pictures_of(folder / clip, recipe)]
+
+
+def _pictures_of(path: Path, recipe: Recipe) -> Iterator[Any]:
     width, height = recipe.size
     with av.open(str(path)) as container:
         container.streams.video[0].codec_context.thread_count = 1
@@ -126,10 +130,11 @@ def _pictures(path: Path, recipe: Recipe) -> Iterator[Any]:
                 yield frame.reformat(width=width, height=height, format=recipe.pix_fmt, threads=1)
 
 
-def encode(path: Path, pictures: Sequence[Any], recipe: Recipe) -> None:
+def encode(path: Path, frames: Sequence[Any], recipe: Recipe) -> None:
     """Write frames to a file as the recipe says. The index comes first, so that a file cut short still opens."""
-    index_first = {"movflags": "faststart"} if path.suffix == ".mp4" else {}
-    with av.open(str(path), "w", options=index_first) as container:
+    # Not bit-exact, Matroska draws a random number for each file, and others write FFmpeg's version.
+    muxer = {"fflags": "+bitexact"} | ({"movflags": "faststart"} if path.suffix == ".mp4" else {})
+    with av.open(str(path), "w", options=muxer) as container:
         options = recipe.options or _FAST
         stream = container.add_stream(recipe.codec, rate=recipe.rate, options=options)
         stream.width, stream.height = recipe.size
@@ -142,7 +147,7 @@ def encode(path: Path, pictures: Sequence[Any], recipe: Recipe) -> None:
         stream.codec_context.thread_count = 1
         if recipe.turn:
             stream.set_display_rotation(recipe.turn)
-        for picture, tick in zip(pictures, _ticks(len(pictures), recipe, ticks), strict=True):
+        for picture, tick in zip(frames, _ticks(len(frames), recipe, ticks), strict=True):
             picture.pts, picture.time_base = tick, Fraction(1, ticks)
             container.mux(stream.encode(picture))
         container.mux(stream.encode(None))
