@@ -31,14 +31,23 @@ _PATIENCE = 256
 documents; giving up then loses one choice of many, where going on could visit every document."""
 
 
+_FULL = 4096
+"""A filling that leaves less than one part in this many open is kept without trying the recipes that follow."""
+
+
 @njit(cache=True)
 def _set_leaf(tree: Int64[np.ndarray, "nodes 3"], position: int, tokens: int, images: int, lean: int) -> None:
     node = len(tree) // 2 + position
     tree[node, 0], tree[node, 1], tree[node, 2] = tokens, images, lean
     node >>= 1
     while node:
+        changed = False
         for column in range(3):
-            tree[node, column] = min(tree[2 * node, column], tree[2 * node + 1, column])
+            smallest = min(tree[2 * node, column], tree[2 * node + 1, column])
+            changed |= smallest != tree[node, column]
+            tree[node, column] = smallest
+        if not changed:
+            return
         node >>= 1
 
 
@@ -192,6 +201,7 @@ def guided_fit(
     stock, next_row = count.copy(), np.cumsum(count) - count
     packs = np.empty(count.sum(), np.int64)
     fillings = np.empty((len(recipes), most_documents), np.int64)
+    nearly_full = (max_tokens * token_weight + max_images * image_weight) // _FULL
     n_packed, n_packs, largest = 0, 0, 0
     while n_packed < len(packs):
         while not stock[by_size[largest]]:
@@ -207,6 +217,8 @@ def guided_fit(
             left_open = free_tokens * token_weight + free_images * image_weight
             if left_open < best_open:
                 best, best_open, n_best = recipe, left_open, n_chosen
+            if left_open <= nearly_full:
+                break
         for kind in fillings[best, :n_best]:
             packs[next_row[kind]] = n_packs
             next_row[kind] += 1

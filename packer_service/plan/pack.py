@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int64
@@ -15,21 +15,25 @@ from schemas.errors import PlanError
 _TOKENS, _IMAGES, _SIZE, _LEAN = range(4)
 """Orders of kinds, by row: tokens, images, size, how much they lean."""
 
-_RECIPES = (
+Recipes = tuple[tuple[int, int], ...]
+
+_RECIPES: tuple[Recipes, ...] = (
     ((_SIZE, _IMAGES), (_SIZE, _TOKENS)),
     ((_SIZE, _IMAGES), (_SIZE, _TOKENS), (UNGUIDED, _TOKENS), (UNGUIDED, _IMAGES)),
     ((_LEAN, _IMAGES), (_LEAN, _TOKENS), (_SIZE, _IMAGES), (_SIZE, _TOKENS)),
 )
-"""Sets of recipes for guided fit, tried one after the other: which is best depends on how the two budgets bind."""
+"""Sets of recipes for guided fit: which is best depends on how the two budgets bind."""
 
 _LEAN_CLASSES = 16
 """Classes of documents by how much they lean, for the guide order by lean."""
 
 _NEAR_ENOUGH = 4000
-"""A packing within one pack in this many of the lower bound is taken without looking for a better one, when there are
-more than ``_FEW`` documents; below, looking costs less than a second and only the lower bound itself ends it."""
+"""Of more than ``_FEW`` documents, a packing within one pack in this many of the lower bound is taken as it is."""
 
 _FEW = 200_000
+"""Up to this many documents every set of recipes is tried; of more, a sample of them chooses one set."""
+
+_SAMPLE = 50_000
 
 
 def pack_documents(
@@ -52,8 +56,8 @@ def pack_documents(
         max_images: images that a pack may hold; None for no limit.
 
     Returns:
-        Pack numbers from 0, without gaps. They depend on the arguments alone; documents of equal size come in the order
-        of their index.
+        Pack numbers from 0, without gaps. They depend on the arguments alone, and on the order of the documents only
+        in which of several documents of equal size is which.
 
     Raises:
         PlanError: a budget or a size is negative, or a document alone is above a budget.
@@ -68,12 +72,14 @@ def pack_documents(
 
 
 def _fewest(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
-    needed = lower_bound(kinds)
-    good = needed + (needed // _NEAR_ENOUGH if len(kinds.documents) > _FEW else 0)
+    """The best packing found, documents kind after kind."""
+    needed, few = lower_bound(kinds), len(kinds.documents) <= _FEW
+    good = needed if few else needed + needed // _NEAR_ENOUGH
     best = best_fit(kinds.tokens, kinds.images, kinds.count, kinds.max_tokens, kinds.max_images)
-    if best.max() < good:
+    if best.max() < good or not _both_bind(kinds):
         return best
-    for packs in _guided(kinds, needed):
+    for recipes in _RECIPES if few else (_recipes_by_sample(kinds),):
+        packs = _guided(kinds, recipes)
         if packs.max() < best.max():
             best = packs
         if best.max() < good:
@@ -81,13 +87,26 @@ def _fewest(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
     return best
 
 
-def _guided(kinds: Kinds, needed: int) -> Iterator[Int64[np.ndarray, "docs"]]:
-    """Packings by guided fit, one for each set of recipes; first-fit decreasing alone where images cannot bind."""
+def _both_bind(kinds: Kinds) -> bool:
+    """Whether there are more images than one pack may hold; if not, only tokens limit a pack."""
+    return int((kinds.images * kinds.count).sum()) > kinds.max_images
+
+
+def _recipes_by_sample(kinds: Kinds) -> Recipes:
+    """The set of recipes that packs an even sample of the documents best; the first of equals."""
+    kind_of_row = np.repeat(np.arange(len(kinds.count)), kinds.count)
+    drawn, count = np.unique(kind_of_row[:: len(kind_of_row) // _SAMPLE], return_counts=True)
+    sample = replace(kinds, tokens=kinds.tokens[drawn], images=kinds.images[drawn], count=count)
+    return min(_RECIPES, key=lambda recipes: int(_guided(sample, recipes).max()))
+
+
+def _guided(kinds: Kinds, recipes: Recipes) -> Int64[np.ndarray, "docs"]:
+    """Guided fit by one set of recipes."""
     tokens, images, max_tokens, max_images = kinds.tokens, kinds.images, kinds.max_tokens, kinds.max_images
     lean = tokens * max_images - images * max_tokens
-    share = np.maximum(tokens * max(1, max_images), images * max_tokens)
+    share = np.maximum(tokens * max_images, images * max_tokens)
     leans_to_tokens = lean >= 0
-    # Documents that lean little first: those that take from one budget alone suit any pack and are kept for its end.
+    # Documents that lean little come first: those that take from one budget alone suit any pack and are kept for last.
     lean_class = np.abs(lean) // np.maximum(1, (tokens * max_images + images * max_tokens) // _LEAN_CLASSES)
     orders = np.stack(
         [
@@ -98,21 +117,20 @@ def _guided(kinds: Kinds, needed: int) -> Iterator[Int64[np.ndarray, "docs"]]:
         ]
     )
     by_size = np.lexsort((-tokens, -share))
-    token_weight, image_weight = _weights(kinds, needed)
-    both_bind = int((images * kinds.count).sum()) > max_images
-    for recipes in _RECIPES if both_bind else (((UNGUIDED, _TOKENS),),):
-        yield guided_fit(
-            tokens, images, lean, kinds.count, orders, by_size, np.array(recipes, np.int64), max_tokens, max_images,
-            token_weight, image_weight, _most_documents(kinds),
-        )  # fmt: skip
+    token_weight, image_weight = _weights(kinds)
+    return guided_fit(
+        tokens, images, lean, kinds.count, orders, by_size, np.array(recipes, np.int64), max_tokens, max_images,
+        token_weight, image_weight, _most_documents(kinds),
+    )  # fmt: skip
 
 
-def _weights(kinds: Kinds, needed: int) -> tuple[int, int]:
+def _weights(kinds: Kinds) -> tuple[int, int]:
     """What a free token and a free image count: a budget that the documents hardly use up may be left open.
 
     A budget's share of use, at the lower bound, to the power of 8, over the budget. Scaled so that a whole pack counts
     at most 2**60 in each budget.
     """
+    needed = lower_bound(kinds)
     weights = []
     for sizes, budget in ((kinds.tokens, kinds.max_tokens), (kinds.images, kinds.max_images)):
         used = 1024 * int((sizes * kinds.count).sum()) // max(1, budget * needed)

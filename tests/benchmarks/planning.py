@@ -1,0 +1,230 @@
+"""Planning: documents a second, packs against the lower bound, straggler ratios and memory.
+
+    python tests/benchmarks/planning.py [--documents 1000000] [--ten-million] [--quick]
+
+Every timing runs on one core in this process. The baseline is the published method of TRL's ``pack_dataset``: best-fit
+decreasing with a segment tree over the free tokens, in pure Python, written here from its description; it knows tokens alone,
+while ours keeps both budgets. The mixtures are those of ``mixtures.py``, beside some whose two budgets both bind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import sys
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from mixtures import MIXTURES, SEQ_LEN, lengths
+
+from packer_service.plan.best_fit import best_fit
+from packer_service.plan.cost import CostModel, causal_area
+from packer_service.plan.kinds import kinds_of, lower_bound
+from packer_service.plan.make import make_plan
+from packer_service.plan.order import straggler_ratio
+from packer_service.plan.pack import pack_documents
+
+ALIGNMENT, MAX_IMAGES, WINDOW = 16, 384, 64
+
+
+class SegmentTree:
+    """Largest used leaf at or above a value: leaf v holds v while some pack has v free tokens, else 0."""
+
+    def __init__(self, limit: int) -> None:
+        self.size = 1 << limit.bit_length()
+        self.tree = [0] * (2 * self.size)
+
+    def set(self, value: int, present: bool) -> None:
+        node = self.size + value
+        self.tree[node] = value if present else 0
+        while node > 1:
+            node >>= 1
+            self.tree[node] = max(self.tree[2 * node], self.tree[2 * node + 1])
+
+    def smallest_at_least(self, value: int) -> int:
+        node = 1
+        while node < self.size:
+            node = 2 * node if self.tree[2 * node] >= value else 2 * node + 1
+        return self.tree[node]
+
+
+def pure_python_best_fit(tokens: np.ndarray, seq_len: int) -> list[list[int]]:
+    """Best-fit decreasing by tokens: the documents of each pack."""
+    tree = SegmentTree(seq_len)
+    tree.set(seq_len, True)
+    packs: list[list[int]] = []
+    by_free: dict[int, deque[int]] = defaultdict(deque)
+    for document in np.argsort(-tokens, kind="stable").tolist():
+        need = int(tokens[document])
+        free = tree.smallest_at_least(need)
+        if free < seq_len:
+            pack = by_free[free].popleft()
+            if not by_free[free]:
+                tree.set(free, False)
+        else:
+            pack = len(packs)
+            packs.append([])
+        packs[pack].append(document)
+        by_free[free - need].append(pack)
+        if free > need:
+            tree.set(free - need, True)
+    return packs
+
+
+def even_video(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mixture with frame counts drawn evenly from 8 to 384: with 384 images a pack, both budgets bind."""
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(3, n, p=[0.35, 0.40, 0.25])
+    text = np.where(kind == 0, 500, np.where(kind == 1, 120, 150)) * np.exp(
+        np.where(kind == 0, 1.0, 0.7) * rng.standard_normal(n)
+    )
+    images = np.where(kind == 0, 0, np.where(kind == 1, rng.integers(1, 10, n), rng.integers(8, 385, n)))
+    tokens = np.maximum(16, np.rint(text)).astype(np.int64) + images * np.where(
+        kind == 1, 146, 81 + rng.integers(4, 7, n)
+    )
+    return np.minimum(tokens, SEQ_LEN), images.astype(np.int64)
+
+
+def aligned(tokens: np.ndarray) -> np.ndarray:
+    return -(-tokens // ALIGNMENT) * ALIGNMENT
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def speed(mixture: str, n: int, baseline_documents: int) -> None:
+    tokens, images = lengths(mixture, n, 1)
+    tokens = aligned(tokens)
+    few = tokens[:baseline_documents]
+    begin = time.perf_counter()
+    theirs = len(pure_python_best_fit(few, SEQ_LEN)) if baseline_documents else 0
+    python_rate = baseline_documents / (time.perf_counter() - begin)
+    print(
+        f"  pure-Python segment tree, one budget   {python_rate:12,.0f} documents/s  ({baseline_documents:,} documents, {theirs:,} packs)"
+    )
+    for name, limit in (
+        ("one budget", None),
+        (f"{MAX_IMAGES} images", MAX_IMAGES),
+        ("both budgets bind", balanced(tokens, images)),
+    ):
+        begin = time.perf_counter()
+        packs = pack_documents(tokens, images, seq_len=SEQ_LEN, max_images=limit)
+        seconds = time.perf_counter() - begin
+        needed = lower_bound(kinds_of(tokens, images, seq_len=SEQ_LEN, max_images=limit))
+        ratio = n / seconds / python_rate
+        print(
+            f"  preshard, {name:28s} {n / seconds:12,.0f} documents/s  {ratio:6.1f} x  ({n:,} documents, {seconds:.2f} s, "
+            f"{packs.max() + 1:,} packs, {(packs.max() + 1) / needed:.5f} x the bound)"
+        )
+
+
+def balanced(tokens: np.ndarray, images: np.ndarray) -> int:
+    """The image budget at which both budgets need the same number of packs."""
+    return max(int(images.max()), int(images.sum() * SEQ_LEN // tokens.sum()))
+
+
+def fill(n: int) -> None:
+    print(
+        f"\npacks against max(ceil(tokens / seq_len), ceil(images / max_images)), {n:,} documents aligned to {ALIGNMENT}"
+    )
+    print("  mixture       seed  max_images  bound by   lower bound   packs  ratio     plain best fit  seconds")
+    drawn = [
+        *((name, lambda n, seed, name=name: lengths(name, n, seed)) for name in MIXTURES),
+        ("even_video", even_video),
+    ]
+    for name, draw in drawn:
+        for seed in (0, 1):
+            tokens, images = draw(n, seed)
+            tokens = aligned(tokens)
+            even = balanced(tokens, images)
+            for limit in sorted({MAX_IMAGES, even, int(1.05 * even), max(int(images.max()), int(0.9 * even))}):
+                if limit >= images.max():
+                    fill_row(name, seed, tokens, images, limit)
+
+
+def fill_row(name: str, seed: int, tokens: np.ndarray, images: np.ndarray, limit: int) -> None:
+    kinds = kinds_of(tokens, images, seq_len=SEQ_LEN, max_images=limit)
+    needed = lower_bound(kinds)
+    plain = best_fit(kinds.tokens, kinds.images, kinds.count, kinds.max_tokens, kinds.max_images).max() + 1
+    begin = time.perf_counter()
+    packs = pack_documents(tokens, images, seq_len=SEQ_LEN, max_images=limit).max() + 1
+    seconds = time.perf_counter() - begin
+    shares = tokens.sum() / SEQ_LEN / needed, images.sum() / limit / needed
+    bound = "both" if min(shares) > 0.97 else "tokens" if shares[0] > shares[1] else "images"
+    print(
+        f"  {name:12s} {seed:5d} {limit:11d}  {bound:8s} {needed:12,d} {packs:7,d}  {packs / needed:.5f} "
+        f"{plain / needed:14.5f} {seconds:9.2f}"
+    )
+
+
+def stragglers(n: int) -> None:
+    print(f"\nstraggler ratio, {n:,} documents, window {WINDOW} (in brackets: the same packs in random order)")
+    sizes = (2, 8, 16, 32, 64)
+    print("  mixture      " + "".join(f"{f'DP {size}':>20s}" for size in sizes))
+    for name in MIXTURES:
+        tokens, images = lengths(name, n, 0)
+        plan = make_plan(
+            tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
+            alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=CostModel(),
+        )  # fmt: skip
+        random = np.random.default_rng(0).permutation(plan.cost)
+        cells = [f"{straggler_ratio(plan.cost, size):.4f} ({straggler_ratio(random, size):.3f})" for size in sizes]
+        print(f"  {name:12s} " + "".join(f"{cell:>20s}" for cell in cells))
+
+
+def whole_plan(n: int) -> None:
+    tokens, images = lengths("mixed", n, 2)
+    before, begin = peak_mib(), time.perf_counter()
+    plan = make_plan(
+        tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
+        alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=CostModel(),
+    )  # fmt: skip
+    seconds, after = time.perf_counter() - begin, peak_mib()
+    print(
+        f"\nwhole plan of {n:,} documents: {plan.n_packs:,} packs, {seconds:.2f} s, peak {after:,.0f} MiB of the process "
+        f"({before:,.0f} MiB before the plan, the mixture's own columns included)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=1_000_000, help="documents of the speed table")
+    parser.add_argument("--ten-million", action="store_true", help="plan ten million documents, and nothing else")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    given = parser.parse_args()
+    part = 10 if given.quick else 1
+    print(
+        f"{time.strftime('%Y-%m-%d')}, {processor()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, one core used"
+    )
+    begin = time.perf_counter()
+    small = np.array([3, 2, 1])
+    pack_documents(small, np.array([1, 3, 2]), seq_len=4, max_images=3)
+    print(f"compiling, or loading from numba's cache: {time.perf_counter() - begin:.1f} s")
+    if given.ten_million:
+        whole_plan(10_000_000 // part)
+        return
+    n = given.documents // part
+    print(f"\npacking speed, mixture 'mixed', aligned to {ALIGNMENT}")
+    speed("mixed", n, n)
+    fill(100_000 // part)
+    stragglers(100_000 // part)
+    whole_plan(n)
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    main()
