@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.config import PackConfig
+from packer_service.identity import dataset_id
 from packer_service.shards.store import Folder
 from packer_service.survey import Survey
 from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
@@ -44,7 +44,7 @@ def make_manifest(
     tables = [_join_table(folder, records, name, shards, found.rejects) for name in TABLES]
     return Manifest(
         format_version=FORMAT_VERSION,
-        dataset_id=dataset_id(config, tokenizer, found, plan),
+        dataset_id=dataset_id(config, tokenizer, planned_rows(found, plan)),
         preshard_version=VERSION,
         config=config.model_dump(mode="json"),
         tokenizer=tokenizer,
@@ -92,14 +92,9 @@ def count(folder: Folder, n_rows: int) -> Counts:
     )
 
 
-def dataset_id(config: PackConfig, tokenizer: TokenizerEntry, found: Survey, plan: Plan) -> str:
-    """Hash of configuration, tokenizer and plan. The tokenizer's path is not in it, its content is."""
-    settings = config.model_dump(mode="json", exclude={"tokenizer"})
-    settings = {"config": settings, "tokenizer": tokenizer.model_dump(mode="json")}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+def planned_rows(found: Survey, plan: Plan) -> pa.Table:
+    """The columns of ``documents.parquet`` that a plan decides, one row a planned document."""
     placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
-    for doc_id in placed["doc_id"].to_pylist():
-        digest.update(doc_id.encode() + b"\0")
-    for column in (placed["piece"].to_numpy(), plan.pack_id, plan.start, plan.length, plan.aligned_length):
-        digest.update(column.astype("<i8").tobytes())
-    return digest.hexdigest()
+    for name in ("pack_id", "start", "length", "aligned_length"):
+        placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))
+    return placed

@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -40,12 +39,21 @@ def image_member(key: str, index: int, image_format: str) -> str:
     return f"{key}.{index:04d}.{image_extension(image_format)}"
 
 
-def tar_member(name: str, data: bytes) -> bytes:
-    """One tar member: a 512-byte USTAR header without time or owner, the data, zeros up to a whole block."""
+def tar_header(name: str, size: int) -> bytes:
+    """The 512-byte USTAR header of a member: mode 0444, no time and no owner. Each name and size has exactly one.
+
+    Raises:
+        ValueError: USTAR cannot hold the name or the size.
+    """
     info = tarfile.TarInfo(name)
-    info.size = len(data)
+    info.size = size
     info.mode = 0o444
-    return info.tobuf(format=tarfile.USTAR_FORMAT) + data + bytes(-len(data) % TAR_BLOCK)
+    return info.tobuf(format=tarfile.USTAR_FORMAT)
+
+
+def tar_member(name: str, data: bytes) -> bytes:
+    """One tar member: its header, the data, zeros up to a whole block."""
+    return tar_header(name, len(data)) + data + bytes(-len(data) % TAR_BLOCK)
 
 
 def encode_json(record: BaseModel) -> bytes:
@@ -65,7 +73,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     """Raises ManifestInvalid: not JSON, another format version, or a field is missing, unknown or of a wrong type."""
     try:
         version = json.loads(data)["format_version"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
     if version != FORMAT_VERSION:
         raise ManifestInvalid(where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}")
@@ -90,10 +98,18 @@ def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
     """Raises ValueError: not a ``.npz`` of plain arrays."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError) as error:
-        raise ValueError(f"is not an .npz of arrays ({error})") from None
+        with zipfile.ZipFile(io.BytesIO(data)) as stored:
+            return {entry.filename.removesuffix(".npy"): _decode_array(stored, entry) for entry in stored.infolist()}
+    except Exception as error:  # a damaged archive can surface as nearly any exception
+        raise ValueError(f"is not an .npz of arrays ({type(error).__name__}: {error})") from None
+
+
+def _decode_array(stored: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    with stored.open(entry) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ValueError(f"{entry.filename} goes on after its array")
+    return array
 
 
 def encode_sequence(sequence: PackedSequence) -> bytes:
@@ -139,7 +155,7 @@ def decode_layouts(data: bytes, where: str) -> dict[str, TokenLayout]:
             continue
         scheme, _, degree = name.partition(".ring")
         needs = arrays.get(f"{name}.needs")
-        if not degree.isdigit() or name != layout_name(scheme, int(degree)) or needs is None:
+        if not (degree.isascii() and degree.isdecimal()) or name != layout_name(scheme, int(degree)) or needs is None:
             raise LayoutsInvalid(where, f"{name} is not SCHEME.ringR with an array SCHEME.ringR.needs beside it")
         if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 3:
             raise LayoutsInvalid(where, f"{name} is {runs.dtype}{runs.shape}, not int32(n, 3)")
@@ -173,7 +189,8 @@ def decode_table(data: bytes, schema: pa.Schema, where: str) -> pa.Table:
     """Raises TableInvalid: not Parquet, or other columns than ``schema``."""
     try:
         table = pq.read_table(io.BytesIO(data))
-    except (pa.ArrowException, OSError) as error:
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise TableInvalid(where, f"is not Parquet ({' '.join(str(error).split())[:200]})") from None
     if not table.schema.equals(schema):
         raise TableInvalid(where, f"has the columns {table.schema.names}, not {schema.names} with their types")

@@ -25,6 +25,10 @@ class LayoutError(PreshardError):
     """A layout was asked for that cannot exist: a degree of zero, a length that does not divide."""
 
 
+class ReaderError(PreshardError):
+    """A dataset was asked for what it does not hold: a rank out of range, a degree or scheme that was not planned."""
+
+
 class DocumentError(PreshardError):
     """One source document cannot be packed. It becomes a row of ``rejects.parquet``, never a crash.
 
@@ -91,20 +95,25 @@ def _rule(code: str, name: str, meaning: str) -> type[FormatError]:
 # The folder
 ManifestMissing = _rule("D1", "ManifestMissing", "manifest.json MUST exist; without it the folder is no dataset.")
 ManifestInvalid = _rule("D2", "ManifestInvalid", "manifest.json MUST hold the fields of its format version.")
-ManifestContradiction = _rule("D3", "ManifestContradiction", "Counts and dataset_id MUST follow from the tables.")
+ManifestContradiction = _rule(
+    "D3", "ManifestContradiction", "Counts, shards and dataset_id MUST follow from the tables."
+)
 TableMissing = _rule("D4", "TableMissing", "Every table that the manifest lists MUST exist.")
 TableChanged = _rule("D5", "TableChanged", "A table MUST have the size, SHA-256 and rows that the manifest gives.")
-TableInvalid = _rule("D6", "TableInvalid", "A table MUST be Parquet with the columns of its kind, in order.")
+TableInvalid = _rule("D6", "TableInvalid", "A table MUST be Parquet with the columns and legal values of its kind.")
 FileUnknown = _rule("D7", "FileUnknown", "The folder MUST hold no file that the format does not name.")
 DocumentTwice = _rule("D8", "DocumentTwice", "A document MUST be packed once, or rejected once, and never both.")
 DocumentLost = _rule("D9", "DocumentLost", "Every source document MUST be packed or rejected.")
+DocumentRowInvalid = _rule("D10", "DocumentRowInvalid", "documents.parquet MUST list the spans of every KEY.json.")
 
 # The shards
 ShardMissing = _rule("S1", "ShardMissing", "Every shard that the manifest lists MUST exist, with its index.")
 ShardChanged = _rule("S2", "ShardChanged", "A shard MUST have the size and SHA-256 that the manifest gives.")
-ShardInvalid = _rule("S3", "ShardInvalid", "A shard MUST be an uncompressed tar that ends with two zero blocks.")
+ShardInvalid = _rule("S3", "ShardInvalid", "A shard MUST be a plain USTAR file that ends with two zero blocks.")
 IndexInvalid = _rule("S4", "IndexInvalid", "A shard's index MUST hold each sample's first header, then the tar's end.")
-MembersInvalid = _rule("S5", "MembersInvalid", "A sample MUST have its members in order, under its pack's key.")
+MembersInvalid = _rule(
+    "S5", "MembersInvalid", "A shard MUST hold its packs' samples, and a sample its members, in order."
+)
 PackRowInvalid = _rule("S6", "PackRowInvalid", "A row of packs.parquet MUST agree with the sample that it names.")
 
 # The sample
@@ -119,9 +128,10 @@ WeightsInvalid = _rule("P8", "WeightsInvalid", "loss_weights MUST be positive ex
 PoolingInvalid = _rule("P9", "PoolingInvalid", "pool_ids MUST name every pooled row once, in order, unit by unit.")
 GroupsInvalid = _rule("P10", "GroupsInvalid", "group_ids MUST follow the configured bidirectional rule.")
 LayoutsInvalid = _rule("P11", "LayoutsInvalid", "KEY.layouts.npz MUST hold every configured layout, and no other.")
-LayoutNotPartition = _rule("P12", "LayoutNotPartition", "A layout MUST give every token to one rank, equal slices.")
+LayoutNotPartition = _rule("P12", "LayoutNotPartition", "A layout MUST give every token to one rank, in equal slices.")
 LayoutNeedsInvalid = _rule("P13", "LayoutNeedsInvalid", "needs MUST mark the key blocks that a rank's queries see.")
 BoundariesInvalid = _rule("P14", "BoundariesInvalid", "Image boundaries MUST cover every unit once, in rank order.")
 BoundariesNotOptimal = _rule("P15", "BoundariesNotOptimal", "Image boundaries MUST minimise the largest rank's load.")
 ImagesInvalid = _rule("P16", "ImagesInvalid", "Every listed crop MUST lie where it is said to, and decode to its size.")
 BalanceInvalid = _rule("P17", "BalanceInvalid", "balance.parquet MUST hold the loads that the bytes give.")
+LayoutSchemeInvalid = _rule("P18", "LayoutSchemeInvalid", "A layout MUST be what its scheme is defined to be.")

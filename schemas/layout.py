@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 SCHEMES = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
@@ -64,6 +65,7 @@ def rank_positions(
     return positions[ulysses_rank * piece : (ulysses_rank + 1) * piece]
 
 
+@with_config(ConfigDict(extra="forbid", strict=True))
 class RankImages(TypedDict):
     """One rank's part of the images, in the form that Molmo2 reads (allenai/molmo2, ``image_shard_boundaries``).
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.layout import RankImages
 
@@ -14,27 +14,31 @@ RUN = "run.json"
 SHARDS = "shards"
 
 
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+"""A count, id, size or place: what an int64 column of a table can hold too."""
+
+
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ShardEntry(_Record):
     """One tar file. ``first_pack`` is the ``pack_id`` of its first sample; the others follow without a gap."""
 
     name: str
-    bytes: int
+    bytes: Natural
     sha256: str
-    packs: int
-    first_pack: int
+    packs: Natural
+    first_pack: Natural
 
 
 class TableEntry(_Record):
     """One Parquet table."""
 
     name: str
-    bytes: int
+    bytes: Natural
     sha256: str
-    rows: int
+    rows: Natural
 
 
 class TokenizerEntry(_Record):
@@ -42,25 +46,25 @@ class TokenizerEntry(_Record):
 
     name: str
     sha256: str
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int
-    pad_id: int
-    image_id: int
+    vocab_size: Natural
+    bos_id: Natural | None
+    eos_id: Natural
+    pad_id: Natural
+    image_id: Natural
 
 
 class Counts(_Record):
     """Totals. ``source_documents`` rows were read: each is counted in ``documents`` or in ``rejected``."""
 
-    source_documents: int
-    documents: int
-    pieces: int
-    rejected: int
-    packs: int
-    tokens: int
-    padding_tokens: int
-    truncated_tokens: int
-    images: int
+    source_documents: Natural
+    documents: Natural
+    pieces: Natural
+    rejected: Natural
+    packs: Natural
+    tokens: Natural
+    padding_tokens: Natural
+    truncated_tokens: Natural
+    images: Natural
 
 
 class Manifest(_Record):
@@ -81,12 +85,12 @@ class DocumentSpan(_Record):
     """Where a document (or a piece of one) lies in its pack, in tokens."""
 
     doc_id: str
-    piece: int
+    piece: Natural
     source: str
-    start: int
-    length: int
-    aligned_length: int
-    n_images: int
+    start: Natural
+    length: Natural
+    aligned_length: Natural
+    n_images: Natural
 
 
 class StoredImage(_Record):
@@ -97,12 +101,12 @@ class StoredImage(_Record):
     """
 
     doc_id: str
-    unit: int
-    width: int
-    height: int
+    unit: Natural
+    width: Natural
+    height: Natural
     timestamp: float | None
-    offset: int
-    size: int
+    offset: Natural
+    size: Natural
 
 
 class SampleHead(_Record):
@@ -112,9 +116,9 @@ class SampleHead(_Record):
     ``image_shard_boundaries`` maps CP size, then rank, to that rank's part (see ``schemas.layout.RankImages``).
     """
 
-    pack_id: int
+    pack_id: Natural
     documents: list[DocumentSpan]
-    cum_image_bounds: list[int]
-    cum_token_pooling_bounds: list[int]
+    cum_image_bounds: list[Natural]
+    cum_token_pooling_bounds: list[Natural]
     image_shard_boundaries: dict[str, dict[str, RankImages]]
     images: list[StoredImage]

@@ -1,0 +1,238 @@
+"""The rules of a sample's token arrays: each array derived again from the spans, the units and the other arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from packer_service.config import PackConfig
+from packer_service.verify.verdict import Finding
+from schemas.errors import (
+    BranchesInvalid,
+    FormatError,
+    GroupsInvalid,
+    LabelsInvalid,
+    PaddingInvalid,
+    PoolingInvalid,
+    PositionsInvalid,
+    SequenceInvalid,
+    SpansInvalid,
+    WeightsInvalid,
+)
+from schemas.manifest import DocumentSpan, SampleHead, TokenizerEntry
+from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, PackedSequence
+
+
+def _where(error: type[FormatError], name: str, found: np.ndarray, wrong: np.ndarray, legal: Any) -> Iterator[Finding]:
+    """A finding for the first of the wrong entries of an array, if there is one.
+
+    ``legal`` is what the rule asks for: an array of the same length, or words.
+    """
+    at = np.flatnonzero(wrong)
+    if len(at):
+        first = int(at[0])
+        asked = legal[first] if isinstance(legal, np.ndarray) else legal
+        others = f", and {len(at) - 1} more" if len(at) > 1 else ""
+        yield error, f"{name}[{first}] is {found[first]}, not {asked}{others}"
+
+
+def _differs(error: type[FormatError], name: str, found: np.ndarray, expected: np.ndarray) -> Iterator[Finding]:
+    yield from _where(error, name, found, found != expected, expected)
+
+
+def check_tokens(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterator[Finding]:
+    """Every token is an id of the tokenizer."""
+    tokens = sequence.tokens
+    outside = (tokens < 0) | (tokens >= tokenizer.vocab_size)
+    yield from _where(SequenceInvalid, "tokens", tokens, outside, f"an id below vocab_size {tokenizer.vocab_size}")
+
+
+def check_spans(spans: list[DocumentSpan], config: PackConfig) -> Iterator[Finding]:
+    """Spans lie in order, aligned, without overlap, inside the pack."""
+    free_from, step = 0, config.alignment
+    for number, span in enumerate(spans):
+        name = f"documents[{number}]"
+        if span.length < 1:
+            yield SpansInvalid, f"{name}.length is {span.length}, not at least 1"
+        if span.start % step:
+            yield SpansInvalid, f"{name}.start is {span.start}, no multiple of the alignment {step}"
+        if span.aligned_length != -(-span.length // step) * step:
+            rounded = -(-span.length // step) * step
+            yield SpansInvalid, f"{name}.aligned_length is {span.aligned_length}, not {rounded} ({span.length} aligned)"
+        if span.start < free_from:
+            yield (
+                SpansInvalid,
+                f"{name}.start is {span.start}, inside the document before it, which ends at {free_from}",
+            )
+        free_from = span.start + span.aligned_length
+    if free_from > config.seq_len:
+        yield SpansInvalid, f"the last document ends at {free_from}, after seq_len {config.seq_len}"
+
+
+def check_doc_ids(sequence: PackedSequence, spans: list[DocumentSpan]) -> Iterator[Finding]:
+    """``doc_ids`` number the spans, and are -1 elsewhere."""
+    expected = np.full(sequence.seq_len, PADDING_DOC, np.int32)
+    for number, span in enumerate(spans):
+        expected[span.start : span.start + span.length] = number
+    yield from _differs(SpansInvalid, "doc_ids", sequence.doc_ids, expected)
+
+
+def check_padding(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterator[Finding]:
+    """A token outside of every document does nothing in any array."""
+    inert = {
+        "tokens": tokenizer.pad_id,
+        "labels": IGNORE_INDEX,
+        "loss_weights": 0,
+        "position_ids": 0,
+        "branch_ids": 0,
+        "group_ids": CAUSAL_ONLY,
+        "pool_ids": NOT_POOLED,
+    }
+    padding = sequence.doc_ids == PADDING_DOC
+    for name, value in inert.items():
+        array = getattr(sequence, name)
+        yield from _where(PaddingInvalid, name, array, padding & (array != value), f"{value} (padding)")
+
+
+def _document_starts(sequence: PackedSequence) -> Bool[np.ndarray, "seq"]:
+    """Tokens that begin a document, or the padding behind one."""
+    doc = sequence.doc_ids
+    return np.concatenate([[True], doc[1:] != doc[:-1]])
+
+
+def check_branches(sequence: PackedSequence) -> Iterator[Finding]:
+    """Branches count up by one inside a document, from the shared prefix (0), or from 1 where the prefix is empty."""
+    branch, first = sequence.branch_ids.astype(np.int64), _document_starts(sequence)
+    before = np.concatenate([[0], branch[:-1]])
+    before[first] = 0
+    steps = branch - before
+    wrong = (sequence.doc_ids >= 0) & (branch != before) & (steps != 1)
+    yield from _where(BranchesInvalid, "branch_ids", branch, wrong, "the branch before it, or the next")
+
+
+def _start_of(first: Bool[np.ndarray, "seq"]) -> Int64[np.ndarray, "seq"]:
+    """Where the stretch that each token belongs to begins, given the first token of each."""
+    return np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
+
+
+def check_positions(sequence: PackedSequence, n_documents: int) -> Iterator[Finding]:
+    """Positions count from 0 in each document; each annotation goes on from the end of the shared prefix."""
+    doc, branch = sequence.doc_ids, sequence.branch_ids
+    real, first = doc >= 0, _document_starts(sequence)
+    stretch = first | np.concatenate([[True], branch[1:] != branch[:-1]])
+    every = np.arange(sequence.seq_len)
+    shared = np.bincount(doc[real & (branch == 0)], minlength=n_documents + 1)
+    in_prefix, in_branch = every - _start_of(first), shared[doc] + every - _start_of(stretch)
+    expected = np.where(branch == 0, in_prefix, in_branch)
+    found = sequence.position_ids
+    yield from _where(PositionsInvalid, "position_ids", found, real & (found != expected), expected)
+
+
+def check_labels(sequence: PackedSequence) -> Iterator[Finding]:
+    """A label is the next token, of the same document and branch, and no place of a vision feature."""
+    doc, branch, labels = sequence.doc_ids, sequence.branch_ids, sequence.labels
+    follows = np.zeros(sequence.seq_len, np.bool_)
+    follows[:-1] = (doc[1:] == doc[:-1]) & (branch[1:] == branch[:-1]) & (sequence.pool_ids[1:] == NOT_POOLED)
+    following = np.where(follows, np.roll(sequence.tokens, -1), IGNORE_INDEX)
+    wrong = (doc >= 0) & (labels != IGNORE_INDEX) & (~follows | (labels != following))
+    yield from _where(LabelsInvalid, "labels", labels, wrong, following)
+
+
+def check_weights(sequence: PackedSequence, n_documents: int, config: PackConfig) -> Iterator[Finding]:
+    """Weights are positive exactly where there is a label, and what ``annotation_weight`` makes them."""
+    weights, labels = sequence.loss_weights, sequence.labels
+    positive = np.isfinite(weights) & (weights > 0)
+    legal = np.where(labels == IGNORE_INDEX, "0 (there is no label)", "positive and finite (there is a label)")
+    wrong = (sequence.doc_ids >= 0) & np.where(labels == IGNORE_INDEX, weights != 0, ~positive)
+    yield from _where(WeightsInvalid, "loss_weights", weights, wrong, legal)
+    if not wrong.any():
+        yield from _check_annotation_weights(sequence, n_documents, config)
+
+
+def _check_annotation_weights(sequence: PackedSequence, n_documents: int, config: PackConfig) -> Iterator[Finding]:
+    labelled = sequence.labels != IGNORE_INDEX
+    branches = np.ones(n_documents + 1, np.int64)
+    np.maximum.at(branches, sequence.doc_ids, sequence.branch_ids)
+    least = branches[sequence.doc_ids].astype(np.float64)
+    weights = sequence.loss_weights
+    if config.annotation_weight == "none":
+        expected = np.ones(sequence.seq_len, np.float32)
+    elif config.oversize == "reject":
+        expected = (1 / np.sqrt(least)).astype(np.float32)
+    else:
+        # A part of a document keeps the weight of the whole, whose number of annotations is not stored.
+        whole = np.maximum(np.rint(1 / np.square(np.where(labelled, weights, 1).astype(np.float64))), least)
+        expected = (1 / np.sqrt(whole)).astype(np.float32)
+    yield from _where(WeightsInvalid, "loss_weights", weights, labelled & (weights != expected), expected)
+
+
+def check_units(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
+    """Both cumulative bounds count up, unit by unit, and every unit lies in one document."""
+    images, pooled, each = head.cum_image_bounds, head.cum_token_pooling_bounds, config.vision.pooled_per_crop
+    most = config.vision.max_crops + 1 if config.vision.max_crops > 1 else 1
+    if len(images) != len(pooled):
+        yield PoolingInvalid, f"cum_image_bounds has {len(images)} units, cum_token_pooling_bounds {len(pooled)}"
+    for unit, (before, upto) in enumerate(zip([0, *images], images, strict=False)):
+        if not 1 <= upto - before <= most:
+            yield PoolingInvalid, f"unit {unit} has {upto - before} crops by cum_image_bounds, not 1 to {most}"
+    for unit, (crops, rows) in enumerate(zip(images, pooled, strict=False)):
+        if rows != crops * each:
+            yield PoolingInvalid, f"cum_token_pooling_bounds[{unit}] is {rows}, not {crops} x {each}"
+    total = 0
+    for number, span in enumerate(head.documents):
+        total += span.n_images
+        if span.n_images and total not in images:
+            yield PoolingInvalid, f"documents[{number}].n_images {span.n_images} ends at crop {total}, inside a unit"
+    if total != (images[-1] if images else 0):
+        yield PoolingInvalid, f"the documents have {total} crops, cum_image_bounds {images[-1] if images else 0}"
+
+
+def unit_documents(head: SampleHead) -> Int64[np.ndarray, "units"]:
+    """The span that each unit belongs to. Asks for bounds that :func:`check_units` finds sound."""
+    ends = np.cumsum(np.array([span.n_images for span in head.documents], np.int64))
+    return np.searchsorted(ends, np.array(head.cum_image_bounds, np.int64), side="left")
+
+
+def check_pooling(sequence: PackedSequence, head: SampleHead, tokenizer: TokenizerEntry) -> Iterator[Finding]:
+    """``pool_ids`` name every pooled row once, in order, on image tokens of the unit's own document and one branch."""
+    at = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
+    rows, n_rows = sequence.pool_ids[at], head.cum_token_pooling_bounds[-1] if head.cum_token_pooling_bounds else 0
+    if len(at) != n_rows:
+        yield PoolingInvalid, f"pool_ids name {len(at)} rows, cum_token_pooling_bounds {n_rows}"
+        return
+    wrong = np.flatnonzero(rows != np.arange(n_rows))
+    if len(wrong):
+        yield PoolingInvalid, f"pool_ids[{at[wrong[0]]}] is {rows[wrong[0]]}, not {wrong[0]}, the next pooled row"
+        return
+    pooled, tokens = sequence.pool_ids != NOT_POOLED, sequence.tokens
+    legal = f"the image token {tokenizer.image_id} (a vision feature fills it)"
+    yield from _where(PoolingInvalid, "tokens", tokens, pooled & (tokens != tokenizer.image_id), legal)
+    unit = _unit_of_row(head)
+    owner = np.full(sequence.seq_len, PADDING_DOC, np.int64)
+    owner[at] = unit_documents(head)[unit]
+    wrong_doc = pooled & (sequence.doc_ids != owner)
+    yield from _where(PoolingInvalid, "doc_ids", sequence.doc_ids, wrong_doc, owner)
+    apart = (np.diff(unit) == 0) & (np.diff(sequence.branch_ids[at]) != 0)
+    if apart.any():
+        yield PoolingInvalid, f"unit {unit[:-1][apart][0]} lies in two branches, at token {at[1:][apart][0]}"
+
+
+def _unit_of_row(head: SampleHead) -> Int64[np.ndarray, "rows"]:
+    """The unit of each pooled row."""
+    bounds = np.array(head.cum_token_pooling_bounds, np.int64)
+    return np.repeat(np.arange(len(bounds)), np.diff(bounds, prepend=0))
+
+
+def check_groups(sequence: PackedSequence, head: SampleHead, bidirectional: str) -> Iterator[Finding]:
+    """Groups follow the rule ``bidirectional``, numbered from 0 in the order of their first tokens."""
+    expected = np.full(sequence.seq_len, CAUSAL_ONLY, np.int64)
+    pooled = sequence.pool_ids != NOT_POOLED
+    if bidirectional == "within_image":
+        expected[pooled] = _unit_of_row(head)
+    elif bidirectional == "image_tokens":
+        expected[pooled] = np.unique(sequence.doc_ids[pooled], return_inverse=True)[1]
+    wrong = (sequence.doc_ids >= 0) & (sequence.group_ids != expected)
+    yield from _where(GroupsInvalid, "group_ids", sequence.group_ids, wrong, expected)

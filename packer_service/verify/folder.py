@@ -1,0 +1,134 @@
+"""The rules of the folder: the manifest against itself, against the tables, and against the files that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packer_service.config import PackConfig, parse_config
+from packer_service.identity import dataset_id
+from packer_service.shards.write import shard_name
+from packer_service.verify.tables import count_documents, rejected_rows
+from packer_service.verify.verdict import Finding
+from schemas.errors import (
+    ConfigError,
+    DocumentLost,
+    FileUnknown,
+    ManifestContradiction,
+    ManifestInvalid,
+    ShardMissing,
+    TableMissing,
+)
+from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest
+from schemas.tables import TABLES
+
+WORK = ".work/"
+"""Where a job keeps what it has done; left behind when it was killed after writing the manifest, and harmless."""
+
+
+def read_config(manifest: Manifest) -> PackConfig:
+    """The configuration that a manifest names.
+
+    Raises:
+        ManifestInvalid: it is not legal, or not complete.
+    """
+    try:
+        config = parse_config(manifest.config)
+    except ConfigError as error:
+        raise ManifestInvalid(MANIFEST, f"config.{error}") from None
+    whole = config.model_dump(mode="json")
+    if missing := [key for key, value in whole.items() if manifest.config.get(key) != value]:
+        raise ManifestInvalid(MANIFEST, f"config.{missing[0]} is {manifest.config.get(missing[0])!r}, not written out")
+    return config
+
+
+def check_manifest(manifest: Manifest) -> Iterator[Finding]:
+    """What the manifest must hold beyond the types of its fields."""
+    names = [entry.name for entry in manifest.tables]
+    if names != list(TABLES):
+        yield ManifestInvalid, f"tables are {names}, not {list(TABLES)}"
+    tokenizer = manifest.tokenizer
+    for field in ("bos_id", "eos_id", "pad_id", "image_id"):
+        token = getattr(tokenizer, field)
+        if token is not None and token >= tokenizer.vocab_size:
+            yield ManifestInvalid, f"tokenizer.{field} is {token}, not below vocab_size {tokenizer.vocab_size}"
+
+
+def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding]:
+    """Shards are named in order, hold consecutive packs, and are full but for the last."""
+    first, each = 0, config.packs_per_shard
+    for number, shard in enumerate(manifest.shards):
+        last = number == len(manifest.shards) - 1
+        if shard.name != shard_name(number):
+            yield ManifestContradiction, f"shards[{number}].name is {shard.name!r}, not {shard_name(number)!r}"
+        if shard.first_pack != first:
+            yield ManifestContradiction, f"shards[{number}].first_pack is {shard.first_pack}, not {first}"
+        if not (1 <= shard.packs <= each if last else shard.packs == each):
+            yield ManifestContradiction, f"shards[{number}].packs is {shard.packs}; packs_per_shard is {each}"
+        first += shard.packs
+    if first != manifest.counts.packs:
+        yield ManifestContradiction, f"counts.packs is {manifest.counts.packs}; the shards hold {first}"
+
+
+def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
+    """Every file that the manifest names is there, and no other. Yields the file with what is wrong."""
+    there, known = set(names), {MANIFEST, RUN, *TABLES}
+    for entry in manifest.tables:
+        if entry.name in TABLES and entry.name not in there:
+            yield entry.name, (TableMissing, "is not there")
+    for shard in manifest.shards:
+        for name in (f"{SHARDS}/{shard.name}", f"{SHARDS}/{shard.name}.idx"):
+            known.add(name)
+            if name not in there:
+                yield name, (ShardMissing, "is not there")
+    for name in names:
+        if name not in known and not name.startswith(WORK):
+            yield name, (FileUnknown, "is no file of the format; a job that was killed leaves .tmp- files behind")
+
+
+def check_counts(manifest: Manifest, tables: Mapping[str, pa.Table]) -> Iterator[Finding]:
+    """The manifest's totals follow from the tables that can be read."""
+    packs, documents, rejects = (tables.get(f"{name}.parquet") for name in ("packs", "documents", "rejects"))
+    counts, derived = manifest.counts, {}
+    if packs is not None:
+        derived["packs"] = len(packs)
+        for name, column in (("tokens", "n_tokens"), ("padding_tokens", "n_padding"), ("images", "n_images")):
+            derived[name] = pc.sum(packs[column]).as_py() or 0
+    if documents is not None:
+        derived["documents"] = pc.count_distinct(documents["doc_id"]).as_py()
+        derived["pieces"] = len(documents)
+        derived["truncated_tokens"] = pc.sum(documents["truncated_tokens"]).as_py() or 0
+    for name, value in derived.items():
+        if getattr(counts, name) != value:
+            yield ManifestContradiction, f"counts.{name} is {getattr(counts, name)}; the tables hold {value}"
+    if counts.documents + counts.rejected != counts.source_documents:
+        given = f"documents {counts.documents} and rejected {counts.rejected}"
+        yield ManifestContradiction, f"counts.source_documents is {counts.source_documents}, not the sum of {given}"
+    if documents is not None and rejects is not None:
+        yield from _check_total(manifest, documents, rejects)
+
+
+def _check_total(manifest: Manifest, documents: pa.Table, rejects: pa.Table) -> Iterator[Finding]:
+    packed, rejected = count_documents(documents, rejects)
+    source = manifest.counts.source_documents
+    if packed + rejected < source:
+        yield DocumentLost, f"of {source} source documents {packed} are packed and {rejected} rejected"
+    elif packed + rejected > source:
+        yield ManifestContradiction, f"{packed} documents are packed and {rejected} rejected, of {source} in the source"
+
+
+def check_dataset_id(
+    manifest: Manifest, config: PackConfig, documents: pa.Table, rejects: pa.Table
+) -> Iterator[Finding]:
+    """``dataset_id`` hashes configuration, tokenizer and plan.
+
+    The plan is ``documents.parquet`` unless a document was lost between plan and writing: the place that it had is not
+    stored, and the id cannot be derived.
+    """
+    if len(rejected_rows(rejects)[2]):
+        return
+    derived = dataset_id(config, manifest.tokenizer, documents)
+    if manifest.dataset_id != derived:
+        yield ManifestContradiction, f"dataset_id is {manifest.dataset_id!r}, not {derived!r}"

@@ -1,0 +1,105 @@
+"""The rules of a sample's token layouts: which there are, that each is a partition, as defined, with its needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int32
+
+from packer_service.config import PackConfig
+from packer_service.layout.contiguous import contiguous_runs
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.measures import check_partition
+from packer_service.layout.needs import key_blocks_needed
+from packer_service.layout.zigzag import segment_edges, zigzag_runs
+from packer_service.verify.verdict import Finding
+from schemas.errors import (
+    LayoutError,
+    LayoutNeedsInvalid,
+    LayoutNotPartition,
+    LayoutSchemeInvalid,
+    LayoutsInvalid,
+)
+from schemas.layout import SCHEMES, TokenLayout, layout_name
+from schemas.manifest import DocumentSpan
+
+
+def layout_names(config: PackConfig) -> list[str]:
+    """Names of every layout that a sample holds, in the order in which they are stored."""
+    return [
+        layout_name(scheme, degree)
+        for scheme in SCHEMES
+        if scheme in config.layouts
+        for degree in sorted(config.ring_degrees)
+    ]
+
+
+def check_names(layouts: dict[str, TokenLayout], config: PackConfig) -> Iterator[Finding]:
+    """Every configured layout is there, and no other, in the format's order, with needs of the right width."""
+    names, blocks = layout_names(config), -(-config.seq_len // config.block_size)
+    if list(layouts) != names:
+        yield LayoutsInvalid, f"KEY.layouts.npz holds {list(layouts)}, not {names}"
+    for name, layout in layouts.items():
+        if layout.needs.shape[1] != blocks:
+            yield LayoutsInvalid, f"{name}.needs has {layout.needs.shape[1]} blocks, not {blocks}"
+
+
+def check_partitions(layouts: dict[str, TokenLayout], config: PackConfig) -> Iterator[Finding]:
+    """Every layout gives each token to exactly one rank, in equal slices, rank after rank."""
+    for layout in layouts.values():
+        try:
+            check_partition(layout, config.seq_len)
+        except LayoutError as error:
+            yield LayoutNotPartition, str(error)
+
+
+def check_schemes(layouts: dict[str, TokenLayout], spans: list[DocumentSpan], config: PackConfig) -> Iterator[Finding]:
+    """``contiguous`` and ``zigzag`` are as they are defined; the balanced schemes deal whole blocks in natural order.
+
+    Asks for partitions and spans that are sound. That a balanced layout is a good one is no rule of the format.
+    """
+    for name, layout in layouts.items():
+        if layout.scheme == "contiguous":
+            yield from _same_runs(name, layout.runs, contiguous_runs(config.seq_len, layout.ring_degree))
+        elif layout.scheme == "zigzag":
+            starts = np.array([span.start for span in spans], np.int64)
+            aligned = np.array([span.aligned_length for span in spans], np.int64)
+            edges = segment_edges(starts, aligned, config.seq_len)
+            yield from _same_runs(name, layout.runs, zigzag_runs(edges, layout.ring_degree))
+        else:
+            yield from _whole_blocks(name, layout.runs, config.block_size)
+
+
+def _same_runs(
+    name: str, found: Int32[np.ndarray, "runs 3"], defined: Int32[np.ndarray, "defined 3"]
+) -> Iterator[Finding]:
+    if len(found) != len(defined):
+        yield LayoutSchemeInvalid, f"{name} has {len(found)} rows, its definition {len(defined)}"
+    n = min(len(found), len(defined))
+    wrong = np.flatnonzero((found[:n] != defined[:n]).any(axis=1))
+    if len(wrong):
+        row = int(wrong[0])
+        yield LayoutSchemeInvalid, f"{name}[{row}] is {found[row].tolist()}, by its definition {defined[row].tolist()}"
+
+
+def _whole_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int) -> Iterator[Finding]:
+    cut = np.flatnonzero((runs[:, 1] % block_size != 0) | (runs[:, 2] % block_size != 0))
+    if len(cut):
+        yield LayoutSchemeInvalid, f"{name}[{cut[0]}] is {runs[cut[0]].tolist()}: no whole blocks of {block_size}"
+    back = np.flatnonzero((np.diff(runs[:, 0]) == 0) & (np.diff(runs[:, 1]) < 0))
+    if len(back):
+        row = int(back[0]) + 1
+        yield LayoutSchemeInvalid, f"{name}[{row}] is {runs[row].tolist()}: before its rank's row {row - 1}"
+
+
+def check_needs(layouts: dict[str, TokenLayout], index: MaskIndex, config: PackConfig) -> Iterator[Finding]:
+    """``needs`` marks exactly the key blocks that some query of each rank sees. Asks for sound partitions."""
+    for name, layout in layouts.items():
+        expected = key_blocks_needed(index, layout.runs, layout.ring_degree, config.block_size)
+        wrong = np.argwhere(layout.needs != expected)
+        if len(wrong):
+            rank, block = wrong[0].tolist()
+            found, asked = bool(layout.needs[rank, block]), bool(expected[rank, block])
+            others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            yield LayoutNeedsInvalid, f"{name}.needs[{rank}, {block}] is {found}, not {asked}{others}"

@@ -1,0 +1,143 @@
+"""One shard: its bytes, its index, its samples. The unit of work of a verifying process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from packer_service.config import PackConfig
+from packer_service.shards.store import Folder
+from packer_service.verify.sample import Expected, SampleCheck
+from packer_service.verify.tar import RawSample, TarScan
+from packer_service.verify.verdict import Faults, Finding
+from schemas.codec import decode_index, sample_key
+from schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
+from schemas.manifest import SHARDS, ShardEntry, TokenizerEntry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTask:
+    """A shard and what the manifest and the tables say of it. Rows are None where their table cannot be read."""
+
+    location: str
+    entry: ShardEntry
+    config: PackConfig
+    tokenizer: TokenizerEntry
+    pack_rows: list[dict[str, Any]] | None
+    document_rows: list[dict[str, Any]] | None
+    balance_rows: pa.Table | None
+    balance_per_pack: int
+
+    @property
+    def file(self) -> str:
+        return f"{SHARDS}/{self.entry.name}"
+
+    def expected(self, index: int) -> Expected:
+        """What is said of the sample at a place in the shard."""
+        pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.balance_per_pack
+        return Expected(
+            pack_id=pack_id,
+            shard=self.entry.name,
+            index_in_shard=index,
+            pack_row=rows[index] if rows is not None and index < len(rows) else None,
+            document_rows=None
+            if self.document_rows is None
+            else [
+                {name: value for name, value in row.items() if name not in ("pack_id", "truncated_tokens")}
+                for row in self.document_rows
+                if row["pack_id"] == pack_id
+            ],
+            balance_rows=None if self.balance_rows is None else self.balance_rows.slice(index * per_pack, per_pack),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardVerdict:
+    """What is broken in a shard, and how much of it was read."""
+
+    faults: Faults = field(default_factory=Faults)
+    checked: Counter[str] = field(default_factory=Counter)
+
+
+def check_shard(task: ShardTask) -> ShardVerdict:
+    """Reads a shard once, one sample in memory at a time, and names every rule that it breaks."""
+    verdict, folder = ShardVerdict(), Folder(task.location) / SHARDS
+    size = folder.size(task.entry.name)
+    if size is None:
+        return verdict
+    offsets, index_findings = _read_index(folder, f"{task.entry.name}.idx")
+    found: list[int] = []
+    indices: list[int] = []
+    with folder.open(task.entry.name) as file, pa.BufferedInputStream(file, 1 << 20) as stream:
+        tar = TarScan(file=stream, size=size, resume=sorted(offsets or []))
+        for raw in tar.samples():
+            found.append(raw.offset)
+            _check_sample(task, raw, indices, verdict)
+    faults = verdict.faults
+    faults.extend(_changed(task.entry, size, tar.hash.hexdigest()), task.file)
+    faults.extend(tar.findings, task.file)
+    faults.extend(index_findings, f"{task.file}.idx")
+    if offsets is not None and not tar.broken:
+        faults.extend(_check_index(offsets, [*found, size]), f"{task.file}.idx")
+    if not tar.broken:
+        faults.extend(_missing(task.entry, indices), task.file)
+    if task.pack_rows is not None and len(task.pack_rows) != task.entry.packs:
+        lacking = f"packs.parquet has {len(task.pack_rows)} rows of this shard, not {task.entry.packs}"
+        faults.extend([(PackRowInvalid, lacking)], task.file)
+    verdict.checked["shards"] += 1
+    return verdict
+
+
+def _check_sample(task: ShardTask, raw: RawSample, before: list[int], verdict: ShardVerdict) -> None:
+    """Checks a sample as the pack that its key names, and adds its place in the shard to those before it."""
+    index = _index_of(raw.key, task.entry)
+    if index is None or (before and index <= before[-1]):
+        wrong = "is not the key of a pack of this shard" if index is None else "comes twice, or out of order"
+        verdict.faults.extend([(MembersInvalid, f"{raw.key!r:.80} at byte {raw.offset} {wrong}")], task.file)
+        return
+    before.append(index)
+    check = SampleCheck(config=task.config, tokenizer=task.tokenizer)
+    verdict.faults.extend(check.run(raw, task.expected(index)), task.file, raw.key)
+    verdict.checked["packs"] += 1
+    verdict.checked["images"] += max(len(raw.members) - 3, 0)
+
+
+def _index_of(key: str, entry: ShardEntry) -> int | None:
+    if not (key.isascii() and key.isdigit() and len(key) < 20):
+        return None
+    index = int(key) - entry.first_pack
+    return index if key == sample_key(int(key)) and 0 <= index < entry.packs else None
+
+
+def _read_index(folder: Folder, name: str) -> tuple[list[int] | None, list[Finding]]:
+    if not folder.is_file(name):
+        return None, []
+    try:
+        return [int(offset) for offset in decode_index(folder.read(name))], []
+    except ValueError as error:
+        return None, [(IndexInvalid, str(error))]
+
+
+def _changed(entry: ShardEntry, size: int, sha256: str) -> Iterator[Finding]:
+    if size != entry.bytes:
+        yield ShardChanged, f"has {size} bytes; the manifest says {entry.bytes}"
+    elif sha256 != entry.sha256:
+        yield ShardChanged, f"has the SHA-256 {sha256}; the manifest says {entry.sha256}"
+
+
+def _check_index(offsets: list[int], found: list[int]) -> Iterator[Finding]:
+    if len(offsets) != len(found):
+        yield IndexInvalid, f"has {len(offsets)} offsets, not {len(found)}: one a sample, and the tar's end"
+    for number, (said, asked) in enumerate(zip(offsets, found, strict=False)):
+        if said != asked:
+            yield IndexInvalid, f"offset {number} is {said}, not {asked}"
+
+
+def _missing(entry: ShardEntry, found: list[int]) -> Iterator[Finding]:
+    if len(found) != entry.packs:
+        last = entry.first_pack + entry.packs - 1
+        yield MembersInvalid, f"holds {len(found)} of the {entry.packs} packs {entry.first_pack} to {last}"

@@ -1,0 +1,181 @@
+"""The dataset's tables: their bytes, their values, and that every source document is in exactly one place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packer_service.config import PackConfig
+from packer_service.shards.store import Folder
+from packer_service.verify.verdict import Faults, Finding
+from schemas.codec import decode_table
+from schemas.errors import REJECT_CODES, DocumentLost, DocumentTwice, TableChanged, TableInvalid
+from schemas.manifest import TableEntry
+from schemas.tables import BALANCE, TABLES
+
+STAGES = ("read", "measure", "plan", "write")
+BALANCE_FILE = "balance.parquet"
+_BATCH_ROWS = 1 << 16
+
+
+def check_bytes(folder: Folder, entry: TableEntry) -> Iterator[Finding]:
+    """A table has the bytes that the manifest says."""
+    size = folder.size(entry.name)
+    with folder.open(entry.name) as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if size != entry.bytes:
+        yield TableChanged, f"has {size} bytes; the manifest says {entry.bytes}"
+    elif sha256 != entry.sha256:
+        yield TableChanged, f"has the SHA-256 {sha256}; the manifest says {entry.sha256}"
+
+
+def read_tables(folder: Folder, entries: Mapping[str, TableEntry], faults: Faults) -> dict[str, pa.Table]:
+    """Every table that is there and can be read, by name, but for the balance, which is read in parts."""
+    tables = {}
+    for name in TABLES:
+        if name not in entries or not folder.is_file(name):
+            continue
+        faults.extend(check_bytes(folder, entries[name]), name)
+        if name == BALANCE_FILE:
+            continue
+        try:
+            tables[name] = decode_table(folder.read(name), TABLES[name], name)
+        except TableInvalid as error:
+            faults.extend([(TableInvalid, error.detail)], name)
+            continue
+        faults.extend(_check_rows(tables[name], entries[name]), name)
+        nulls = list(check_values(tables[name]))
+        faults.extend(nulls, name)
+        if nulls:
+            del tables[name]
+    return tables
+
+
+def _check_rows(table: pa.Table, entry: TableEntry) -> Iterator[Finding]:
+    if len(table) != entry.rows:
+        yield TableChanged, f"has {len(table)} rows; the manifest says {entry.rows}"
+
+
+def check_values(table: pa.Table) -> Iterator[Finding]:
+    """No value is missing but the scheme of image loads; stages and codes are those of the format."""
+    for name in table.schema.names:
+        if table[name].null_count and name != "scheme":
+            yield TableInvalid, f"{name} has {table[name].null_count} nulls"
+    for name, legal in (("stage", STAGES), ("code", REJECT_CODES)):
+        if name in table.schema.names:
+            unknown = set(pc.unique(table[name]).to_pylist()) - {*legal, None}
+            if unknown:
+                yield TableInvalid, f"{name} is {min(unknown)!r}; legal are {', '.join(legal)}"
+
+
+class BalanceReader:
+    """``balance.parquet`` from front to back, a few packs' rows at a time; None from where it cannot be read on."""
+
+    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None) -> None:
+        self.faults = faults
+        self.files = ExitStack()
+        self.batches: Iterator[pa.Table] | None = self._batches(folder, entry) if entry is not None else None
+        self.waiting = BALANCE.empty_table()
+
+    def _batches(self, folder: Folder, entry: TableEntry) -> Iterator[pa.Table]:
+        if not folder.is_file(BALANCE_FILE):
+            raise TableInvalid(BALANCE_FILE, "is missing")
+        file = pq.ParquetFile(self.files.enter_context(folder.open(BALANCE_FILE)))
+        if not file.schema_arrow.equals(BALANCE):
+            names = file.schema_arrow.names
+            raise TableInvalid(BALANCE_FILE, f"has the columns {names}, not {BALANCE.names} with their types")
+        if file.metadata.num_rows != entry.rows:
+            rows = f"has {file.metadata.num_rows} rows; the manifest says {entry.rows}"
+            self.faults.extend([(TableChanged, rows)], BALANCE_FILE)
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            table = pa.Table.from_batches([batch])
+            table.validate(full=True)
+            yield table.cast(BALANCE)
+
+    def take(self, n_rows: int) -> pa.Table | None:
+        """The next rows, fewer at the table's end."""
+        while self.batches is not None and len(self.waiting) < n_rows:
+            try:
+                batch = next(self.batches)
+                self.faults.extend(check_values(batch), BALANCE_FILE)
+                self.waiting = pa.concat_tables([self.waiting, batch]).unify_dictionaries()
+            except StopIteration:
+                break
+            except (TableInvalid, pa.ArrowException, OSError, ValueError) as error:
+                detail = error.detail if isinstance(error, TableInvalid) else f"cannot be read ({error})"
+                if detail != "is missing":
+                    self.faults.extend([(TableInvalid, detail)], BALANCE_FILE)
+                self.batches = None
+        if self.batches is None:
+            return None
+        n_rows = min(n_rows, len(self.waiting))
+        taken, self.waiting = self.waiting.slice(0, n_rows), self.waiting.slice(n_rows)
+        # A slice travels to another process with the whole table behind it; a copy does not.
+        return taken.take(pa.array(range(len(taken)), pa.int64()))
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def rejected_rows(rejects: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Rejects by what they say of their id: that document itself, another of the same id, one lost in writing."""
+    written = pc.equal(rejects["stage"], "write")
+    again = pc.and_(pc.invert(written), pc.equal(rejects["code"], "duplicate_id"))
+    return rejects.filter(pc.invert(pc.or_(written, again))), rejects.filter(again), rejects.filter(written)
+
+
+def count_documents(documents: pa.Table, rejects: pa.Table) -> tuple[int, int]:
+    """Source documents that are packed, whole or in part, and those of which nothing is."""
+    own, again, written = rejected_rows(rejects)
+    packed = pc.unique(documents["doc_id"])
+    lost = written.filter(pc.invert(pc.is_in(written["doc_id"], packed)))
+    return len(packed), len(own) + len(again) + len(pc.unique(lost["doc_id"]))
+
+
+def check_documents(documents: pa.Table, rejects: pa.Table, config: PackConfig) -> Iterator[Finding]:
+    """Every id is packed once, or rejected once; its pieces are all there."""
+    own, again, written = rejected_rows(rejects)
+    packed = pc.unique(documents["doc_id"])
+    for row in _repeated(documents, ["doc_id", "piece"]):
+        yield DocumentTwice, f"document {row['doc_id']!r}, piece {row['piece']}, is packed {row['count_all']} times"
+    for row in _repeated(own, ["doc_id"]):
+        yield DocumentTwice, f"document {row['doc_id']!r} is rejected {row['count_all']} times"
+    whole = written if config.oversize != "split" else written.slice(0, 0)
+    for rejected in (own, whole):
+        for row in rejected.filter(pc.is_in(rejected["doc_id"], packed)).to_pylist():
+            yield DocumentTwice, f"document {row['doc_id']!r} is packed, and rejected with {row['code']}"
+    for row in own.filter(pc.is_in(own["doc_id"], pc.unique(written["doc_id"]))).to_pylist():
+        yield DocumentTwice, f"document {row['doc_id']!r} is rejected with {row['code']}, and again when written"
+    for row in _repeated(whole, ["doc_id"]):
+        yield DocumentTwice, f"document {row['doc_id']!r} is rejected {row['count_all']} times when written"
+    known = pa.chunked_array([packed, *own["doc_id"].chunks, *written["doc_id"].chunks], pa.string())
+    for row in again.filter(pc.invert(pc.is_in(again["doc_id"], known))).to_pylist():
+        yield DocumentLost, f"document {row['doc_id']!r} is rejected as a duplicate of one that is nowhere"
+    yield from _check_pieces(documents, written, config)
+
+
+def _repeated(table: pa.Table, keys: list[str]) -> list[dict[str, int]]:
+    counted = table.group_by(keys, use_threads=False).aggregate([([], "count_all")])
+    rows: list[dict[str, int]] = counted.filter(pc.greater(counted["count_all"], 1)).to_pylist()
+    return rows
+
+
+def _check_pieces(documents: pa.Table, written: pa.Table, config: PackConfig) -> Iterator[Finding]:
+    """Pieces of a document count from 0; a gap is a piece that was lost when it was to be written."""
+    grouped = documents.group_by("doc_id", use_threads=False).aggregate([("piece", "max"), ("piece", "count_distinct")])
+    gaps = grouped.filter(pc.not_equal(pc.add(grouped["piece_max"], 1), grouped["piece_count_distinct"])).to_pylist()
+    lost = dict(zip(*(column.to_pylist() for column in _counts(written["doc_id"])), strict=True))
+    for row in gaps:
+        missing = row["piece_max"] + 1 - row["piece_count_distinct"]
+        if missing > lost.get(row["doc_id"], 0) or config.oversize != "split":
+            yield DocumentLost, f"document {row['doc_id']!r} lacks {missing} of the pieces 0 to {row['piece_max']}"
+
+
+def _counts(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    counted = pc.value_counts(column)
+    return counted.field("values"), counted.field("counts")

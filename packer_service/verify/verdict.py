@@ -1,0 +1,126 @@
+"""What verifying found: one fault for each broken rule and place, and how much was checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.errors import FORMAT_RULES, FormatError
+
+Finding = tuple[type[FormatError], str]
+"""A broken rule, and the value found with the value that the rule asks for. Who asked knows the file and the sample."""
+
+MOST_LISTED = 20
+"""Faults listed of one rule in one file; the others are counted."""
+
+LONGEST_DETAIL = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One broken rule in one place. ``sample`` is a pack's key, None where the whole file is meant."""
+
+    rule: str
+    name: str
+    file: str
+    sample: str | None
+    detail: str
+
+    @classmethod
+    def of(cls, error: type[FormatError], file: str, detail: str, sample: str | None = None) -> Fault:
+        text = _printable(detail)
+        text = text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
+        return cls(rule=error.rule, name=error.__name__, file=_printable(file), sample=sample, detail=text)
+
+    @property
+    def where(self) -> str:
+        return self.file if self.sample is None else f"{self.file} {self.sample}"
+
+    def error(self) -> FormatError:
+        """The exception of the broken rule."""
+        return FORMAT_RULES[self.rule](self.where, self.detail)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "name": self.name,
+            "file": self.file,
+            "sample": self.sample,
+            "detail": self.detail,
+        }
+
+
+def _printable(text: str) -> str:
+    """One line that any terminal can print: what a damaged file spells may hold control characters or surrogates."""
+    line = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """Faults as they are found, at most :data:`MOST_LISTED` of one rule in one file, the others as a number."""
+
+    listed: list[Fault] = field(default_factory=list)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, fault: Fault) -> None:
+        self.counts[fault.rule, fault.file] += 1
+        if self.counts[fault.rule, fault.file] <= MOST_LISTED:
+            self.listed.append(fault)
+
+    def extend(self, findings: Iterable[Finding], file: str, sample: str | None = None) -> None:
+        for error, detail in findings:
+            self.add(Fault.of(error, file, detail, sample))
+
+    def merge(self, other: Faults) -> None:
+        """Adds the faults of another place, those too that it has only counted."""
+        for fault in other.listed:
+            self.add(fault)
+        for (rule, file), unlisted in other.unlisted().items():
+            self.counts[rule, file] += unlisted
+
+    def unlisted(self) -> dict[tuple[str, str], int]:
+        """Faults that are counted and not listed, by rule and file."""
+        listed = Counter((fault.rule, fault.file) for fault in self.listed)
+        return {key: n - listed[key] for key, n in self.counts.items() if n > listed[key]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The outcome of verifying a dataset.
+
+    ``checked`` counts what was read from the bytes; ``unlisted`` the faults beyond those in ``broken``, by rule and
+    file.
+    """
+
+    dataset: str
+    checked: dict[str, int]
+    broken: list[Fault]
+    unlisted: dict[tuple[str, str], int]
+
+    @property
+    def sound(self) -> bool:
+        return not self.broken
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dataset": self.dataset,
+            "sound": self.sound,
+            "checked": self.checked,
+            "broken": [fault.as_json() for fault in self.broken],
+            "unlisted": [{"rule": rule, "file": file, "count": n} for (rule, file), n in self.unlisted.items()],
+        }
+
+    def as_lines(self) -> list[str]:
+        """For a person: a line a fault, and what it comes to."""
+        lines = [f"{fault.rule} {fault.name}: {fault.where}: {fault.detail}" for fault in self.broken]
+        lines += [
+            f"{rule} {FORMAT_RULES[rule].__name__}: {file}: {n} more" for (rule, file), n in self.unlisted.items()
+        ]
+        checked = ", ".join(f"{n:,} {what}" for what, n in self.checked.items())
+        rules = len({fault.rule for fault in self.broken})
+        total = len(self.broken) + sum(self.unlisted.values())
+        outcome = "sound" if self.sound else f"{total:,} faults, {rules} rules broken"
+        return [*lines, f"{self.dataset}: {outcome} (checked {checked})"]
