@@ -3,8 +3,8 @@
     python tests/benchmarks/planning.py [--documents 1000000] [--ten-million] [--quick]
 
 Every timing runs on one core in this process. The baseline is the published method of TRL's ``pack_dataset``: best-fit
-decreasing with a segment tree over the free tokens, in pure Python, written here from its description; it knows tokens alone,
-while ours keeps both budgets. The mixtures are those of ``mixtures.py``, beside some whose two budgets both bind.
+decreasing with a segment tree over the free tokens, in pure Python, written here from its description; it knows tokens
+alone, while ours keeps both budgets. The mixtures are those of ``mixtures.py``, and one whose two budgets both bind.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import resource
 import sys
 import time
 from collections import defaultdict, deque
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-from mixtures import MIXTURES, SEQ_LEN, lengths
+from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 
-from packer_service.plan.best_fit import best_fit
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.kinds import kinds_of, lower_bound
-from packer_service.plan.make import make_plan
-from packer_service.plan.order import straggler_ratio
-from packer_service.plan.pack import pack_documents
+from packer_service.plan.best_fit import best_fit  # noqa: E402
+from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
+from packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
+from packer_service.plan.make import make_plan  # noqa: E402
+from packer_service.plan.order import straggler_ratio  # noqa: E402
+from packer_service.plan.pack import pack_documents  # noqa: E402
 
 ALIGNMENT, MAX_IMAGES, WINDOW = 16, 384, 64
 
@@ -92,6 +93,9 @@ def even_video(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(tokens, SEQ_LEN), images.astype(np.int64)
 
 
+DRAWN = {**{name: partial(lengths, name) for name in MIXTURES}, "even_video": even_video}
+
+
 def aligned(tokens: np.ndarray) -> np.ndarray:
     return -(-tokens // ALIGNMENT) * ALIGNMENT
 
@@ -100,30 +104,31 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def speed(mixture: str, n: int, baseline_documents: int) -> None:
-    tokens, images = lengths(mixture, n, 1)
-    tokens = aligned(tokens)
-    few = tokens[:baseline_documents]
-    begin = time.perf_counter()
-    theirs = len(pure_python_best_fit(few, SEQ_LEN)) if baseline_documents else 0
-    python_rate = baseline_documents / (time.perf_counter() - begin)
-    print(
-        f"  pure-Python segment tree, one budget   {python_rate:12,.0f} documents/s  ({baseline_documents:,} documents, {theirs:,} packs)"
-    )
-    for name, limit in (
-        ("one budget", None),
-        (f"{MAX_IMAGES} images", MAX_IMAGES),
-        ("both budgets bind", balanced(tokens, images)),
-    ):
+def speed(n: int) -> None:
+    print(f"\npacking speed, {n:,} documents aligned to {ALIGNMENT}")
+    for name, draw in DRAWN.items():
+        tokens, images = draw(n, 1)
+        tokens = aligned(tokens)
         begin = time.perf_counter()
-        packs = pack_documents(tokens, images, seq_len=SEQ_LEN, max_images=limit)
-        seconds = time.perf_counter() - begin
-        needed = lower_bound(kinds_of(tokens, images, seq_len=SEQ_LEN, max_images=limit))
-        ratio = n / seconds / python_rate
+        baseline = len(pure_python_best_fit(tokens, SEQ_LEN))
+        python_rate = n / (time.perf_counter() - begin)
         print(
-            f"  preshard, {name:28s} {n / seconds:12,.0f} documents/s  {ratio:6.1f} x  ({n:,} documents, {seconds:.2f} s, "
-            f"{packs.max() + 1:,} packs, {(packs.max() + 1) / needed:.5f} x the bound)"
+            f"  {name:12s} pure-Python segment tree, tokens alone  {python_rate:12,.0f} documents/s "
+            f"{baseline:10,} packs"
         )
+        for label, limit in (
+            ("tokens alone", None),
+            (f"and {MAX_IMAGES} images", MAX_IMAGES),
+            ("both bind", balanced(tokens, images)),
+        ):
+            begin = time.perf_counter()
+            packs = pack_documents(tokens, images, seq_len=SEQ_LEN, max_images=limit).max() + 1
+            rate = n / (time.perf_counter() - begin)
+            needed = lower_bound(kinds_of(tokens, images, seq_len=SEQ_LEN, max_images=limit))
+            print(
+                f"  {'':12s} preshard, {label:29s} {rate:12,.0f} documents/s {packs:10,} packs, "
+                f"{packs / needed:.5f} x the bound, {rate / python_rate:5.1f} x as fast"
+            )
 
 
 def balanced(tokens: np.ndarray, images: np.ndarray) -> int:
@@ -132,22 +137,16 @@ def balanced(tokens: np.ndarray, images: np.ndarray) -> int:
 
 
 def fill(n: int) -> None:
-    print(
-        f"\npacks against max(ceil(tokens / seq_len), ceil(images / max_images)), {n:,} documents aligned to {ALIGNMENT}"
-    )
+    print(f"\npacks against max(ceil(tokens / seq_len), ceil(images / max_images)), {n:,} documents")
     print("  mixture       seed  max_images  bound by   lower bound   packs  ratio     plain best fit  seconds")
-    drawn = [
-        *((name, lambda n, seed, name=name: lengths(name, n, seed)) for name in MIXTURES),
-        ("even_video", even_video),
-    ]
-    for name, draw in drawn:
+    for name, draw in DRAWN.items():
         for seed in (0, 1):
             tokens, images = draw(n, seed)
             tokens = aligned(tokens)
-            even = balanced(tokens, images)
-            for limit in sorted({MAX_IMAGES, even, int(1.05 * even), max(int(images.max()), int(0.9 * even))}):
-                if limit >= images.max():
-                    fill_row(name, seed, tokens, images, limit)
+            even, least = balanced(tokens, images), int(images.max())
+            limits = {MAX_IMAGES, even, int(1.05 * even), max(least, int(0.9 * even))}
+            for limit in sorted(limit for limit in limits if limit >= least):
+                fill_row(name, seed, tokens, images, limit)
 
 
 def fill_row(name: str, seed: int, tokens: np.ndarray, images: np.ndarray, limit: int) -> None:
@@ -180,8 +179,8 @@ def stragglers(n: int) -> None:
         print(f"  {name:12s} " + "".join(f"{cell:>20s}" for cell in cells))
 
 
-def whole_plan(n: int) -> None:
-    tokens, images = lengths("mixed", n, 2)
+def whole_plan(name: str, n: int) -> None:
+    tokens, images = DRAWN[name](n, 2)
     before, begin = peak_mib(), time.perf_counter()
     plan = make_plan(
         tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
@@ -189,34 +188,30 @@ def whole_plan(n: int) -> None:
     )  # fmt: skip
     seconds, after = time.perf_counter() - begin, peak_mib()
     print(
-        f"\nwhole plan of {n:,} documents: {plan.n_packs:,} packs, {seconds:.2f} s, peak {after:,.0f} MiB of the process "
-        f"({before:,.0f} MiB before the plan, the mixture's own columns included)"
+        f"\nwhole plan, {name}, {n:,} documents: {plan.n_packs:,} packs, {seconds:.2f} s, the process's memory peaks "
+        f"at {after:,.0f} MiB ({before:,.0f} MiB before the plan, while the mixture was drawn)"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=1_000_000, help="documents of the speed table")
-    parser.add_argument("--ten-million", action="store_true", help="plan ten million documents, and nothing else")
+    parser.add_argument("--ten-million", choices=list(DRAWN), help="plan ten million documents of a mixture, no more")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     given = parser.parse_args()
     part = 10 if given.quick else 1
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {processor()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, one core used"
-    )
+    python = platform.python_version()
+    print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {os.cpu_count()} CPUs, Python {python}, one core used")
     begin = time.perf_counter()
-    small = np.array([3, 2, 1])
-    pack_documents(small, np.array([1, 3, 2]), seq_len=4, max_images=3)
+    pack_documents(*even_video(300, 0), seq_len=SEQ_LEN, max_images=MAX_IMAGES)
     print(f"compiling, or loading from numba's cache: {time.perf_counter() - begin:.1f} s")
     if given.ten_million:
-        whole_plan(10_000_000 // part)
+        whole_plan(given.ten_million, 10_000_000 // part)
         return
-    n = given.documents // part
-    print(f"\npacking speed, mixture 'mixed', aligned to {ALIGNMENT}")
-    speed("mixed", n, n)
+    speed(given.documents // part)
     fill(100_000 // part)
     stragglers(100_000 // part)
-    whole_plan(n)
+    whole_plan("mixed", given.documents // part)
 
 
 def processor() -> str:

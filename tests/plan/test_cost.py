@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from packer_service.plan.cost import TILE, CostModel, causal_area, document_tiles, pack_cost
+from schemas.errors import PlanError
+from schemas.sequence import MaskArrays, dense_mask
+
+LENGTHS = np.array([1, 2, 3, 100, 127, 128, 129, 130, 255, 256, 257, 1000, 5000])
+
+
+def test_linear_work_is_six_operations_a_parameter_of_qwen3_8b() -> None:
+    """Fails when a projection is left out or counted twice. Qwen3-8B's card: 6.95 billion without embeddings."""
+    model = CostModel()
+    without_head = model.linear_flops_per_token // 6 - model.hidden_size * model.vocab_size
+    assert round(without_head / 1e9, 2) == 6.95
+
+
+def test_attention_is_twelve_operations_a_pair_layer_and_channel() -> None:
+    """Fails when key and value heads are counted for query heads. PaLM's appendix B: 12 L H Q T for each token."""
+    model = CostModel(num_key_value_heads=1)
+    assert model.attention_flops_per_tile == 12 * 36 * 32 * 128 * TILE**2
+
+
+def test_vision_work_is_that_of_siglip_so400m() -> None:
+    """Fails when the encoder is counted once a crop and not once a patch. Its 27 layers have 411 million weights."""
+    layers = CostModel(vision_num_layers=27), CostModel(vision_num_layers=26)
+    one_layer = layers[0].vision_flops_per_crop - layers[1].vision_flops_per_crop
+    scores = 6 * 2 * 729 * 729 * 1152
+    assert round(27 * (one_layer - scores) / (6 * 729) / 1e6) == 411
+
+
+def test_tiles_are_the_mean_over_all_positions_in_a_tile() -> None:
+    """Fails when the closed form is off by one at a tile's edge. The mean is taken here position by position."""
+    for length, tiles in zip(LENGTHS, document_tiles(LENGTHS, causal_area(LENGTHS)), strict=True):
+        first = np.arange(TILE)
+        rows = (first + length - 1) // TILE + 1
+        assert tiles == (rows * (rows - 1) / 2).mean() + length / TILE
+
+
+def test_tiles_are_never_fewer_than_the_area_fills() -> None:
+    """Fails when the boundary term is negative for some length."""
+    lengths = np.arange(1, 5 * TILE)
+    assert (document_tiles(lengths, causal_area(lengths)) * TILE**2 >= causal_area(lengths)).all()
+
+
+@pytest.mark.parametrize(("image_tokens", "error"), [(0, 0.02), (81, 0.15)])
+def test_the_estimate_is_close_to_the_tiles_of_real_packs(image_tokens: int, error: float) -> None:
+    """Fails when short documents count as if each had its own tiles on the diagonal: the estimate would double.
+
+    An image across a tile's edge takes a whole tile for little area, so packs full of images are under-estimated.
+    """
+    rng = np.random.default_rng(0)
+    seq_len, estimated, counted = 4096, 0.0, 0
+    for _ in range(30):
+        lengths = rng.integers(20, 900, 40)
+        lengths[0] = rng.integers(1, 2 * TILE)  # else every pack would begin with a document at a tile's edge
+        lengths = lengths[np.cumsum(lengths) <= seq_len]
+        doc_ids = np.full(seq_len, -1, np.int32)
+        doc_ids[: lengths.sum()] = np.repeat(np.arange(len(lengths)), lengths)
+        group_ids = (np.arange(seq_len) // image_tokens if image_tokens else np.full(seq_len, -1)).astype(np.int32)
+        mask = dense_mask(MaskArrays(doc_ids=doc_ids, branch_ids=np.zeros(seq_len, np.int32), group_ids=group_ids))
+        areas = np.array([mask[doc_ids == document].sum() for document in range(len(lengths))])
+        estimated += document_tiles(lengths, areas).sum()
+        counted += mask.reshape(seq_len // TILE, TILE, -1, TILE).any(axis=(1, 3)).sum()
+    assert estimated == pytest.approx(counted, rel=error)
+
+
+def test_a_pack_pays_for_its_padding_its_tiles_and_its_crops() -> None:
+    """Fails when linear work is counted for real tokens alone, or a term is scaled differently from the others."""
+    model = CostModel()
+    costs = pack_cost(model, seq_len=256, tiles=np.array([0.0, 3.0]), crops=np.array([0, 2]))
+    empty = 256 * model.linear_flops_per_token
+    full = empty + 3 * model.attention_flops_per_tile + 2 * model.vision_flops_per_crop
+    assert costs.tolist() == [empty / 1e9, full / 1e9]
+
+
+def test_a_dimension_of_zero_is_refused() -> None:
+    """Fails when a model without layers makes all packs equal and the order meaningless."""
+    with pytest.raises(PlanError, match=r"cost\.num_layers is 0; give a positive integer"):
+        CostModel(num_layers=0)
