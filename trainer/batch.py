@@ -1,0 +1,91 @@
+"""What one context-parallel rank gets in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float32, Int32, Int64, UInt8
+from torch import Tensor
+
+from schemas.layout import TokenLayout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankBatch:
+    """One pack as one rank sees it. Tensors lie on the CPU; axis ``local`` is this rank's slice, in slice order.
+
+    Beside its own part, a rank holds what it needs to know of the others': the mask's arrays of the whole pack, the
+    layout of every ring rank, and everyone's image edges. None of it costs a byte more than the header part.
+
+    Attributes:
+        pack_id: number of the pack in the dataset.
+        key: the pack's sample in its shard.
+        step: step of the epoch, counted from where this pass over the epoch began.
+        tokens: token ids.
+        labels: the next token where there is loss, else ``IGNORE_INDEX``; shifted before slicing, never shift again.
+        loss_weights: weight of each token's loss, 0 without loss.
+        position_ids: positions inside the documents.
+        pool_ids: row of the pack's pooled vision features that fills a token, -1 for text. Rows count through the whole
+            pack, so they index the features of all ranks laid one after the other.
+        positions: where each local token stands in the pack: ``whole[positions]`` is the local slice of ``whole``.
+        doc_ids: mask array of the whole pack in natural order (see ``schemas.sequence.MaskArrays``).
+        branch_ids: the same.
+        group_ids: the same.
+        layout: runs of every ring rank, and the key blocks that each needs.
+        images: this rank's crops as RGB, 0 to 255.
+        image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
+        pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]`` of the pack.
+        cp_rank: this rank.
+        bytes_read: bytes asked from the shard for this batch.
+        state: for ``PackedDataset.load_state_dict``, to go on after this step. It is right whatever a ``DataLoader``
+            has fetched ahead.
+    """
+
+    pack_id: int
+    key: str
+    step: int
+    tokens: Int64[Tensor, "local"]
+    labels: Int64[Tensor, "local"]
+    loss_weights: Float32[Tensor, "local"]
+    position_ids: Int64[Tensor, "local"]
+    pool_ids: Int64[Tensor, "local"]
+    positions: Int64[Tensor, "local"]
+    doc_ids: Int32[Tensor, "seq"]
+    branch_ids: Int32[Tensor, "seq"]
+    group_ids: Int32[Tensor, "seq"]
+    layout: TokenLayout
+    images: UInt8[Tensor, "crops height width 3"]
+    image_edges: Int64[Tensor, "cp_plus_1"]
+    pool_edges: Int64[Tensor, "cp_plus_1"]
+    cp_rank: int
+    bytes_read: int
+    state: dict[str, Any]
+
+    @property
+    def seq_len(self) -> int:
+        return len(self.doc_ids)
+
+    @property
+    def start_image_idx(self) -> int:
+        """First crop of the pack that this rank holds."""
+        return int(self.image_edges[self.cp_rank])
+
+    @property
+    def end_image_idx(self) -> int:
+        return int(self.image_edges[self.cp_rank + 1])
+
+    @property
+    def start_pool_idx(self) -> int:
+        """First pooled row of the pack that this rank's crops make."""
+        return int(self.pool_edges[self.cp_rank])
+
+    @property
+    def end_pool_idx(self) -> int:
+        return int(self.pool_edges[self.cp_rank + 1])
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Most pooled rows of any rank: what every rank pads to before features are gathered."""
+        return int(torch.diff(self.pool_edges).max())
