@@ -14,6 +14,7 @@ from packer_service.config import PackConfig
 from packer_service.identity import dataset_id
 from packer_service.shards.store import Folder
 from packer_service.survey import Survey
+from schemas.codec import seal_manifest
 from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
 from schemas.pack import Plan
 from schemas.tables import TABLES
@@ -42,7 +43,7 @@ def make_manifest(
         tokenizer: the tokenizer that made the tokens.
     """
     tables = [_join_table(folder, records, name, shards, found.rejects) for name in TABLES]
-    return Manifest(
+    manifest = Manifest(
         format_version=FORMAT_VERSION,
         dataset_id=dataset_id(config, tokenizer, planned_rows(found, plan)),
         preshard_version=VERSION,
@@ -53,6 +54,7 @@ def make_manifest(
         tables=tables,
         shards=[ShardEntry.model_validate_json(records.read(f"{shard}/entry.json")) for shard in shards],
     )
+    return seal_manifest(manifest)
 
 
 def _join_table(folder: Folder, records: Folder, name: str, shards: Sequence[str], rejects: pa.Table) -> TableEntry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, SequenceInvalid, TableInvalid
 from schemas.layout import TokenLayout, layout_name
-from schemas.manifest import FORMAT_VERSION, Manifest, SampleHead
+from schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
 from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
@@ -69,8 +70,16 @@ def decode_head(data: bytes, where: str) -> SampleHead:
         raise SampleHeadInvalid(where, _first(error)) from None
 
 
+def seal_manifest(manifest: Manifest) -> Manifest:
+    """The manifest with the hash of its own bytes, as :func:`encode_json` writes them."""
+    unsealed = encode_json(manifest.model_copy(update={"sha256": UNSEALED}))
+    return manifest.model_copy(update={"sha256": hashlib.sha256(unsealed).hexdigest()})
+
+
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Raises ManifestInvalid: not JSON, another format version, or a field is missing, unknown or of a wrong type."""
+    """Raises ManifestInvalid: not JSON, another format version, a field missing, unknown or of a wrong type, or bytes
+    that are not those that its own hash was taken of.
+    """
     try:
         version = json.loads(data)["format_version"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -78,9 +87,15 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     if version != FORMAT_VERSION:
         raise ManifestInvalid(where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}")
     try:
-        return Manifest.model_validate_json(data)
+        manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
         raise ManifestInvalid(where, _first(error)) from None
+    unsealed = data.replace(manifest.sha256.encode(), UNSEALED.encode())
+    if hashlib.sha256(unsealed).hexdigest() != manifest.sha256:
+        raise ManifestInvalid(
+            where, f"sha256 is {manifest.sha256}, which is not that of the file with this field as zeros"
+        )
+    return manifest
 
 
 def _first(error: ValidationError) -> str:

@@ -67,8 +67,15 @@ class Counts(_Record):
     images: Natural
 
 
+UNSEALED = "0" * 64
+"""``sha256`` of a manifest while its own hash is taken."""
+
+
 class Manifest(_Record):
-    """Written last: without it a folder is no dataset."""
+    """Written last: without it a folder is no dataset.
+
+    ``sha256`` is that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
+    """
 
     format_version: int
     dataset_id: str
@@ -79,6 +86,7 @@ class Manifest(_Record):
     counts: Counts
     tables: list[TableEntry]
     shards: list[ShardEntry]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = UNSEALED
 
 
 class DocumentSpan(_Record):
