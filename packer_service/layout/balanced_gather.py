@@ -16,11 +16,15 @@ from packer_service.layout.blocks import BlockMap
 from packer_service.layout.compiled import compiled, next_random
 from packer_service.layout.deals import consecutive, head_tail, longest_first
 
-SLACK = 100
+SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""
 
 NEAR = 8
 """Largest distance of two near blocks."""
+
+
+Found = tuple[np.ndarray, int, int]
+"""Owners, their tiles above the limit, and the keys that all ranks need."""
 
 
 @compiled
@@ -52,7 +56,7 @@ def _difference(blocks: BlockMap, old: int, new: int, spans: np.ndarray) -> int:
 
 
 @compiled
-def _see(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign: int) -> int:
+def _see(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign: int) -> np.int64:
     """Add ``sign`` times the spans to the rows of a rank that see each block; the change in the keys it needs."""
     change = np.int64(0)
     for span in range(count):
@@ -67,7 +71,7 @@ def _see(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign
 
 
 @compiled
-def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.int64]:
     """Rows of each rank that see each block, tiles of each rank, and the keys that all ranks need."""
     seen, loads, need = np.zeros((ring, len(owners)), np.int32), np.zeros(ring, np.int64), np.int64(0)
     for row in range(len(owners)):
@@ -82,7 +86,7 @@ def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray,
 @compiled
 def _search(
     blocks: BlockMap, start: np.ndarray, ring: int, limit: int, penalty: int, threshold: int, tries: int, seed: int
-) -> tuple[np.ndarray, int, int]:
+) -> tuple[np.ndarray, np.int64, np.int64]:
     """The best owners met in ``tries`` exchanges, their tiles above ``limit`` (least first) and the keys they need."""
     owners, count = start.copy(), len(start)
     seen, loads, need = _begin(blocks, owners, ring)
@@ -144,36 +148,41 @@ def gather_owners(
     tries = _default_tries(blocks) if tries is None else tries
     floor = -(-total // ring_degree)
     limit = max(floor, min(total * (SLACK + 1) // (SLACK * ring_degree), total if at_most is None else at_most))
-    token_price = _penalty(blocks)
+    price = _tile_price(blocks)
 
-    def search(start: np.ndarray, penalty: int, part: int, seed: int) -> tuple[np.ndarray, int, int]:
-        return _search(blocks, start, ring_degree, limit, penalty, token_price, tries // part, seed)
+    def search(start: np.ndarray, penalty: int, threshold: int, part: int, seed: int) -> Found:
+        return _search(blocks, start, ring_degree, limit, penalty, threshold, tries // part, seed)
 
+    # Tiles are cheap at first, so that documents can change ranks, then dear.
     starts = [head_tail(count, ring_degree), consecutive(count, ring_degree)]
-    found = [search(start, token_price, 4, seed) for seed, start in enumerate(starts, 1)]
-    best = min(found, key=lambda each: each[1:])
-    best = min(best, search(best[0], token_price, 2, 3), key=lambda each: each[1:])
+    found = [search(start, price // 2, 2 * price, 4, seed) for seed, start in enumerate(starts, 1)]
+    middle = min(found, key=lambda each: each[2] + price // 2 * each[1])
+    best = min(*found, search(middle[0], price, price, 2, 3), key=_tiles_then_keys)
     if best[1]:
-        # The keys were worth more than the tiles (a mask of squares). Tiles come first.
+        # The keys were worth more than the tiles, as in a mask of squares.
         firm = [best[0], longest_first(blocks.loads, ring_degree)]
-        found = [search(start, 64 * token_price, 4, seed) for seed, start in enumerate(firm, 4)]
-        best = min([best, *found], key=lambda each: each[1:])
+        found = [search(start, 64 * price, price, 4, seed) for seed, start in enumerate(firm, 4)]
+        best = min(best, *found, key=_tiles_then_keys)
     if best[1]:
         loads = np.zeros(ring_degree, np.int64)
         np.add.at(loads, best[0], blocks.loads)
         limit = int(loads.max())
-        best = search(best[0], 64 * token_price, 4, 6)
+        best = search(best[0], 64 * price, price, 4, 6)
     return best[0]
 
 
-def _penalty(blocks: BlockMap) -> int:
+def _tiles_then_keys(found: Found) -> tuple[int, int]:
+    return found[1], found[2]
+
+
+def _tile_price(blocks: BlockMap) -> int:
     """Keys that one tile above the limit weighs: two blocks of keys, for blocks of one tile."""
     keys, tiles = int(blocks.real.max(initial=0)), int(blocks.row_spans[:, 2].max(initial=1))
-    return max(1, 2 * keys // tiles)
+    return max(2, 2 * keys // tiles)
 
 
 def _default_tries(blocks: BlockMap) -> int:
-    """300 exchanges a block, bounded where one exchange touches many blocks."""
+    """450 exchanges a block, bounded where one exchange touches many blocks."""
     count = len(blocks.loads)
     width = int((blocks.row_spans[:, 1] - blocks.row_spans[:, 0]).sum()) // max(count, 1)
-    return min(300 * count, 6_000_000_000 // (8 * width + 256))
+    return min(450 * count, 6_000_000_000 // (8 * width + 256))

@@ -9,12 +9,14 @@ per cent needs. Between layouts of equal path the one with the less variance ins
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int32
 
 from packer_service.layout.blocks import BlockMap
 from packer_service.layout.compiled import compiled, next_random
-from packer_service.layout.deals import consecutive, head_tail, round_robin
+from packer_service.layout.deals import head_tail, round_robin
 
 PATH_WEIGHT = 1000
 """One tile of path against one unit of variance, both of them integers."""
@@ -42,7 +44,7 @@ def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray
 
 
 @compiled
-def _cost(steps: np.ndarray) -> tuple[int, int]:
+def _cost(steps: np.ndarray) -> tuple[np.int64, np.int64]:
     """Ring path, and the path with the variance inside the steps added: what the search lowers."""
     ring = len(steps)
     path, variance = np.int64(0), np.int64(0)
@@ -59,7 +61,7 @@ def _cost(steps: np.ndarray) -> tuple[int, int]:
 
 
 @compiled
-def _between(blocks: BlockMap, row: int, column: int) -> int:
+def _between(blocks: BlockMap, row: int, column: int) -> np.int32:
     """Tiles between one block of queries and one of keys."""
     for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
         if blocks.row_spans[span, 0] <= column < blocks.row_spans[span, 1]:
@@ -144,7 +146,12 @@ def _search(
 
 
 def ring_owners(
-    blocks: BlockMap, ring_degree: int, *, tries: int | None = None, beat: int | None = None
+    blocks: BlockMap,
+    ring_degree: int,
+    *,
+    tries: int | None = None,
+    rivals: Sequence[Int32[np.ndarray, "blocks"]] = (),
+    beat: int | None = None,
 ) -> Int32[np.ndarray, "blocks"]:
     """Ring rank of each block, the same number of blocks on every rank, with the least ring path found.
 
@@ -152,29 +159,30 @@ def ring_owners(
         blocks: the map of a number of blocks that ``ring_degree`` divides.
         ring_degree: number of ring ranks.
         tries: exchanges to try; by default a number that grows with the blocks and the degree, and never with time.
-        beat: a path known from another layout; while the result is longer, the search goes on from other starts.
+        rivals: other deals of the blocks; the result is never worse than any of them.
+        beat: the least path of other layouts, of any form; while the result is longer, the search goes on from the
+            rivals and from other starts, up to six times.
     """
     count = len(blocks.loads)
     if ring_degree == 1:
         return np.zeros(count, np.int32)
     tries = _default_tries(blocks, ring_degree) if tries is None else tries
     enough = -(-int(blocks.loads.sum()) // ring_degree)
-    best, path = _search(blocks, round_robin(count, ring_degree), ring_degree, tries, enough, 1)
-    starts = (head_tail, round_robin, consecutive)
-    for seed, start in enumerate(starts, 2):
-        other = start(count, ring_degree)
-        # A block-aligned head-tail layout is looked at in any case; it is the optimum of one long document.
-        again = tries if beat is not None and path > beat else 0
-        if again or start is head_tail:
-            owners, length = _search(blocks, other, ring_degree, again, enough, seed)
-            if length < path:
-                best, path = owners, length
+    found = [_search(blocks, rival, ring_degree, 0, enough, 1) for rival in rivals]
+    found.append(_search(blocks, round_robin(count, ring_degree), ring_degree, tries, enough, 1))
+    best, path = min(found, key=lambda each: each[1])
+    again = [*rivals, best, head_tail(count, ring_degree), round_robin(count, ring_degree), best][:6]
+    for seed, start in enumerate(again, 2):
+        if beat is None or path <= beat:
+            break
+        owners, length = _search(blocks, start, ring_degree, 2 * tries, max(enough, beat), seed)
+        best, path = (owners, length) if length < path else (best, path)
     return best
 
 
 def _default_tries(blocks: BlockMap, ring_degree: int) -> int:
-    """140 exchanges a block, of which a larger degree gets more; bounded where one exchange touches many tiles."""
+    """50 exchanges a block, and more of them at larger degrees; bounded where one exchange touches many tiles."""
     count = len(blocks.loads)
-    tries = 35 * count * min(4, max(1, ring_degree // 4))
+    tries = 50 * count * min(4, max(1, ring_degree // 4))
     work = 4 * ring_degree**2 + 4 * int(blocks.loads.sum()) // max(count, 1)
     return min(tries, 4_000_000_000 // work)

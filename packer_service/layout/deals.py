@@ -31,6 +31,26 @@ def head_tail(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
     return owners
 
 
+def rounded(
+    runs: Int32[np.ndarray, "runs 3"], block_size: int, loads: Int64[np.ndarray, "blocks"], ring_degree: int
+) -> Int32[np.ndarray, "blocks"]:
+    """A layout of tokens as one of blocks: each block goes to the rank that holds its middle token.
+
+    Ranks left with too many blocks give their lightest to the first ranks with too few.
+    """
+    by_start = runs[np.argsort(runs[:, 1], kind="stable")]
+    middles = np.arange(len(loads)) * block_size + block_size // 2
+    owners = by_start[np.searchsorted(by_start[:, 1], middles, side="right") - 1, 0].astype(np.int32)
+    each = len(loads) // ring_degree
+    spare: list[int] = []
+    for rank in range(ring_degree):
+        mine = np.flatnonzero(owners == rank)
+        spare += mine[np.argsort(loads[mine], kind="stable")][: max(0, len(mine) - each)].tolist()
+    missing = np.maximum(0, each - np.bincount(owners, minlength=ring_degree))
+    owners[spare] = np.repeat(np.arange(ring_degree, dtype=np.int32), missing)
+    return owners
+
+
 def longest_first(loads: Int64[np.ndarray, "blocks"], ring_degree: int) -> Int32[np.ndarray, "blocks"]:
     """Blocks by falling load, each to the rank of least load that has room (Graham's LPT rule with equal counts)."""
     room = np.full(ring_degree, len(loads) // ring_degree)

@@ -23,6 +23,7 @@ class LayoutMeasures:
     Attributes:
         scheme: the layout's scheme.
         ring_degree: its ring degree R.
+        slice_tokens: tokens that each rank holds.
         whole_tiles: tiles of the whole mask in natural order.
         tile_floor: ``whole_tiles / R``; no layout of whole tiles has a shorter critical path.
         tiles: tiles with rows along rank r's slice and columns along rank s's.
@@ -36,6 +37,7 @@ class LayoutMeasures:
 
     scheme: str
     ring_degree: int
+    slice_tokens: int
     whole_tiles: int
     tile_floor: float
     tiles: Int64[np.ndarray, "ring ring"]
@@ -108,6 +110,7 @@ def measure_layout(mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: i
     return LayoutMeasures(
         scheme=layout.scheme,
         ring_degree=ring_degree,
+        slice_tokens=index.seq_len // ring_degree,
         whole_tiles=whole,
         tile_floor=whole / ring_degree,
         tiles=tiles,

@@ -11,6 +11,7 @@ from packer_service.layout.balanced_gather import gather_owners
 from packer_service.layout.balanced_ring import ring_owners
 from packer_service.layout.blocks import BlockMap, block_map
 from packer_service.layout.contiguous import contiguous_runs
+from packer_service.layout.deals import rounded
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import ring_step_maxima
 from packer_service.layout.needs import key_blocks_needed
@@ -90,7 +91,7 @@ class _Solver:
     def __init__(self, index: MaskIndex, edges: Int64[np.ndarray, "segments_plus_1"], block_size: int) -> None:
         self._index, self._edges, self._block_size = index, edges, block_size
         self._maps: dict[int, BlockMap] = {}
-        self._rivals: dict[int, tuple[int | None, int | None]] = {}
+        self._rivals: dict[int, tuple[list[np.ndarray], int | None, int | None]] = {}
 
     def runs(self, scheme: str, degree: int) -> Int32[np.ndarray, "runs 3"]:
         if scheme == "contiguous":
@@ -99,10 +100,11 @@ class _Solver:
             return zigzag_runs(self._edges, degree)
         unit = self._unit(degree)
         blocks = self._map(unit)
-        gather, ring = self._rival_paths(degree)
-        if scheme == "balanced_ring":
-            return runs_from_owners(ring_owners(blocks, degree, beat=ring), unit)
-        return runs_from_owners(gather_owners(blocks, degree, at_most=gather), unit)
+        rivals, gather, ring = self._rivals_of(degree)
+        if scheme == "balanced_gather":
+            return runs_from_owners(gather_owners(blocks, degree, at_most=gather), unit)
+        deals = [rounded(rival, unit, blocks.loads, degree) for rival in rivals]
+        return runs_from_owners(ring_owners(blocks, degree, rivals=deals, beat=ring), unit)
 
     def _unit(self, degree: int) -> int:
         """Tokens dealt together: whole kernel tiles where the blocks are smaller and the length allows it."""
@@ -115,14 +117,14 @@ class _Solver:
             self._maps[unit] = block_map(self._index, unit)
         return self._maps[unit]
 
-    def _rival_paths(self, degree: int) -> tuple[int | None, int | None]:
-        """Least gather and ring path of zigzag and head-tail, where the lengths allow either."""
+    def _rivals_of(self, degree: int) -> tuple[list[np.ndarray], int | None, int | None]:
+        """Head-tail and zigzag, where the lengths allow either, with the least gather and ring path of them."""
         if degree not in self._rivals:
             seq_len, parts = self._index.seq_len, 2 * degree
-            rivals = [np.array([0, seq_len])] if seq_len % parts == 0 else []
-            rivals += [] if (np.diff(self._edges) % parts).any() else [self._edges]
-            tiles = [tiles_by_rank(self._index, zigzag_runs(edges, degree), degree) for edges in rivals]
+            segments = [np.array([0, seq_len]), self._edges]
+            rivals = [zigzag_runs(edges, degree) for edges in segments if not (np.diff(edges) % parts).any()]
+            tiles = [tiles_by_rank(self._index, runs, degree) for runs in rivals]
             gather = min((int(t.sum(axis=1).max()) for t in tiles), default=None)
             ring = min((int(ring_step_maxima(t).sum()) for t in tiles), default=None)
-            self._rivals[degree] = gather, ring
+            self._rivals[degree] = rivals, gather, ring
         return self._rivals[degree]

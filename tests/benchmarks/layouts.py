@@ -1,0 +1,174 @@
+"""Prints what each layout costs on seeded mixtures: paths as multiples of the tile floor, traffic, time to solve.
+
+    python tests/benchmarks/layouts.py [--packs 40] [--seed 0] [--ring 2 4 8 16] [--mixtures mixed annotated long]
+    python tests/benchmarks/layouts.py --million
+
+``head_tail`` (torch, Megatron) and ``round_robin`` are no schemes of the dataset; they are here to compare with. A line
+``worse`` is printed for each pack on which a balanced scheme loses on its own measure to zigzag or head-tail, and the
+exit status is 1 where there is one or a target is missed. Times of packs are processor time of the one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import mixtures
+
+from packer_service.layout.deals import round_robin
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.measures import LayoutMeasures, measure_layout
+from packer_service.layout.runs import runs_from_owners
+from packer_service.layout.solve import solve_layouts
+from packer_service.layout.zigzag import zigzag_runs
+from schemas.layout import SCHEMES, TokenLayout
+from schemas.sequence import MaskArrays
+
+BLOCK = 128
+NAMES = (*SCHEMES, "head_tail", "round_robin")
+RING_TARGET = {2: 1.03, 4: 1.03, 8: 1.03, 16: 1.06}
+
+
+def hardware() -> str:
+    """Date, processor and versions: the line that goes with every figure."""
+    facts = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((fact.split(":")[1].strip() for fact in facts if fact.startswith("model name")), "?")
+    date = datetime.datetime.now(tz=datetime.UTC).date()
+    return f"{date}, {model}, one core, Python {platform.python_version()}, numpy {np.__version__}"
+
+
+def other_layouts(index: MaskIndex, degree: int) -> list[TokenLayout]:
+    """The layouts to compare with."""
+    seq_len, needs = index.seq_len, np.zeros((degree, 1), bool)
+    runs = {
+        "head_tail": zigzag_runs(np.array([0, seq_len]), degree),
+        "round_robin": runs_from_owners(round_robin(seq_len // BLOCK, degree), BLOCK),
+    }
+    return [TokenLayout(scheme=name, ring_degree=degree, runs=runs[name], needs=needs) for name in runs]
+
+
+def measured(pack: mixtures.Pack, degrees: list[int]) -> tuple[dict[tuple[str, int], LayoutMeasures], float]:
+    """Measures of every layout of a pack, and seconds to solve all schemes and degrees together."""
+    began = time.process_time()
+    layouts = solve_layouts(pack.mask, segment_edges=pack.edges, schemes=SCHEMES, ring_degrees=degrees)
+    seconds = time.process_time() - began
+    index = MaskIndex.of(pack.mask)
+    layouts += [layout for degree in degrees for layout in other_layouts(index, degree)]
+    return {(x.scheme, x.ring_degree): measure_layout(index, x) for x in layouts}, seconds
+
+
+def scheme_seconds(packs: list[mixtures.Pack], degree: int) -> dict[str, float]:
+    """Mean seconds to solve each scheme alone, the index of the mask among them."""
+    spent = {}
+    for scheme in SCHEMES:
+        began = time.process_time()
+        for pack in packs:
+            solve_layouts(pack.mask, segment_edges=pack.edges, schemes=(scheme,), ring_degrees=(degree,))
+        spent[scheme] = (time.process_time() - began) / len(packs)
+    return spent
+
+
+def losses(found: dict[tuple[str, int], LayoutMeasures], degree: int) -> list[str]:
+    """Where a balanced scheme loses on its own measure."""
+    ring, gather = found["balanced_ring", degree], found["balanced_gather", degree]
+    said = []
+    for name in ("zigzag", "head_tail"):
+        usual = found[name, degree]
+        if ring.ring_path > usual.ring_path:
+            said.append(f"balanced_ring {ring.ring_path} tiles, {name} {usual.ring_path}")
+        if gather.gather_path > usual.gather_path:
+            said.append(f"balanced_gather {gather.gather_path} tiles, {name} {usual.gather_path}")
+    return said
+
+
+def table(mixture: str, count: int, seed: int, degrees: list[int]) -> bool:
+    """Print one mixture's table; whether nothing was lost and, on the mixture of the targets, all are met."""
+    packs = mixtures.packs(mixture, count, seed)
+    solve_layouts(packs[0].mask, segment_edges=packs[0].edges, schemes=SCHEMES, ring_degrees=degrees)
+    results = [measured(pack, degrees) for pack in packs]
+    times = np.array([seconds for _, seconds in results]) * 1000
+    print(f"\n## {mixture}: {count} packs of {mixtures.SEQ_LEN} tokens, seed {seed}")
+    print(f"all schemes and degrees of a pack together: {times.mean():.0f} ms, at most {times.max():.0f} ms\n")
+    print("| R | layout | gather path / floor | ring path / floor | KV traffic | ms |\n|---|---|---|---|---|---|")
+    sound = bool(times.max() <= 300)
+    for degree in degrees:
+        spent = scheme_seconds(packs[:5], degree)
+        for name in NAMES:
+            each = [found[name, degree] for found, _ in results]
+            gather = np.mean([m.gather_path / m.tile_floor for m in each])
+            ring = np.mean([m.ring_path / m.tile_floor for m in each])
+            traffic = np.mean([m.kv_traffic for m in each])
+            shown = f"{spent[name] * 1000:.1f}" if name in spent else ""
+            print(f"| {degree} | {name} | {gather:.3f} | {ring:.3f} | {traffic:.3f} | {shown} |")
+            if mixture == "mixed" and name == "balanced_ring" and degree in RING_TARGET:
+                sound &= bool(ring <= RING_TARGET[degree])
+            if mixture == "mixed" and name == "balanced_gather" and degree == 8:
+                sound &= bool(gather <= 1.02 and traffic <= 0.32)
+        for at, (found, _) in enumerate(results):
+            for said in losses(found, degree):
+                print(f"worse: pack {at}, R = {degree}: {said}")
+                sound = False
+    return sound
+
+
+def million() -> bool:
+    """One pack of 1,048,576 tokens at R = 64: many documents, one document, one document of one image group."""
+    seq_len, degree = 1 << 20, 64
+    zero = np.zeros(seq_len, np.int32)
+    packs = {
+        "many documents": mixtures.packs("mixed", 1, 0, seq_len=seq_len, align=128)[0],
+        "one document": mixtures.Pack(
+            mask=MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1), edges=np.array([0, seq_len]), images=0
+        ),
+        "one image group": mixtures.Pack(
+            mask=MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=np.where(np.arange(seq_len) % 86 < 5, -1, zero)),
+            edges=np.array([0, seq_len]),
+            images=0,
+        ),
+    }
+    print(f"\n## {seq_len} tokens, R = {degree}\n")
+    print("| pack | layout | gather path / floor | ring path / floor | KV traffic | solve s | measure s |")
+    print("|---|---|---|---|---|---|---|")
+    slowest = 0.0
+    for name, pack in packs.items():
+        index = MaskIndex.of(pack.mask)
+        for scheme in SCHEMES:
+            began = time.perf_counter()
+            (layout,) = solve_layouts(index, segment_edges=pack.edges, schemes=(scheme,), ring_degrees=(degree,))
+            solved = time.perf_counter()
+            m = measure_layout(index, layout)
+            done = time.perf_counter()
+            slowest = max(slowest, done - began)
+            paths = f"{m.gather_path / m.tile_floor:.3f} | {m.ring_path / m.tile_floor:.3f} | {m.kv_traffic:.3f}"
+            print(f"| {name} | {scheme} | {paths} | {solved - began:.2f} | {done - solved:.2f} |")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"\npeak memory of the process {peak:.2f} GiB, slowest {slowest:.1f} s")
+    return slowest < 30 and peak < 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--packs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ring", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--mixtures", nargs="+", default=list(mixtures.MIXTURES), choices=list(mixtures.MIXTURES))
+    parser.add_argument("--million", action="store_true", help="one pack of 1,048,576 tokens instead")
+    asked = parser.parse_args()
+    print(hardware())
+    if asked.million:
+        return 0 if million() else 1
+    sound = [table(mixture, asked.packs, asked.seed, asked.ring) for mixture in asked.mixtures]
+    return 0 if all(sound) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

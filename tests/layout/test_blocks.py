@@ -1,0 +1,41 @@
+"""The block map against the dense mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_service.layout.blocks import block_map
+from packer_service.layout.mask import MaskIndex
+from schemas.sequence import dense_mask
+
+
+def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """The matrix that the spans of each row stand for."""
+    matrix = np.zeros((len(edges) - 1, len(edges) - 1), int)
+    for row in range(len(matrix)):
+        for start, end, tiles in spans[edges[row] : edges[row + 1]]:
+            assert (matrix[row, start:end] == 0).all()
+            matrix[row, start:end] = tiles
+    return matrix
+
+
+@pytest.mark.parametrize(("block", "tile"), [(1, 1), (4, 4), (8, 4), (12, 4), (4, 8), (6, 4)])
+@given(data=st.data())
+def test_entries_are_the_tiles_between_blocks(masks, block, tile, data):
+    # Fails when a scattered group is lost between two spans, when the transposed map differs, or when blocks of several
+    # tiles are counted as one. A block that is no whole number of tiles is one tile.
+    mask = data.draw(masks([48, 96]))
+    found = block_map(MaskIndex.of(mask), block, tile=tile)
+    dense, unit = dense_mask(mask), tile if block % tile == 0 else block
+    tiles = dense.reshape(mask.seq_len // unit, unit, -1, unit).any(axis=(1, 3))
+    count, per = mask.seq_len // block, block // unit
+    expected = tiles.reshape(count, per, count, per).sum(axis=(1, 3))
+    assert unfolded(found.row_edges, found.row_spans).tolist() == expected.tolist()
+    assert unfolded(found.column_edges, found.column_spans).T.tolist() == expected.tolist()
+    real = (mask.doc_ids >= 0).reshape(count, block).sum(axis=1)
+    assert found.loads.tolist() == expected.sum(axis=1).tolist()
+    assert found.real.tolist() == real.tolist()
+    assert found.row_keys.tolist() == ((expected > 0) @ real).tolist()

@@ -1,0 +1,82 @@
+"""Measures on a layout worked out by hand, and on layouts that are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer_service.layout.choose import layout_cost, preferred_layout
+from packer_service.layout.measures import imbalance, measure_layout, ring_step_maxima
+from schemas.errors import LayoutError
+from schemas.layout import TokenLayout
+from schemas.sequence import MaskArrays
+
+
+def layout(scheme: str, rows: list[list[int]], degree: int) -> TokenLayout:
+    needs = np.zeros((degree, 1), bool)
+    return TokenLayout(scheme=scheme, ring_degree=degree, runs=np.array(rows, np.int32).reshape(-1, 3), needs=needs)
+
+
+def causal(seq_len: int) -> MaskArrays:
+    zero = np.zeros(seq_len, np.int32)
+    return MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)
+
+
+def test_written_out():
+    # Fails when steps run the other way round the ring, or traffic counts keys that a rank holds. Four blocks of two
+    # tokens, causal: ten tiles. Rank 0 has the first half, 3 tiles; rank 1 has 4 with rank 0's keys and 3 with its own.
+    found = measure_layout(causal(8), layout("contiguous", [[0, 0, 4], [1, 4, 4]], 2), tile=2)
+    assert (found.whole_tiles, found.tile_floor) == (10, 5.0)
+    assert found.tiles.tolist() == [[3, 0], [4, 3]]
+    assert (found.gather_path, found.ring_path, found.ring_steps.tolist()) == (7, 7, [3, 4])
+    assert (found.keys_fetched.tolist(), found.kv_traffic) == ([0, 4], 0.5)
+    assert found.area.tolist() == [10, 26]
+    zigzag = measure_layout(causal(8), layout("zigzag", [[0, 0, 2], [0, 6, 2], [1, 2, 4]], 2), tile=2)
+    assert (zigzag.gather_path, zigzag.ring_path, zigzag.keys_fetched.tolist()) == (5, 5, [4, 2])
+
+
+def test_ring_step_is_the_distance_to_the_owner_of_the_keys():
+    # Fails when rank r is taken to have the keys of rank r + t in step t.
+    tiles = np.array([[1, 2, 3], [40, 5, 6], [7, 80, 9]])
+    assert ring_step_maxima(tiles).tolist() == [9, 80, 7]
+
+
+def test_one_rank_moves_nothing_and_no_load_is_balanced():
+    # Fails on a division by zero ranks to fetch from, or by no load.
+    assert measure_layout(causal(8), layout("contiguous", [[0, 0, 8]], 1)).kv_traffic == 0.0
+    assert imbalance(np.zeros(4, np.int64)) == 1.0
+    assert imbalance(np.array([1, 3])) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([[0, 0, 4], [1, 4, 3]], "token 7 of 8"),
+        ([[0, 0, 4], [1, 3, 5]], "token 4 of 8"),
+        ([[0, 0, 3], [1, 3, 5]], "rank 0 holds 3 tokens; each must hold 4"),
+        ([[1, 0, 4], [0, 4, 4]], "rank after rank"),
+        ([[0, 0, 4], [2, 4, 4]], "rank after rank"),
+        ([], "token 0 of 8"),
+    ],
+)
+def test_what_is_no_partition_is_refused(rows, said):
+    # Fails when a layout that loses or repeats a token is measured as if it were one.
+    with pytest.raises(LayoutError, match=said):
+        measure_layout(causal(8), layout("contiguous", rows, 2), tile=2)
+
+
+def test_the_dearer_the_keys_the_fewer_are_moved():
+    # Fails when the weight is left out, or when the ring is charged only for the keys that are needed.
+    zero = np.repeat(np.arange(4), 2).astype(np.int32)
+    mask = MaskArrays(doc_ids=zero, branch_ids=zero * 0, group_ids=zero * 0 - 1)
+    near = measure_layout(mask, layout("contiguous", [[0, 0, 4], [1, 4, 4]], 2), tile=2)
+    far = measure_layout(mask, layout("zigzag", [[0, 0, 1], [0, 2, 1], [0, 4, 1], [0, 6, 1], *spread()], 2), tile=1)
+    assert layout_cost(near, key_weight=0.0).attention == "ring"
+    assert layout_cost(near, key_weight=1.0) == (2.0, "gather")
+    assert preferred_layout([far, near], key_weight=1.0) is near
+    twin = measure_layout(mask, layout("balanced_ring", [[0, 0, 4], [1, 4, 4]], 2), tile=2)
+    assert preferred_layout([twin, near], key_weight=1.0) is near
+
+
+def spread() -> list[list[int]]:
+    return [[1, at, 1] for at in (1, 3, 5, 7)]

@@ -1,0 +1,104 @@
+"""All layouts of a pack, and the errors of impossible requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.measures import check_partition, measure_layout
+from packer_service.layout.solve import solve_layouts
+from packer_service.layout.zigzag import zigzag_runs
+from schemas.errors import LayoutError
+from schemas.layout import SCHEMES, TokenLayout, slice_positions
+from schemas.sequence import MaskArrays, dense_mask
+
+
+def pack(seq_len: int, seed: int) -> tuple[MaskArrays, np.ndarray]:
+    """Documents of random length aligned to 32 tokens, some with image groups, some with annotations, and a tail."""
+    rng = np.random.default_rng(seed)
+    doc, branch = np.full(seq_len, -1, np.int32), np.zeros(seq_len, np.int32)
+    group, edges = np.full(seq_len, -1, np.int32), [0]
+    while True:
+        length = int(rng.lognormal(6.5, 1.2)) + 1
+        aligned = -(-length // 32) * 32
+        if edges[-1] + aligned > seq_len:
+            break
+        here = slice(edges[-1], edges[-1] + length)
+        doc[here] = len(edges)
+        kind, within = len(edges) % 3, np.arange(length)
+        if kind == 1:
+            branch[here] = np.maximum(0, within - length // 2) // 40
+        if kind == 2:
+            group[here] = np.where(within % 85 < 4, -1, within // 85)
+        edges.append(edges[-1] + aligned)
+    return MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group), np.unique([*edges, seq_len])
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**16), block=st.sampled_from([64, 128, 192, 256]))
+def test_every_layout_is_a_partition_into_equal_slices(seed, block):
+    # Fails when a scheme loses or repeats a token, or when needs are those of another layout.
+    mask, edges = pack(6144, seed)
+    layouts = solve_layouts(mask, segment_edges=edges, schemes=SCHEMES, ring_degrees=(4, 1, 2), block_size=block)
+    assert [(x.scheme, x.ring_degree) for x in layouts] == [(s, r) for s in SCHEMES for r in (1, 2, 4)]
+    dense = dense_mask(mask)
+    for layout in layouts:
+        check_partition(layout, 6144)
+        positions = [slice_positions(layout.runs, rank) for rank in range(layout.ring_degree)]
+        assert sorted(np.concatenate(positions).tolist()) == list(range(6144))
+        seen = np.stack([dense[p].any(axis=0) for p in positions])
+        assert layout.needs.tolist() == seen.reshape(len(seen), -1, block).any(axis=2).tolist()
+        if layout.scheme.startswith("balanced"):
+            assert not (layout.runs[:, 1:] % block).any()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seq_len", [8192, 12288])
+def test_balanced_is_never_worse_than_zigzag_or_head_tail_on_its_own_measure(seed, seq_len):
+    # Fails when the rivals' paths do not bound the search, whose own start may be worse on a pack like this.
+    mask, edges = pack(seq_len, seed)
+    index = MaskIndex.of(mask)
+    for degree in (2, 4, 8):
+        ring, gather = solve_layouts(
+            index, segment_edges=edges, schemes=("balanced_ring", "balanced_gather"), ring_degrees=(degree,)
+        )
+        for segments in (edges, np.array([0, seq_len])):
+            runs = zigzag_runs(segments, degree)
+            rival = TokenLayout(scheme="zigzag", ring_degree=degree, runs=runs, needs=np.zeros((degree, 1), bool))
+            usual = measure_layout(index, rival)
+            assert measure_layout(index, ring).ring_path <= usual.ring_path
+            assert measure_layout(index, gather).gather_path <= usual.gather_path
+
+
+def test_the_same_pack_gives_the_same_layouts():
+    # Fails when a search draws from the clock or a global generator.
+    mask, edges = pack(4096, 1)
+    first, second = (solve_layouts(mask, segment_edges=edges, schemes=SCHEMES, ring_degrees=(2, 4)) for _ in range(2))
+    assert [x.runs.tolist() for x in first] == [x.runs.tolist() for x in second]
+    alone = solve_layouts(mask, segment_edges=edges, schemes=("balanced_gather",), ring_degrees=(4,))
+    assert alone[0].runs.tolist() == first[-1].runs.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ring_degrees": (0,)}, "ring degree 0 is below 1"),
+        ({"ring_degrees": (-2,)}, "ring degree -2 is below 1"),
+        ({"ring_degrees": (3,), "schemes": ("contiguous",)}, "1024 is none, 1023 or 1026 would do"),
+        ({"ring_degrees": (3,), "schemes": ("zigzag",)}, "1024 is none, 1020 or 1026 would do"),
+        ({"ring_degrees": (16,)}, "multiples of 2048 tokens; 1024 is none, 2048 would do"),
+        ({"block_size": 100}, "multiples of 200 tokens; 1024 is none, 1000 or 1200 would do"),
+        ({"block_size": 0}, "block_size 0 is below 1"),
+        ({"schemes": ("striped",)}, "'striped'; known are contiguous, zigzag"),
+    ],
+)
+def test_impossible_requests_say_what_would_do(changed, said):
+    # Fails when a remainder is dropped, or the message leaves the user to find the length.
+    zero = np.zeros(1024, np.int32)
+    mask = MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)
+    asked = {"schemes": ("balanced_ring",), "ring_degrees": (2,), "block_size": 128} | changed
+    with pytest.raises(LayoutError, match=said):
+        solve_layouts(mask, segment_edges=np.array([0, 1024]), **asked)
