@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Int64
-from numba import njit
 
+from packer_service.plan.compiled import compiled
 from packer_service.plan.search_tree import GONE, build_tree, first_at_most, set_value
 
 
-@njit(cache=True)
+@compiled
 def _merge(
     a: int,
     b: int,
@@ -41,7 +41,7 @@ def _merge(
         a = below
 
 
-@njit(cache=True)
+@compiled
 def best_fit(
     tokens: Int64[np.ndarray, "kinds"],
     images: Int64[np.ndarray, "kinds"],

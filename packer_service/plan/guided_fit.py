@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Int64
-from numba import njit
 
+from packer_service.plan.compiled import compiled
 from packer_service.plan.search_tree import GONE
 
 UNGUIDED = -1
@@ -35,7 +35,7 @@ _FULL = 4096
 """A filling that leaves less than one part in this many open is kept without trying the recipes that follow."""
 
 
-@njit(cache=True)
+@compiled
 def _set_leaf(tree: Int64[np.ndarray, "nodes 3"], position: int, tokens: int, images: int, lean: int) -> None:
     node = len(tree) // 2 + position
     tree[node, 0], tree[node, 1], tree[node, 2] = tokens, images, lean
@@ -51,7 +51,7 @@ def _set_leaf(tree: Int64[np.ndarray, "nodes 3"], position: int, tokens: int, im
         node >>= 1
 
 
-@njit(cache=True)
+@compiled
 def _build_trees(
     orders: Int64[np.ndarray, "orders kinds"],
     tokens: Int64[np.ndarray, "kinds"],
@@ -74,7 +74,7 @@ def _build_trees(
     return trees
 
 
-@njit(cache=True)
+@compiled
 def _first_within(tree: Int64[np.ndarray, "nodes 3"], position: int, tokens: int, images: int, lean: int) -> int:
     """The first position at or after ``position`` that keeps all three limits; -1 when none is found."""
     size = len(tree) // 2
@@ -95,7 +95,7 @@ def _first_within(tree: Int64[np.ndarray, "nodes 3"], position: int, tokens: int
     return -1
 
 
-@njit(cache=True)
+@compiled
 def _first_in_stock(
     tree: Int64[np.ndarray, "nodes 3"],
     order: Int64[np.ndarray, "kinds"],
@@ -118,7 +118,7 @@ def _first_in_stock(
         position += 1
 
 
-@njit(cache=True)
+@compiled
 def _fill(
     kind: int,
     recipe: Int64[np.ndarray, "2"],
@@ -156,7 +156,7 @@ def _fill(
     return n_chosen, free_tokens, free_images
 
 
-@njit(cache=True)
+@compiled
 def guided_fit(
     tokens: Int64[np.ndarray, "kinds"],
     images: Int64[np.ndarray, "kinds"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,11 @@ _RECIPES: tuple[Recipes, ...] = (
 )
 """Sets of recipes for guided fit: which is best depends on how the two budgets bind."""
 
+_SINGLE_RECIPES: tuple[Recipes, ...] = tuple(
+    ((guide, finish),) for guide in (UNGUIDED, _SIZE, _LEAN) for finish in (_TOKENS, _IMAGES, _SIZE, _LEAN)
+)
+"""Tried as well where one pack more or less is a matter of luck, as it is with few documents."""
+
 _LEAN_CLASSES = 16
 """Classes of documents by how much they lean, for the guide order by lean."""
 
@@ -34,6 +40,9 @@ _FEW = 200_000
 """Up to this many documents every set of recipes is tried; of more, a sample of them chooses one set."""
 
 _SAMPLE = 50_000
+
+_VERY_FEW = 20_000
+"""Up to this many documents the single recipes are tried, too."""
 
 
 def pack_documents(
@@ -78,13 +87,20 @@ def _fewest(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
     best = best_fit(kinds.tokens, kinds.images, kinds.count, kinds.max_tokens, kinds.max_images)
     if best.max() < good or not _both_bind(kinds):
         return best
-    for recipes in _RECIPES if few else (_recipes_by_sample(kinds),):
+    for recipes in _recipes_for(kinds):
         packs = _guided(kinds, recipes)
         if packs.max() < best.max():
             best = packs
         if best.max() < good:
             break
     return best
+
+
+def _recipes_for(kinds: Kinds) -> Iterable[Recipes]:
+    n_documents = len(kinds.documents)
+    if n_documents > _FEW:
+        return (_recipes_by_sample(kinds),)
+    return _RECIPES if n_documents > _VERY_FEW else (*_RECIPES, *_SINGLE_RECIPES)
 
 
 def _both_bind(kinds: Kinds) -> bool:

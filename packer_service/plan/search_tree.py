@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Int64
-from numba import njit
+
+from packer_service.plan.compiled import compiled
 
 GONE = np.iinfo(np.int64).max
 """Value of a position that holds nothing any more: no limit reaches it."""
 
 
-@njit(cache=True)
+@compiled
 def build_tree(values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "nodes"]:
     """The tree over ``values``, padded with :data:`GONE`."""
     size = 1
@@ -27,7 +28,7 @@ def build_tree(values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "nodes"]:
     return tree
 
 
-@njit(cache=True)
+@compiled
 def set_value(tree: Int64[np.ndarray, "nodes"], position: int, value: int) -> None:
     """Sets one position's value and the minima above it."""
     node = len(tree) // 2 + position
@@ -41,7 +42,7 @@ def set_value(tree: Int64[np.ndarray, "nodes"], position: int, value: int) -> No
         node >>= 1
 
 
-@njit(cache=True)
+@compiled
 def first_at_most(tree: Int64[np.ndarray, "nodes"], position: int, limit: int) -> int:
     """The first position at or after ``position`` whose value is at most ``limit``; -1 when there is none."""
     size = len(tree) // 2
