@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,21 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         ray.shutdown()
 
 
+def _check_answers(target: str) -> None:
+    """Ray waits for minutes for an address where nothing listens; a connection tells at once.
+
+    Raises:
+        ConfigError: nothing listens there.
+    """
+    host, _, port = target.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConfigError(f"--ray-address {target}: no Ray there ({error.strerror or error})") from None
+
+
 def _keep_quiet() -> None:
     """The job says itself how far it is; Ray Data would add a line or a bar a pipeline."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -82,6 +98,7 @@ def _keep_quiet() -> None:
 
 
 def _connect(target: str, num_cpus: int | None) -> None:
+    _check_answers(target)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
     try:

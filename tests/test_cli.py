@@ -1,0 +1,199 @@
+"""The command line as a user types it: figures on standard output, mistakes in one line, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packer_service.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+WRONG_SETTINGS = {
+    "nonsense=1": "nonsense: unknown key; legal here: seq_len, max_images,",
+    "vision.nonsense=1": "vision.nonsense: unknown key; legal here: image_size, patch_size, pool_size, max_crops",
+    "seq_len=1000": "seq_len 1000 does not divide evenly by .* nearest that do: 1024",
+    "seq_len=37000": "nearest that do: 36864 and 37888",
+    "seq_len=abc": "seq_len: 'abc' is not legal",
+    "seq_len=true": "seq_len: True is not legal",
+    "video.fps=-1": "video.fps: -1 is not legal: input should be greater than 0",
+    "layouts=[spiral]": "layouts.0: 'spiral' is not legal: .*'contiguous', 'zigzag', 'balanced_ring'",
+    "layouts=[]": "layouts: .*at least 1 item",
+    "cp_sizes=[2,2]": r"cp_sizes \[2, 2\] names a value twice",
+    "ring_degrees=[0]": "ring_degrees.0: 0 is not legal",
+    "vision.image_size=379": "image_size 379 is not a multiple of patch_size 14; nearest that are: 378 and 392",
+    "tokenizer=/nowhere/tokenizer.json": "tokenizer: '/nowhere/tokenizer.json' is no file; give `tekken`",
+    "fps": "--set 'fps': write key=value",
+    "seq_len.deep=1": "seq_len: .* is not legal",
+}
+
+
+@pytest.mark.parametrize("setting", WRONG_SETTINGS)
+def test_wrong_configuration_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], tiny_source: Path, tmp_path: Path, setting: str
+) -> None:
+    """Fails when a user's mistake ends in a traceback, in another status, or after work was begun."""
+    out = tmp_path / "out"
+    status, output, error = run(capsys, "pack", str(tiny_source), "--out", str(out), "--set", setting)
+    assert status == 2
+    assert output == ""
+    assert error.count("\n") == 1
+    assert re.search(WRONG_SETTINGS[setting], error)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pack"], "Missing argument"),
+        (["pack", "SOURCE"], "Missing option '--out'"),
+        (["pack", "/nowhere", "--out", "OUT"], "SOURCE /nowhere: no such file or folder"),
+        (["pack", "SOURCE", "--out", "/proc/x"], "--out /proc/x: cannot be written"),
+        (["pack", "SOURCE", "--out", "OUT", "--config", "/nowhere.yaml"], "--config /nowhere.yaml: No such file"),
+        (["pack", "SOURCE", "--out", "OUT", "--num-cpus", "0"], "'--num-cpus': 0 is not in the range"),
+        (["pack", "s3:/typo", "--out", "OUT"], "SOURCE s3:/typo: no such file"),
+        (["pack", "nope://x", "--out", "OUT"], "SOURCE nope://x: "),
+        (["plan"], "give SOURCE files and folders, or --lengths FILE.parquet, and not both"),
+        (["plan", "--lengths", "/nowhere.parquet"], "--lengths /nowhere.parquet: no such file"),
+        (["report", "/nowhere"], "DATASET /nowhere: no such folder"),
+        (["report", "SOURCE"], "has no manifest.json: it is no dataset"),
+        (["verify", "/nowhere"], "DATASET /nowhere: no such folder"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["pack", "--nonsense"], "No such option"),
+    ],
+)
+def test_wrong_words_and_paths_are_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], tiny_source: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    """Fails when a mistyped path or option ends in a traceback or in status 1."""
+    places = {"SOURCE": str(tiny_source), "OUT": str(tmp_path / "out")}
+    status, output, error = run(capsys, *(places.get(word, word) for word in arguments))
+    assert status == 2
+    assert output == ""
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_a_configuration_file_and_settings_over_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_source: Path
+) -> None:
+    """Fails when --set does not win over --config, or a file that is no mapping is accepted."""
+    file = tmp_path / "pack.yaml"
+    file.write_text("seq_len: 1000\nvideo: {fps: 1}\n")
+    status, _, error = run(
+        capsys, "pack", str(tiny_source), "--out", "x", "--config", str(file), "--set", "seq_len=999"
+    )
+    assert status == 2
+    assert "seq_len 999" in error
+    for text, message in (("- a\n", "holds a list"), ("a: [", "not YAML"), ("video: {fps: fast}", "video.fps: 'fast'")):
+        file.write_text(text)
+        status, _, error = run(capsys, *words)
+        assert status == 2
+        assert message in error
+
+
+REPORT_KEYS = {
+    "documents",
+    "packs",
+    "tokens",
+    "padding_tokens",
+    "fill",
+    "rejects",
+    "truncated_tokens",
+    "straggler_ratio",
+}
+REPORT_KEYS |= {"plan_seconds", "balance", "images"}
+
+
+def check_figures(figures: dict) -> None:
+    assert figures.keys() >= REPORT_KEYS
+    assert figures["tokens"] + figures["padding_tokens"] == figures["packs"] * figures["seq_len"]
+    assert figures["fill"] == pytest.approx(figures["tokens"] / (figures["packs"] * figures["seq_len"]))
+    assert set(figures["balance"]) == {"contiguous", "zigzag", "balanced_ring", "balanced_gather"}
+    for degrees in figures["balance"].values():
+        assert set(degrees) == {"1", "2", "4", "8"}
+        for degree, row in degrees.items():
+            assert row["ring"] >= row["gather"] - 1e-9
+            assert 0 <= row["traffic"] <= 1
+            assert len(row["rank_tiles"]) == int(degree)
+            assert row["imbalance"] >= 1
+        assert degrees["1"]["traffic"] == 0
+    assert set(figures["images"]) == {"1", "2", "4", "8"}
+    assert figures["images"]["1"]["imbalance"] == 1
+
+
+def test_report_says_what_was_written(
+    capsys: pytest.CaptureFixture[str], tiny_dataset: Path, tiny_rejects: dict[str, str]
+) -> None:
+    """Fails when the report counts other documents, tokens or rejects than the tables hold."""
+    status, output, _ = run(capsys, "report", str(tiny_dataset), "--json")
+    assert status == 0
+    figures = json.loads(output)
+    check_figures(figures)
+    assert figures["documents"] == 29
+    assert sum(figures["rejects"].values()) == len(tiny_rejects)
+    assert figures["rejects"]["bad_row"] == 2
+    assert figures["balanced_packs"] == figures["packs"]
+    status, output, _ = run(capsys, "report", str(tiny_dataset))
+    assert status == 0
+    assert "duplicate_id 1" in output
+    assert "balanced_ring" in output
+    assert "cp 8" in output
+
+
+def lengths_file(path: Path, **columns: list) -> str:
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_plan_from_lengths_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_settings: list[str]) -> None:
+    """Fails when the what-if tool plans other documents than the file holds, or loses one it cannot pack."""
+    file = lengths_file(
+        tmp_path / "lengths.parquet",
+        doc_id=[str(i) for i in range(100)],
+        tokens=[17 + 9 * i for i in range(98)] + [2000, 0],
+        images=[i % 3 for i in range(99)] + [0],
+    )
+    settings = [word for setting in tiny_settings for word in ("--set", setting)]
+    status, output, _ = run(capsys, "plan", "--lengths", file, "--json", *settings)
+    assert status == 0
+    figures = json.loads(output)
+    check_figures(figures)
+    assert figures["documents"] == 98
+    assert figures["tokens"] == sum(17 + 9 * i for i in range(98))
+    assert figures["rejects"] == {"empty": 1, "too_long": 1}
+    status, output, _ = run(capsys, "plan", "--lengths", file, "--json", "--set", "oversize=split", *settings)
+    assert json.loads(output)["tokens"] == sum(17 + 9 * i for i in range(98)) + 2000
+    status, output, _ = run(capsys, "plan", "--lengths", file, "--json", "--set", "oversize=truncate", *settings)
+    assert json.loads(output)["truncated_tokens"] == {"default": 2000 - 1024}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"doc_id": ["a"], "tokens": [3]}, "lacks the column images"),
+        ({"doc_id": ["a"], "tokens": ["x"], "images": [0]}, "lengths are integers"),
+        ({"doc_id": ["a"], "tokens": [-3], "images": [0]}, "tokens holds a null or negative value"),
+        ({"doc_id": ["a"], "tokens": [3], "images": [None]}, "images holds a null or negative value"),
+    ],
+)
+def test_wrong_lengths_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, columns: dict[str, list], message: str
+) -> None:
+    """Fails when a malformed lengths file ends in a traceback."""
+    status, _, error = run(capsys, "plan", "--lengths", lengths_file(tmp_path / "x.parquet", **columns))
+    assert status == 2
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,82 @@
+"""The job on Ray: as a command, with one CPU and with two, and through a Ray that is there already."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packer_service.config import PackConfig
+from packer_service.job import pack
+
+
+def file_bytes(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def command(source: Path, out: Path, settings: list[str], *more: str) -> list[str]:
+    words = [word for setting in settings for word in ("--set", setting)]
+    return [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), *words, *more]
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2])
+def test_any_number_of_cpus_gives_the_same_bytes(
+    tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path, num_cpus: int
+) -> None:
+    """Fails when the order of tasks gets into the dataset, or one CPU waits for itself."""
+    words = command(tiny_source, tmp_path / "out", tiny_settings, "--num-cpus", str(num_cpus))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "29 documents" in done.stdout
+    assert "starting Ray" in done.stderr
+    assert "written shards: 2 of 2" in done.stderr
+    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_ray_that_is_there_is_used(
+    tiny_source: Path, tiny_dataset: Path, tiny_config: PackConfig, tmp_path: Path, progress: object
+) -> None:
+    """Fails when the job needs a Ray of its own, or shuts down one that it did not start."""
+    import ray
+
+    from packer_service.pipeline import ray_cluster
+
+    with ray_cluster(None, None) as executor:
+        pack([str(tiny_source)], str(tmp_path / "out"), tiny_config, executor, progress)
+    assert ray.is_initialized()
+    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_next_run_does(
+    tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    """Fails when an interrupt ends in a traceback, or leaves something that is taken for whole."""
+    words = command(tiny_source, tmp_path / "out", tiny_settings, "--num-cpus", "1")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert running.stderr is not None
+        said = running.stderr.readline()
+        assert "starting Ray" in said
+        os.kill(running.pid, signal.SIGINT)
+        rest = running.stderr.read()
+        assert running.wait(timeout=120) == 1
+    assert "interrupted; run the same command again to go on" in rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+
+
+def test_no_ray_at_the_address_is_one_line(tiny_source: Path, tmp_path: Path, tiny_settings: list[str]) -> None:
+    """Fails when a wrong cluster address ends in a traceback."""
+    words = command(tiny_source, tmp_path / "out", tiny_settings, "--ray-address", "127.0.0.1:1")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2
+    assert "preshard: --ray-address 127.0.0.1:1: no Ray there" in done.stderr
+    assert "Traceback" not in done.stderr
