@@ -176,19 +176,20 @@ def _scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 @contextmanager
 def _opened(file: MediaFile) -> Iterator[Image.Image]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    # Where warnings are made errors, a strange but whole image must not become a bad one.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
             image = Image.open(file.file, formats=_FORMATS)
-    except Image.DecompressionBombError as error:
-        raise _too_large(file, "its header's size") from error
-    except Exception as error:
-        # A damaged header can surface as nearly any exception; one with a number comes from the file system.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DocumentError("bad_image", f"{file.label}: not an image that Pillow can open") from error
-    with image:
-        yield image
+        except Image.DecompressionBombError as error:
+            raise _too_large(file, "its header's size") from error
+        except Exception as error:
+            # A damaged header can surface as nearly any exception; one with a number comes from the file system.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise DocumentError("bad_image", f"{file.label}: not an image that Pillow can open") from error
+        with image:
+            yield image
 
 
 def _too_large(file: MediaFile, found: str) -> DocumentError:
