@@ -20,7 +20,7 @@ class Kinds:
         images: size of each kind in the second budget.
         count: documents of each kind, at least 1.
         documents: document indices, kind after kind, ascending inside a kind.
-        max_tokens: the first budget.
+        max_tokens: the first budget, never more than all tokens together: an index over free tokens is as long.
         max_images: the second budget, never more than all images together.
     """
 
@@ -49,7 +49,8 @@ def kinds_of(
     first = np.flatnonzero(is_first)
     kind_tokens, kind_images = np.divmod(sorted_keys[first], span)
     count = np.diff(first, append=len(order))
-    total_images = int((kind_images * count).sum())
+    total_tokens, total_images = int((kind_tokens * count).sum()), int((kind_images * count).sum())
+    token_limit = min(seq_len, max(1, total_tokens))
     image_limit = total_images if max_images is None else min(max_images, total_images)
     per_token, per_image = _common_divisor(kind_tokens), _common_divisor(kind_images)
     return Kinds(
@@ -57,7 +58,7 @@ def kinds_of(
         images=kind_images // per_image,
         count=count,
         documents=order,
-        max_tokens=seq_len // per_token,
+        max_tokens=token_limit // per_token,
         max_images=image_limit // per_image,
     )
 

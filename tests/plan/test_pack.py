@@ -111,3 +111,9 @@ def test_impossible_input_names_the_document_and_what_would_do(tokens, images, s
     """Fails when an impossible document is packed anyway, or ends in an endless search or a traceback."""
     with pytest.raises(PlanError, match=message):
         pack_documents(np.array(tokens), np.array(images), seq_len=seq_len, max_images=max_images)
+
+
+def test_a_budget_far_above_the_documents_costs_nothing() -> None:
+    """Fails when an index is as long as seq_len even where all documents together are shorter: 100 GB here."""
+    packs = pack_documents(np.array([3, 5, 4]), np.array([1, 0, 2]), seq_len=2**32, max_images=2)
+    assert packs.max() + 1 == 2
