@@ -1,0 +1,123 @@
+"""Members to bytes and back; bytes that are not what they should be are named, never half-read."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schemas.codec import (
+    decode_head,
+    decode_index,
+    decode_layouts,
+    decode_manifest,
+    decode_sequence,
+    decode_table,
+    encode_arrays,
+    encode_index,
+    encode_table,
+    sample_key,
+)
+from schemas.errors import (
+    FORMAT_RULES,
+    DocumentError,
+    LayoutsInvalid,
+    ManifestInvalid,
+    SampleHeadInvalid,
+    SequenceInvalid,
+    TableInvalid,
+)
+from schemas.sequence import SEQUENCE_DTYPES
+from schemas.tables import REJECTS
+
+
+def arrays(**changed: np.ndarray | None) -> bytes:
+    good = {name: np.zeros(4, dtype) for name, dtype in SEQUENCE_DTYPES.items()}
+    return encode_arrays({name: array for name, array in (good | changed).items() if array is not None})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is not an .npz"),
+        (b"PK" + bytes(50), "is not an .npz"),
+        (arrays()[:-40], "is not an .npz"),
+        (arrays(labels=None), "holds the arrays"),
+        (arrays(more=np.zeros(4)), "holds the arrays"),
+        (arrays(labels=np.zeros(4, np.int64)), r"labels is int64\(4,\), not int32\(4,\)"),
+        (arrays(tokens=np.zeros(5, np.int32)), r"tokens is int32\(5,\)"),
+    ],
+)
+def test_wrong_sequences_are_named(data: bytes, message: str) -> None:
+    """Fails when an array of another type or length is taken as it is."""
+    with pytest.raises(SequenceInvalid, match=message):
+        decode_sequence(data, 4, "x")
+    assert decode_sequence(arrays(), 4, "x").seq_len == 4
+
+
+RUNS, NEEDS = np.zeros((1, 3), np.int32), np.zeros((2, 4), np.bool_)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"zigzag.ring2": RUNS},
+        {"zigzag": RUNS, "zigzag.needs": NEEDS},
+        {"zigzag.ring02": RUNS, "zigzag.ring02.needs": NEEDS},
+        {"zigzag.ring2": RUNS.astype(np.int64), "zigzag.ring2.needs": NEEDS},
+        {"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS.astype(np.int8)},
+        {"zigzag.ring4": RUNS, "zigzag.ring4.needs": NEEDS},
+        {"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS, "other.ring2.needs": NEEDS},
+    ],
+)
+def test_wrong_layouts_are_named(given: dict[str, np.ndarray]) -> None:
+    """Fails when a layout without its needs, or of another type, is taken as it is."""
+    with pytest.raises(LayoutsInvalid):
+        decode_layouts(encode_arrays(given), "x")
+    good = decode_layouts(encode_arrays({"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS}), "x")
+    assert good["zigzag.ring2"].ring_degree == 2
+
+
+def test_records_with_other_fields_are_named() -> None:
+    """Fails when a missing or unknown field is passed over."""
+    with pytest.raises(SampleHeadInvalid, match="pack_id"):
+        decode_head(b"{}", "x")
+    with pytest.raises(SampleHeadInvalid):
+        decode_head(b"\xff", "x")
+    with pytest.raises(ManifestInvalid, match="format_version is 99; this version of preshard reads 1"):
+        decode_manifest(b'{"format_version": 99}', "x")
+    for data in (b"", b"[]", b"{}", b'{"format_version": 1}'):
+        with pytest.raises(ManifestInvalid):
+            decode_manifest(data, "x")
+
+
+def test_tables_and_indices() -> None:
+    """Fails when a table of other columns, or an index of another size, is read."""
+    rows = pa.Table.from_pylist([{"doc_id": "a", "code": "empty"}], schema=REJECTS)
+    assert decode_table(encode_table(rows), REJECTS, "x").equals(rows)
+    with pytest.raises(TableInvalid, match="has the columns"):
+        decode_table(encode_table(rows.select(["doc_id"])), REJECTS, "x")
+    with pytest.raises(TableInvalid, match="is not Parquet"):
+        decode_table(b"PAR1", REJECTS, "x")
+    offsets = np.array([0, 2**40], np.uint64)
+    assert decode_index(encode_index(offsets)).tolist() == [0, 2**40]
+    for data in (b"", b"1234567"):
+        with pytest.raises(ValueError, match="not a positive multiple of 8"):
+            decode_index(data)
+
+
+def test_keys_sort_as_packs_do_and_have_no_dot() -> None:
+    """Fails when WebDataset would cut a key at a dot, or list packs out of order."""
+    keys = [sample_key(pack) for pack in (0, 9, 10, 99_999, 10**9)]
+    assert keys == sorted(keys)
+    assert not any("." in key for key in keys)
+
+
+def test_errors_travel_between_processes() -> None:
+    """Fails when a worker's error becomes another error on its way to the driver."""
+    for error in (DocumentError("empty", "nothing"), *(rule("f.tar", "x") for rule in FORMAT_RULES.values())):
+        copy = pickle.loads(pickle.dumps(error))
+        assert type(copy) is type(error)
+        assert str(copy) == str(error)

@@ -1,0 +1,99 @@
+"""A written shard agrees with itself: places, index, hash and the offsets in its heads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer_service.shards.store import Folder
+from packer_service.shards.write import Crop, Sample, write_shard
+from schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
+from schemas.layout import TokenLayout
+from schemas.manifest import SampleHead
+from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+
+
+def sample(pack_id: int, sizes: list[int]) -> Sample:
+    """A sample of eight tokens with crops of the given sizes."""
+    arrays = {name: np.arange(8).astype(dtype) + pack_id for name, dtype in SEQUENCE_DTYPES.items()}
+    layout = TokenLayout(
+        scheme="contiguous",
+        ring_degree=1,
+        runs=np.array([[0, 0, 8]], np.int32),
+        needs=np.ones((1, 2), np.bool_),
+    )
+    head = SampleHead(
+        pack_id=pack_id,
+        documents=[],
+        cum_image_bounds=list(range(1, len(sizes) + 1)),
+        cum_token_pooling_bounds=list(range(1, len(sizes) + 1)),
+        image_shard_boundaries={},
+        images=[],
+    )
+    crops = [
+        Crop(doc_id="d", unit=i, width=1, height=1, timestamp=None, data=bytes([i]) * size)
+        for i, size in enumerate(sizes)
+    ]
+    return Sample(head=head, sequence=PackedSequence(**arrays), layouts=[layout], crops=crops)
+
+
+def members_of(data: bytes) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tar.getmembers()
+
+
+@pytest.fixture
+def samples() -> list[Sample]:
+    return [sample(7, [1, 511, 512, 513]), sample(8, []), sample(9, [0, 3000])]
+
+
+def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -> None:
+    """Fails when padding to whole blocks is counted wrongly anywhere."""
+    folder = Folder(str(tmp_path))
+    written = write_shard(folder, "s.tar", samples, "jpeg")
+    data = (tmp_path / "s.tar").read_bytes()
+    assert written.size == len(data)
+    assert written.sha256 == hashlib.sha256(data).hexdigest()
+    starts = [place.offset for place in written.places]
+    assert decode_index((tmp_path / "s.tar.idx").read_bytes()).tolist() == [*starts, len(data)]
+    members = members_of(data)
+    assert [m.offset for m in members if m.name.endswith(".json")] == starts
+    for given, place in zip(samples, written.places, strict=True):
+        inside = [m for m in members if place.offset <= m.offset < place.offset + place.size]
+        head = decode_head(data[inside[0].offset_data :][: inside[0].size], "head")
+        images_at = place.offset + place.header_size
+        assert len(head.images) == len(given.crops) == len(inside) - 3
+        for stored, crop, member in zip(head.images, given.crops, inside[3:], strict=True):
+            assert images_at + stored.offset == member.offset
+            assert data[images_at + stored.offset + 512 :][: stored.size] == crop.data
+        sequence = decode_sequence(data[inside[1].offset_data :][: inside[1].size], 8, "sequence")
+        np.testing.assert_array_equal(sequence.tokens, given.sequence.tokens)
+        layouts = decode_layouts(data[inside[2].offset_data :][: inside[2].size], "layouts")
+        np.testing.assert_array_equal(layouts["contiguous.ring1"].runs, [[0, 0, 8]])
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path, samples: list[Sample]) -> None:
+    """Fails when a time, an owner or a random name gets into the tar."""
+    first = write_shard(Folder(str(tmp_path / "a")), "s.tar", samples, "png")
+    second = write_shard(Folder(str(tmp_path / "b")), "s.tar", samples, "png")
+    assert first == second
+    members = members_of((tmp_path / "a" / "s.tar").read_bytes())
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, 0, "", "")}
+    assert members[3].name == "0000000007.0000.png"
+
+
+def test_a_sample_that_fails_leaves_no_shard(tmp_path: Path, samples: list[Sample]) -> None:
+    """Fails when a shard with some of its packs gets its final name."""
+
+    def failing() -> object:
+        yield samples[0]
+        raise RuntimeError("decoder died")
+
+    with pytest.raises(RuntimeError, match="decoder died"):
+        write_shard(Folder(str(tmp_path)), "s.tar", failing(), "jpeg")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,37 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from schemas.errors import REJECT_CODES
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_configuration_table_is_made_from_the_configuration() -> None:
+    """Fails when a key, a default or a meaning changes and `python docs/configuration.py` was not run."""
+    spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs" / "configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page(text) == text
+    assert "| `video.fps` | 2.0 |" in text
+
+
+def test_every_reject_code_is_documented() -> None:
+    """Fails when a code is added without a word for the user."""
+    page = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
+    assert [code for code in REJECT_CODES if f"`{code}`" not in page] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Fails when a page is renamed and a link to it is not."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8"))]
+    assert links
+    assert [str(page.name) + ": " + link for page, link in links if not (page.parent / link).exists()] == []
