@@ -9,6 +9,8 @@ and Scheuer 1990: annealing without exponentials, so that all machines take the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int32
 
@@ -132,7 +134,12 @@ def _search(
 
 
 def gather_owners(
-    blocks: BlockMap, ring_degree: int, *, tries: int | None = None, at_most: int | None = None
+    blocks: BlockMap,
+    ring_degree: int,
+    *,
+    tries: int | None = None,
+    rivals: Sequence[Int32[np.ndarray, "blocks"]] = (),
+    at_most: int | None = None,
 ) -> Int32[np.ndarray, "blocks"]:
     """Rank of each block, the same number of blocks on every rank, with few keys needed among near-best gather paths.
 
@@ -140,15 +147,16 @@ def gather_owners(
         blocks: the map of a number of blocks that ``ring_degree`` divides.
         ring_degree: number of ranks.
         tries: exchanges to try; by default a number that grows with the blocks, and never with time.
-        at_most: gather path of another layout, which the result must not exceed where any deal of whole blocks allows.
+        rivals: other deals of the blocks; the result's path is near-best, or at least no longer than any of theirs.
+        at_most: gather path of other layouts, of any form, which the result must not exceed where the search finds that
+            whole blocks allow it.
     """
     count, total = len(blocks.loads), int(blocks.loads.sum())
     if ring_degree == 1:
         return np.zeros(count, np.int32)
-    tries = _default_tries(blocks) if tries is None else tries
-    floor = -(-total // ring_degree)
-    limit = max(floor, min(total * (SLACK + 1) // (SLACK * ring_degree), total if at_most is None else at_most))
-    price = _tile_price(blocks)
+    near_best = total * (SLACK + 1) // (SLACK * ring_degree)
+    limit = max(-(-total // ring_degree), near_best if at_most is None else min(near_best, at_most))
+    price, tries = _tile_price(blocks), _default_tries(blocks) if tries is None else tries
 
     def search(start: np.ndarray, penalty: int, threshold: int, part: int, seed: int) -> Found:
         return _search(blocks, start, ring_degree, limit, penalty, threshold, tries // part, seed)
@@ -157,18 +165,24 @@ def gather_owners(
     starts = [head_tail(count, ring_degree), consecutive(count, ring_degree)]
     found = [search(start, price // 2, 2 * price, 4, seed) for seed, start in enumerate(starts, 1)]
     middle = min(found, key=lambda each: each[2] + price // 2 * each[1])
-    best = min(*found, search(middle[0], price, price, 2, 3), key=_tiles_then_keys)
-    if best[1]:
+    found.append(search(middle[0], price, price, 2, 3))
+    if min(found, key=_tiles_then_keys)[1]:
         # The keys were worth more than the tiles, as in a mask of squares.
-        firm = [best[0], longest_first(blocks.loads, ring_degree)]
-        found = [search(start, 64 * price, price, 4, seed) for seed, start in enumerate(firm, 4)]
-        best = min(best, *found, key=_tiles_then_keys)
+        starts += [min(found, key=_tiles_then_keys)[0], longest_first(blocks.loads, ring_degree)]
+        found += [search(start, 64 * price, price, 4, seed) for seed, start in enumerate(starts[2:], 4)]
+    best = min(found, key=_tiles_then_keys)
     if best[1]:
-        loads = np.zeros(ring_degree, np.int64)
-        np.add.at(loads, best[0], blocks.loads)
-        limit = int(loads.max())
-        best = search(best[0], 64 * price, price, 4, 6)
+        # No deal is within the limit: the shortest path known becomes it, and is kept.
+        known = [*starts, *rivals, *(each[0] for each in found)]
+        limit, start = min(((_path(blocks, owners, ring_degree), owners) for owners in known), key=lambda each: each[0])
+        best = search(start, 64 * price, price, 4, 6)
     return best[0]
+
+
+def _path(blocks: BlockMap, owners: Int32[np.ndarray, "blocks"], ring_degree: int) -> int:
+    loads = np.zeros(ring_degree, np.int64)
+    np.add.at(loads, owners, blocks.loads)
+    return int(loads.max())
 
 
 def _tiles_then_keys(found: Found) -> tuple[int, int]:

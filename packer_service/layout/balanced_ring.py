@@ -175,7 +175,7 @@ def ring_owners(
     for seed, start in enumerate(again, 2):
         if beat is None or path <= beat:
             break
-        owners, length = _search(blocks, start, ring_degree, 2 * tries, max(enough, beat), seed)
+        owners, length = _search(blocks, start, ring_degree, tries, max(enough, beat), seed)
         best, path = (owners, length) if length < path else (best, path)
     return best
 

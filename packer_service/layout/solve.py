@@ -101,9 +101,9 @@ class _Solver:
         unit = self._unit(degree)
         blocks = self._map(unit)
         rivals, gather, ring = self._rivals_of(degree)
-        if scheme == "balanced_gather":
-            return runs_from_owners(gather_owners(blocks, degree, at_most=gather), unit)
         deals = [rounded(rival, unit, blocks.loads, degree) for rival in rivals]
+        if scheme == "balanced_gather":
+            return runs_from_owners(gather_owners(blocks, degree, rivals=deals, at_most=gather), unit)
         return runs_from_owners(ring_owners(blocks, degree, rivals=deals, beat=ring), unit)
 
     def _unit(self, degree: int) -> int:
