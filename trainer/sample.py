@@ -171,7 +171,7 @@ def read_images(
     first, last = head.images[crops[0]], head.images[crops[-1]]
     size = last.offset + TAR_BLOCK + last.size - first.offset
     begin = place.header_size + first.offset
-    if first.offset < 0 or size < TAR_BLOCK or begin + size > place.size:
+    if size < TAR_BLOCK or begin + size > place.size:
         raise ImagesInvalid(place.where, f"crops {crops[0]} to {crops[-1]} lie at byte {begin}, outside of the sample")
     data = files.read_range(place.shard, place.offset + begin, size)
     for i, crop in enumerate(crops):

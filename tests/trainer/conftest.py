@@ -1,0 +1,140 @@
+"""A tiny dataset packed by the real job, the same dataset read whole by other means, and the check that joins ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from packer_service.config import load_config
+from packer_service.job import PlainExecutor, pack
+from trainer.batch import RankBatch
+
+SETTINGS = [
+    "seq_len=2048",
+    "block_size=64",
+    "vision.image_size=56",
+    "vision.patch_size=14",
+    "vision.pool_size=2",
+    "max_images=24",
+    "packs_per_shard=3",
+    "order.window=4",
+]
+ARRAYS = ("tokens", "labels", "loss_weights", "position_ids", "pool_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSample:
+    """A sample as tarfile, json, numpy and PIL read it, without any code of the trainer."""
+
+    key: str
+    head: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    layouts: dict[str, np.ndarray]
+    images: list[np.ndarray]
+    members: list[tarfile.TarInfo]
+
+
+class _Silent:
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int) -> None: ...
+
+
+def _question(n_images: int, text: str, first: int = 0) -> list[dict[str, Any]]:
+    images = [{"type": "image", "image": f"{(first + i) % 37}.png"} for i in range(n_images)]
+    return [
+        {"role": "user", "content": [*images, {"type": "text", "text": text}]},
+        {"role": "assistant", "content": "It is noise, as far as anybody can tell."},
+    ]
+
+
+def _rows() -> list[dict[str, Any]]:
+    annotations = [_question(0, f"question {i}") for i in range(3)]
+    rows: list[dict[str, Any]] = [
+        {"id": "long-text", "text": "one two three " * 676},
+        {"id": "long-question", "messages": _question(3, "four five six " * 630)},
+    ]
+    rows += [
+        {"id": f"many-{i}", "messages": _question(11 + i % 3, "seven eight " * (380 + 8 * i), first=11 * i)}
+        for i in range(14)
+    ]
+    rows += [{"id": f"text-{i}", "text": "nine ten " * (40 * i + 5)} for i in range(8)]
+    media = [{"type": "image", "image": "2.png"}, {"type": "image", "image": "4.png"}]
+    return [*rows, {"id": "annotated", "media": media, "annotations": annotations}]
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, text and annotations in 10 packs. Read only."""
+    folder = tmp_path_factory.mktemp("reader")
+    noise = np.random.default_rng(0)
+    for i in range(37):
+        Image.fromarray(noise.integers(0, 255, (8, 5 + i, 3), np.uint8)).save(folder / f"{i}.png")
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, _rows())), encoding="utf-8")
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), load_config(None, SETTINGS), PlainExecutor(), _Silent())
+    return folder / "dataset"
+
+
+@pytest.fixture
+def copied(packed: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, to be broken."""
+    return Path(shutil.copytree(packed, tmp_path / "dataset"))
+
+
+@pytest.fixture(scope="session")
+def whole(packed: Path) -> list[WholeSample]:
+    """Every sample, by pack_id."""
+    samples = []
+    for shard in sorted((packed / "shards").glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            members = tar.getmembers()
+            content = {m.name: tar.extractfile(m).read() for m in members}  # type: ignore[union-attr]
+        for key in dict.fromkeys(name.partition(".")[0] for name in content):
+            mine = [m for m in members if m.name.startswith(f"{key}.")]
+            images = [content[m.name] for m in mine if m.name.endswith(".jpg")]
+            samples.append(
+                WholeSample(
+                    key=key,
+                    head=json.loads(content[f"{key}.json"]),
+                    arrays=dict(np.load(io.BytesIO(content[f"{key}.sequence.npz"]))),
+                    layouts=dict(np.load(io.BytesIO(content[f"{key}.layouts.npz"]))),
+                    images=[np.asarray(Image.open(io.BytesIO(data))) for data in images],
+                    members=mine,
+                )
+            )
+    return sorted(samples, key=lambda sample: sample.head["pack_id"])
+
+
+def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
+    """One pack's batches of all ranks, in rank order, hold the whole sample once, each rank what the file says."""
+    positions = torch.cat([batch.positions for batch in batches]).numpy()
+    assert np.array_equal(np.sort(positions), np.arange(len(sample.arrays["tokens"])))
+    for name in ARRAYS:
+        joined = torch.cat([getattr(batch, name) for batch in batches]).numpy()
+        np.testing.assert_array_equal(joined, sample.arrays[name][positions])
+    joined = torch.cat([batch.images for batch in batches]).numpy()
+    assert len(joined) == len(sample.images)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(joined, sample.images, strict=True))
+    boundaries = sample.head["image_shard_boundaries"][str(len(batches))]
+    for rank, batch in enumerate(batches):
+        told = {name: getattr(batch, name) for name in boundaries[str(rank)]}
+        assert told == boundaries[str(rank)]
+        assert len(batch.images) == batch.end_image_idx - batch.start_image_idx
+        for name in ("doc_ids", "branch_ids", "group_ids"):
+            np.testing.assert_array_equal(getattr(batch, name).numpy(), sample.arrays[name])
+
+
+@pytest.fixture(scope="session")
+def check_union() -> Callable[[Sequence[RankBatch], WholeSample], None]:
+    return _check_union
