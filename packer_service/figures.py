@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
-from packer_service.plan.order import straggler_ratio
+from packer_service.config import PackConfig
+from packer_service.plan.summary import summarise
+from schemas.pack import Plan
 
 Figures = dict[str, Any]
 
@@ -123,14 +125,12 @@ def _degree(rows: pa.Table, key: Figures) -> Any:
     return pc.equal(rows["degree"], key["degree"])
 
 
-def dp_sizes(window: int) -> list[int]:
-    """Data-parallel sizes whose steps the order keeps free of stragglers: the powers of two that divide the window."""
-    return [size for size in (2**i for i in range(window.bit_length())) if window % size == 0]
-
-
-def straggler_figures(costs: Float64[np.ndarray, "packs"], window: int) -> dict[str, float]:
-    """Straggler ratio for each data-parallel size that divides the window, packs in step order."""
-    return {str(size): straggler_ratio(costs, size) for size in dp_sizes(window)}
+def plan_figures(plan: Plan, images: Int64[np.ndarray, "measured"], config: PackConfig) -> Figures:
+    """How full a plan's packs are, what the rest is lost to, and how even its steps are."""
+    summary = asdict(summarise(plan, images=images, max_images=config.max_images, window=config.order.window))
+    for name in ("straggler_ratio", "cost_percentiles"):
+        summary[name] = {str(key): value for key, value in summary[name].items()}
+    return {"seq_len": config.seq_len, **summary}
 
 
 def count_by(table: pa.Table, *columns: str) -> Iterable[tuple[Any, ...]]:

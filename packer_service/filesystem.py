@@ -31,5 +31,12 @@ def locate(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def join(folder: str, *names: str) -> str:
-    """A path or URI below a folder."""
-    return "/".join([folder.rstrip("/") or folder, *names])
+    """A path or URI below a folder; a URI's query, such as ``?region=eu-west-1``, stays behind the path."""
+    path, query = split_query(folder)
+    return "/".join([path.rstrip("/") or path, *names]) + query
+
+
+def split_query(location: str) -> tuple[str, str]:
+    """A location's path and its query with the question mark; a local path has no query."""
+    path, mark, query = location.partition("?") if is_uri(location) else (location, "", "")
+    return path, mark + query

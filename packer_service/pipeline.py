@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 import ray
 import ray.data
+import ray.data.exceptions
+import ray.exceptions
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, PreshardError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,8 +38,23 @@ class RayExecutor:
         rows = [{"index": index, "item": pickle.dumps(item)} for index, item in enumerate(items)]
         blocks = ray.data.from_items(rows, override_num_blocks=len(rows))
         task = _Task(function)
-        for row in blocks.map(task, num_cpus=1).iter_rows():
-            yield row["index"], pickle.loads(row["result"])
+        try:
+            for row in blocks.map(task, num_cpus=1).iter_rows():
+                yield row["index"], pickle.loads(row["result"])
+        except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
+            cause = getattr(error, "cause", None) or error
+            raise TaskError(
+                f"a task failed ({type(cause).__name__}: {_last_line(cause)}); what was done is kept"
+            ) from error
+
+
+class TaskError(PreshardError):
+    """A task failed for a reason that is no document's fault: a full disk, an outage, a lost node."""
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"
 
 
 class _Task:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from packer_service.config import parse_config
 from packer_service.figures import (
     BalanceFigures,
     Figures,
     loss_figures,
-    straggler_figures,
+    plan_figures,
     truncated_by_source,
 )
 from packer_service.shards.store import Folder
 from schemas.codec import decode_manifest, decode_table
 from schemas.errors import ConfigError, TableInvalid
 from schemas.manifest import MANIFEST, RUN, Manifest
+from schemas.pack import Plan
 from schemas.tables import BALANCE, TABLES
 
 
@@ -52,34 +54,35 @@ def report_dataset(location: str) -> Figures:
         decode_table(folder.read(f"{name}.parquet"), TABLES[f"{name}.parquet"], f"{name}.parquet")
         for name in ("packs", "documents", "rejects")
     )
-    counts, seq_len = manifest.counts, int(manifest.config["seq_len"])
+    config, counts = parse_config(manifest.config), manifest.counts
     run = json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
+    written = _plan_of_tables(packs, documents, config.seq_len)
     return {
         "dataset_id": manifest.dataset_id,
-        "seq_len": seq_len,
         "source_documents": counts.source_documents,
-        "documents": counts.documents,
         "rejected": counts.rejected,
-        "packs": counts.packs,
         "shards": len(manifest.shards),
-        "tokens": counts.tokens,
-        "padding_tokens": counts.padding_tokens,
-        "padding": padding_by_cause(documents, counts.padding_tokens),
-        "fill": counts.tokens / (counts.packs * seq_len) if counts.packs else 0.0,
         "n_images": counts.images,
+        **plan_figures(written, documents["n_images"].to_numpy(), config),
+        "documents": counts.documents,
         **loss_figures(rejects, truncated_by_source(documents, "truncated_tokens")),
-        "straggler_ratio": straggler_figures(packs["cost"].to_numpy(), int(manifest.config["order"]["window"])),
         "plan_seconds": float(run.get("plan_seconds", 0.0)),
         "seconds": {name: value for name, value in run.items() if name.endswith("_seconds")},
         "balanced_packs": counts.packs,
-        **_balance(folder, packs, seq_len),
+        **_balance(folder, packs, config.seq_len),
     }
 
 
-def padding_by_cause(documents: pa.Table, padding_tokens: int) -> Figures:
-    """Padding that aligns documents, and what packs have left at their end."""
-    aligned = pc.sum(pc.subtract(documents["aligned_length"], documents["length"])).as_py() or 0
-    return {"alignment": aligned, "unused": padding_tokens - aligned}
+def _plan_of_tables(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
+    """What was written, as the plan that would have given it."""
+    columns = {name: documents[name].to_numpy() for name in ("pack_id", "start", "length", "aligned_length")}
+    return Plan(
+        seq_len=seq_len,
+        document=np.arange(len(documents)),
+        cost=packs["cost"].to_numpy(),
+        pack_edges=np.searchsorted(columns["pack_id"], np.arange(len(packs) + 1)),
+        **columns,
+    )
 
 
 def _balance(folder: Folder, packs: pa.Table, seq_len: int) -> Figures:

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from packer_service.balance import BalanceRows, image_boundaries
 from packer_service.build import ShardTask, read_planned
 from packer_service.config import PackConfig
-from packer_service.figures import BalanceFigures, Figures, loss_figures, straggler_figures, truncated_by_source
+from packer_service.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
 from packer_service.ingest.sources import list_fragments, list_sources
 from packer_service.ingest.tokenizer import load_tokenizer
 from packer_service.job import Executor, Progress, measure_all
@@ -51,7 +51,7 @@ def plan_sources(sources: Sequence[str], config: PackConfig, executor: Executor,
     seconds = time.perf_counter() - started
     tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in _sample(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
-    figures = _plan_figures(plan, sampled, config, seconds)
+    figures = _figures(plan, found.documents["images"].to_numpy(), sampled, config, seconds)
     lost = loss_figures(found.rejects, truncated_by_source(found.documents, "truncated"))
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
     return {**figures, **lost, "source_documents": found.n_rows, "documents": packed, "rejected": found.n_rows - packed}
@@ -80,7 +80,7 @@ def plan_lengths(file: Path, config: PackConfig) -> Figures:
     )
     seconds = time.perf_counter() - started
     sampled = [_solve_lengths(plan, pack, images, config) for pack in _sample(plan)]
-    figures = _plan_figures(plan, sampled, config, seconds)
+    figures = _figures(plan, images, sampled, config, seconds)
     packed = pc.count_distinct(kept["doc_id"]).as_py() or 0
     lost = loss_figures(rejects, truncated_by_source(kept, "truncated"))
     return {**figures, **lost, "source_documents": len(table), "documents": packed, "rejected": len(rejects)}
@@ -90,19 +90,17 @@ def _sample(plan: Plan) -> list[int]:
     return np.unique(np.linspace(0, plan.n_packs - 1, SAMPLED_PACKS).astype(int)).tolist() if plan.n_packs else []
 
 
-def _plan_figures(plan: Plan, sampled: Sequence[SampledPack], config: PackConfig, seconds: float) -> Figures:
+def _figures(
+    plan: Plan,
+    images: Int64[np.ndarray, "measured"],
+    sampled: Sequence[SampledPack],
+    config: PackConfig,
+    seconds: float,
+) -> Figures:
     balance = BalanceFigures(seq_len=config.seq_len, tiles={pack: tiles for pack, tiles, _ in sampled})
     balance.add(pa.concat_tables([BALANCE.empty_table(), *(rows for _, _, rows in sampled)]).unify_dictionaries())
-    tokens, room = int(plan.length.sum()), plan.n_packs * config.seq_len
-    aligned = int(plan.aligned_length.sum())
     return {
-        "seq_len": config.seq_len,
-        "packs": plan.n_packs,
-        "tokens": tokens,
-        "padding_tokens": room - tokens,
-        "padding": {"alignment": aligned - tokens, "unused": room - aligned},
-        "fill": tokens / room if room else 0.0,
-        "straggler_ratio": straggler_figures(plan.cost, config.order.window),
+        **plan_figures(plan, images, config),
         "plan_seconds": round(seconds, 3),
         "balanced_packs": len(sampled),
         **balance.as_json(),

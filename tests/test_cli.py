@@ -92,9 +92,8 @@ def test_a_configuration_file_and_settings_over_it(
     """Fails when --set does not win over --config, or a file that is no mapping is accepted."""
     file = tmp_path / "pack.yaml"
     file.write_text("seq_len: 1000\nvideo: {fps: 1}\n")
-    status, _, error = run(
-        capsys, "pack", str(tiny_source), "--out", "x", "--config", str(file), "--set", "seq_len=999"
-    )
+    words = ["pack", str(tiny_source), "--out", "x", "--config", str(file)]
+    status, _, error = run(capsys, *words, "--set", "seq_len=999")
     assert status == 2
     assert "seq_len 999" in error
     for text, message in (("- a\n", "holds a list"), ("a: [", "not YAML"), ("video: {fps: fast}", "video.fps: 'fast'")):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from packer_service.filesystem import join, locate
+from packer_service.filesystem import is_uri, join, locate, split_query
 from schemas.errors import ConfigError, DocumentError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -35,7 +35,8 @@ class SourceFile:
     @property
     def folder(self) -> str:
         """What the URIs in its rows are relative to."""
-        return self.uri.rpartition("/")[0] or "/"
+        path, query = split_query(self.uri)
+        return (path.rpartition("/")[0] or "/") + query
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ def list_sources(sources: Sequence[str]) -> list[SourceFile]:
 
 def _labels(sources: Sequence[str]) -> list[str]:
     """Last parts of the sources' paths, numbered where two are the same."""
-    names = [source.rstrip("/").rpartition("/")[2] or "source" for source in sources]
+    names = [split_query(source)[0].rstrip("/").rpartition("/")[2] or "source" for source in sources]
     return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
@@ -92,11 +93,10 @@ def _folder(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 def _source_file(label: str, source: str, root: str, info: fs.FileInfo, kind: str) -> SourceFile:
     inside = info.path[len(root) :].strip("/") if info.path != root else ""
-    scheme = source.partition("://")[0] + "://" if "://" in source and not source.startswith("file:") else ""
-    base = source if scheme and not inside else join(source, inside) if scheme else info.path
+    remote = is_uri(source) and not source.startswith("file:")
     return SourceFile(
         label=f"{label}/{inside}" if inside else label,
-        uri=base,
+        uri=info.path if not remote else join(source, inside) if inside else source,
         kind=kind,
         size=info.size,
         mtime_ns=info.mtime_ns or 0,
