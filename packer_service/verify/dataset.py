@@ -138,7 +138,7 @@ def _check_shards(
         faults.merge(verdict.faults)
         checked.update(verdict.checked)
         progress.step("verified shards", done, total)
-    rest = reader.take(1)
+    rest = reader.take(manifest.counts.packs * rows_per_pack(config), 1)
     if rest is not None and len(rest):
         past = f"has rows past the {rows_per_pack(config)} of each of {manifest.counts.packs} packs"
         faults.extend([(BalanceInvalid, past)], BALANCE_FILE)
@@ -161,7 +161,7 @@ def _tasks(
             tokenizer=manifest.tokenizer,
             pack_rows=None if packs is None else packs[min(first, len(packs)) :][:n_packs].to_pylist(),
             document_rows=documents.of_packs(first, first + n_packs),
-            balance_rows=reader.take(n_packs * per_pack),
+            balance_rows=reader.take(first * per_pack, n_packs * per_pack),
             balance_per_pack=per_pack,
         )
 

@@ -79,12 +79,12 @@ class BalanceReader:
     def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None) -> None:
         self.faults = faults
         self.files = ExitStack()
-        self.batches: Iterator[pa.Table] | None = self._batches(folder, entry) if entry is not None else None
+        self.failed = entry is None or not folder.is_file(BALANCE_FILE)
+        self.batches = self._batches(folder, entry) if entry is not None and not self.failed else None
         self.waiting = BALANCE.empty_table()
+        self.position = 0
 
     def _batches(self, folder: Folder, entry: TableEntry) -> Iterator[pa.Table]:
-        if not folder.is_file(BALANCE_FILE):
-            raise TableInvalid(BALANCE_FILE, "is missing")
         file = pq.ParquetFile(self.files.enter_context(folder.open(BALANCE_FILE)))
         if not file.schema_arrow.equals(BALANCE):
             names = file.schema_arrow.names
@@ -97,26 +97,37 @@ class BalanceReader:
             table.validate(full=True)
             yield table.cast(BALANCE)
 
-    def take(self, n_rows: int) -> pa.Table | None:
-        """The next rows, fewer at the table's end."""
-        while self.batches is not None and len(self.waiting) < n_rows:
-            try:
-                batch = next(self.batches)
-                self.faults.extend(check_values(batch), BALANCE_FILE)
-                self.waiting = pa.concat_tables([self.waiting, batch]).unify_dictionaries()
-            except StopIteration:
-                break
-            except (TableInvalid, pa.ArrowException, OSError, ValueError) as error:
-                detail = error.detail if isinstance(error, TableInvalid) else f"cannot be read ({error})"
-                if detail != "is missing":
-                    self.faults.extend([(TableInvalid, detail)], BALANCE_FILE)
-                self.batches = None
-        if self.batches is None:
+    def take(self, start: int, n_rows: int) -> pa.Table | None:
+        """Rows from ``start``, fewer at the table's end; None where they were taken before."""
+        while self.batches is not None and self.position + len(self.waiting) < start + n_rows:
+            self._read_on()
+            self._drop(start)
+        self._drop(start)
+        if self.failed or start < self.position:
             return None
-        n_rows = min(n_rows, len(self.waiting))
-        taken, self.waiting = self.waiting.slice(0, n_rows), self.waiting.slice(n_rows)
+        taken = self.waiting.slice(0, min(n_rows, len(self.waiting)))
+        self._drop(start + n_rows)
         # A slice travels to another process with the whole table behind it; a copy does not.
         return taken.take(pa.array(range(len(taken)), pa.int64()))
+
+    def _drop(self, upto: int) -> None:
+        """Forgets rows before ``upto``."""
+        dropped = min(max(upto - self.position, 0), len(self.waiting))
+        self.waiting, self.position = self.waiting.slice(dropped), self.position + dropped
+
+    def _read_on(self) -> None:
+        assert self.batches is not None
+        try:
+            batch = next(self.batches)
+        except StopIteration:
+            self.batches = None
+        except (TableInvalid, pa.ArrowException, OSError, ValueError) as error:
+            detail = error.detail if isinstance(error, TableInvalid) else f"cannot be read ({error})"
+            self.faults.extend([(TableInvalid, detail)], BALANCE_FILE)
+            self.batches, self.failed = None, True
+        else:
+            self.faults.extend(check_values(batch), BALANCE_FILE)
+            self.waiting = pa.concat_tables([self.waiting, batch]).unify_dictionaries()
 
     def close(self) -> None:
         self.files.close()

@@ -1,0 +1,335 @@
+"""A small sound dataset of every kind of document, and a tool that plants one fault in a copy and repairs the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packer_service.balance import BalanceRows
+from packer_service.config import load_config, parse_config
+from packer_service.identity import dataset_id
+from packer_service.job import PlainExecutor, pack
+from packer_service.lay_out import pack_figures
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.needs import key_blocks_needed
+from packer_service.layout.zigzag import segment_edges, zigzag_runs
+from packer_service.verify import Verdict, verify_dataset
+from schemas.codec import decode_arrays, encode_arrays, encode_index, seal_manifest, tar_member
+from schemas.codec import encode_json as encode_record
+from schemas.layout import TokenLayout
+from schemas.manifest import Manifest
+from schemas.sequence import PackedSequence
+from schemas.tables import TABLES
+
+
+class Silent:
+    def note(self, message: str) -> None:
+        pass
+
+    def step(self, what: str, done: int, total: int) -> None:
+        pass
+
+
+def _turns(question: list[Any] | str, answer: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def write_clip(path: Path, frames: int) -> None:
+    """A video of ``frames`` frames, four a second."""
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mpeg4", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(frames):
+            picture = np.full((48, 64, 3), 10 * number, np.uint8)
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 4)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+
+
+@pytest.fixture(scope="session")
+def mixed_source(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Path:
+    """The tiny source of every kind of document, with clips: alone, twice in one document, and under annotations."""
+    folder = shutil.copytree(tiny_source, tmp_path_factory.mktemp("mixed") / "tiny")
+    write_clip(folder / "clip.mp4", 12)
+    clip = {"type": "video", "video": "clip.mp4"}
+    rows = [
+        {"id": "clip", "source": "video", "messages": _turns([clip], "grey")},
+        {"id": "clips", "source": "video", "messages": _turns([clip, {**clip, "start": 1.0}], "grey twice")},
+        {
+            "id": "asked",
+            "source": "video",
+            "media": [clip],
+            "annotations": [_turns("what", "grey"), _turns("or", "no")],
+        },
+    ]
+    with (folder / "rows.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def packed(
+    mixed_source: Path, tiny_settings: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Packs the mixed source, or another, under the tiny configuration with further settings. Each once: read only."""
+
+    @cache
+    def run(*settings: str, source: Path = mixed_source) -> Path:
+        out = tmp_path_factory.mktemp("dataset") / "dataset"
+        config = load_config(None, [*tiny_settings, *settings])
+        pack([str(source)], str(out), config, PlainExecutor(), Silent())
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def sound(packed: Callable[..., Path]) -> Path:
+    """A sound dataset. Read only: copy it before changing anything."""
+    return packed("vision.max_crops=4", "ring_degrees=[1,2,4]", "cp_sizes=[1,2,4]")
+
+
+@pytest.fixture(scope="session")
+def verify() -> Callable[[Path], Verdict]:
+    return lambda folder: verify_dataset(str(folder), processes=1, progress=Silent())
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """A sample taken apart. ``names`` and ``crops`` are those of its crops."""
+
+    head: dict[str, Any]
+    sequence: dict[str, np.ndarray]
+    layouts: dict[str, np.ndarray]
+    names: list[str]
+    crops: list[bytes]
+
+    @property
+    def key(self) -> str:
+        return f"{self.head['pack_id']:010d}"
+
+    @property
+    def arrays(self) -> PackedSequence:
+        return PackedSequence(**self.sequence)
+
+    def token_layouts(self) -> list[TokenLayout]:
+        names = [name for name in self.layouts if not name.endswith(".needs")]
+        return [
+            TokenLayout(
+                scheme=name.partition(".ring")[0],
+                ring_degree=int(name.partition(".ring")[2]),
+                runs=self.layouts[name],
+                needs=self.layouts[f"{name}.needs"],
+            )
+            for name in names
+        ]
+
+    def members(self, key: str) -> list[bytes]:
+        """The sample as tar members, with ``images`` as the crops come to lie."""
+        crops = [tar_member(name, data) for name, data in zip(self.names, self.crops, strict=True)]
+        at = 0
+        for image, member, data in zip(self.head["images"], crops, self.crops, strict=False):
+            image["offset"], image["size"] = at, len(data)
+            at += len(member)
+        head = json.dumps(self.head, ensure_ascii=False, separators=(",", ":")).encode()
+        header = {
+            "json": head,
+            "sequence.npz": encode_arrays(self.sequence),
+            "layouts.npz": encode_arrays(self.layouts),
+        }
+        return [*(tar_member(f"{key}.{extension}", data) for extension, data in header.items()), *crops]
+
+
+@dataclass(kw_only=True)
+class Editable:
+    """A dataset as Python objects. Change them, then :meth:`save` writes a dataset that agrees with itself again."""
+
+    path: Path
+    manifest: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    shards: list[list[Sample]] = field(default_factory=list)
+
+    def load(self) -> Editable:
+        self.manifest = json.loads((self.path / "manifest.json").read_bytes())
+        self.tables = {name: pq.read_table(self.path / name).to_pylist() for name in TABLES}
+        self.shards = [_read_shard(self.path / "shards" / entry["name"]) for entry in self.manifest["shards"]]
+        return self
+
+    @property
+    def alignment(self) -> int:
+        return parse_config(self.manifest["config"]).alignment
+
+    def samples(self) -> list[Sample]:
+        return [sample for shard in self.shards for sample in shard]
+
+    def shard_file(self, number: int = 0) -> Path:
+        return self.path / "shards" / self.manifest["shards"][number]["name"]
+
+    def sample_where(self, wanted: Callable[[Sample], bool]) -> Sample:
+        """The first sample of a kind; failing to find one would make the test empty."""
+        return next(sample for sample in self.samples() if wanted(sample))
+
+    def derive(self, sample: Sample) -> None:
+        """Makes needs, figures and loads of a sample follow from its arrays, layouts and boundaries."""
+        config, index = parse_config(self.manifest["config"]), MaskIndex.of(sample.arrays.mask)
+        for layout in sample.token_layouts():
+            needs = key_blocks_needed(index, layout.runs, layout.ring_degree, config.block_size)
+            sample.layouts[f"{layout.name}.needs"] = needs
+        pack_id, head = sample.head["pack_id"], sample.head
+        lengths = np.array([span["length"] for span in head["documents"]], np.int64)
+        n_images = head["cum_image_bounds"][-1] if head["cum_image_bounds"] else 0
+        self.tables["packs.parquet"][pack_id].update(
+            pack_figures(pack_id, sample.arrays, index, lengths, n_images, config)
+        )
+        rows = BalanceRows()
+        rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"])
+        others = [row for row in self.tables["balance.parquet"] if row["pack_id"] != pack_id]
+        self.tables["balance.parquet"] = sorted(others + rows.table().to_pylist(), key=lambda row: row["pack_id"])
+
+    def zigzag(self, sample: Sample) -> None:
+        """Makes the zigzag layouts of a sample follow from its spans."""
+        spans = sample.head["documents"]
+        starts, aligned = (np.array([span[name] for span in spans], np.int64) for name in ("start", "aligned_length"))
+        edges = segment_edges(starts, aligned, sample.arrays.seq_len)
+        for degree in self.manifest["config"]["ring_degrees"]:
+            sample.layouts[f"zigzag.ring{degree}"] = zigzag_runs(edges, degree)
+
+    def relist(self) -> None:
+        """Makes ``documents.parquet`` list the samples' spans, and the manifest count them."""
+        truncated = {(row["doc_id"], row["piece"]): row["truncated_tokens"] for row in self.tables["documents.parquet"]}
+        self.tables["documents.parquet"] = [
+            {
+                **span,
+                "pack_id": s.head["pack_id"],
+                "truncated_tokens": truncated.get((span["doc_id"], span["piece"]), 0),
+            }
+            for s in self.samples()
+            for span in s.head["documents"]
+        ]
+        documents, counts = self.tables["documents.parquet"], self.manifest["counts"]
+        counts["documents"], counts["pieces"] = len({row["doc_id"] for row in documents}), len(documents)
+        counts["rejected"] = counts["source_documents"] - counts["documents"]
+        for name, column in (("tokens", "n_tokens"), ("padding_tokens", "n_padding"), ("images", "n_images")):
+            counts[name] = sum(row[column] for row in self.tables["packs.parquet"])
+
+    def save(self, *, places: bool = True) -> None:
+        """Writes everything anew. ``places``: rows of packs.parquet say where the samples now lie."""
+        for number, samples in enumerate(self.shards):
+            self._write_shard(number, samples, places=places)
+        for name in TABLES:
+            self.write_table(name, pa.Table.from_pylist(self.tables[name], schema=TABLES[name]))
+        self.seal()
+
+    def _write_shard(self, number: int, samples: list[Sample], *, places: bool) -> None:
+        entry, parts, offsets = self.manifest["shards"][number], [], []
+        for index, sample in enumerate(samples):
+            members = sample.members(f"{entry['first_pack'] + index:010d}")
+            at = sum(map(len, parts))
+            offsets.append(at)
+            parts += members
+            if places:
+                header = sum(map(len, members[:3]))
+                place = {"offset": at, "header_size": header, "size": sum(map(len, members))}
+                self.tables["packs.parquet"][entry["first_pack"] + index].update(place)
+        self.write_shard_bytes(number, b"".join(parts) + bytes(1024), offsets)
+
+    def write_shard_bytes(self, number: int, data: bytes, offsets: Iterable[int]) -> None:
+        """Writes a tar and its index, and their size and hash into the manifest."""
+        entry = self.manifest["shards"][number]
+        entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        self.shard_file(number).write_bytes(data)
+        index = self.shard_file(number).with_suffix(".tar.idx")
+        index.write_bytes(encode_index(np.array([*offsets, len(data)], np.uint64)))
+
+    def offsets(self, number: int) -> list[int]:
+        shard = self.manifest["shards"][number]["name"]
+        return [row["offset"] for row in self.tables["packs.parquet"] if row["shard"] == shard]
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Writes a table, and its size, hash and rows into the manifest."""
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer)
+        self.write_table_bytes(name, buffer.getvalue(), len(table))
+
+    def write_table_bytes(self, name: str, data: bytes, rows: int) -> None:
+        (self.path / name).write_bytes(data)
+        entry = next(entry for entry in self.manifest["tables"] if entry["name"] == name)
+        entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), rows=rows)
+
+    def seal(self, *, new_id: bool = True) -> None:
+        """Writes the manifest, with the id that follows from the documents and the hash of its own bytes."""
+        manifest = Manifest.model_validate(self.manifest)
+        if new_id:
+            rows = pa.Table.from_pylist(self.tables["documents.parquet"], schema=TABLES["documents.parquet"])
+            identity = dataset_id(parse_config(manifest.config), manifest.tokenizer, rows)
+            manifest = manifest.model_copy(update={"dataset_id": identity})
+        (self.path / "manifest.json").write_bytes(encode_record(seal_manifest(manifest)))
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Writes a manifest that need not be one, with the hash of its own bytes."""
+        manifest = {**manifest, "sha256": "0" * 64}
+        data = json.dumps(manifest).encode()
+        sealed = data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode())
+        (self.path / "manifest.json").write_bytes(sealed)
+
+
+def _read_shard(path: Path) -> list[Sample]:
+    grouped: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(path) as tar:
+        for info in tar:
+            file = tar.extractfile(info)
+            assert file is not None
+            grouped.setdefault(info.name.partition(".")[0], {})[info.name] = file.read()
+    return [_sample(members) for members in grouped.values()]
+
+
+def _sample(members: dict[str, bytes]) -> Sample:
+    head, sequence, layouts, *crops = members.values()
+    return Sample(
+        head=json.loads(head),
+        sequence=decode_arrays(sequence),
+        layouts=decode_arrays(layouts),
+        names=list(members)[3:],
+        crops=crops,
+    )
+
+
+@pytest.fixture
+def editable(sound: Path, tmp_path: Path) -> Editable:
+    """A copy of the sound dataset, to be corrupted."""
+    return Editable(path=shutil.copytree(sound, tmp_path / "dataset")).load()
+
+
+@pytest.fixture
+def assert_breaks(verify: Callable[[Path], Verdict]) -> Callable[..., Verdict]:
+    """Asserts that a dataset breaks a rule and, but for those named besides, no other."""
+
+    def check(editable: Editable, rule: str, *also: str) -> Verdict:
+        verdict = verify(editable.path)
+        found = {fault.rule for fault in verdict.broken}
+        assert rule in found, verdict.as_lines()
+        assert found <= {rule, *also}, verdict.as_lines()
+        for fault in verdict.broken:
+            assert fault.file, fault
+            assert len(fault.detail) > 5, fault
+            assert type(fault.error()).rule == fault.rule
+        assert not verdict.as_json()["sound"]
+        return verdict
+
+    return check

@@ -1,0 +1,327 @@
+"""A corrupt dataset for every rule of the folder: the manifest, the tables, and what they say together."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.errors import FORMAT_RULES
+from schemas.tables import TABLES
+
+CASES: list[Any] = []
+REJECTS = "rejects.parquet"
+
+
+def breaks(rule: str, *also: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Enters a function that corrupts a dataset so that it breaks a rule, and perhaps others with it."""
+
+    def enter(corrupt: Callable[[Any], None]) -> Callable[[Any], None]:
+        CASES.append(pytest.param(rule, also, corrupt, id=f"{rule}-{corrupt.__name__}"))
+        return corrupt
+
+    return enter
+
+
+@pytest.mark.parametrize(("rule", "also", "corrupt"), CASES)
+def test_a_broken_rule_is_named(
+    rule: str, also: tuple[str, ...], corrupt: Callable[[Any], None], editable: Any, assert_breaks: Callable[..., Any]
+) -> None:
+    """Fails when a fault of the folder is not found, is named as another, or hides behind others."""
+    corrupt(editable)
+    assert_breaks(editable, rule, *also)
+
+
+def test_every_rule_of_the_folder_has_a_case() -> None:
+    assert {case.values[0] for case in CASES} == {rule for rule in FORMAT_RULES if rule.startswith("D")}
+
+
+@breaks("D1")
+def no_manifest(data: Any) -> None:
+    (data.path / "manifest.json").unlink()
+
+
+@breaks("D2")
+def manifest_is_not_json(data: Any) -> None:
+    (data.path / "manifest.json").write_bytes(b"{")
+
+
+@breaks("D2")
+def manifest_is_nested_too_deeply(data: Any) -> None:
+    (data.path / "manifest.json").write_bytes(b"[" * 100_000)
+
+
+@breaks("D2")
+def manifest_of_another_version(data: Any) -> None:
+    data.write_manifest({**data.manifest, "format_version": 2})
+
+
+@breaks("D2")
+def manifest_without_a_field(data: Any) -> None:
+    data.write_manifest({name: value for name, value in data.manifest.items() if name != "tokenizer"})
+
+
+@breaks("D2")
+def manifest_with_an_unknown_field(data: Any) -> None:
+    data.write_manifest({**data.manifest, "more": 1})
+
+
+@breaks("D2")
+def manifest_with_a_number_that_no_table_holds(data: Any) -> None:
+    data.manifest["counts"]["tokens"] = 2**63
+    data.write_manifest(data.manifest)
+
+
+@breaks("D2")
+def manifest_changed_after_it_was_sealed(data: Any) -> None:
+    path = data.path / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"rows.jsonl", b"rows.jsonk"))
+
+
+@breaks("D2")
+def configuration_that_is_not_legal(data: Any) -> None:
+    data.manifest["config"]["seq_len"] = 1025
+    data.write_manifest(data.manifest)
+
+
+@breaks("D2")
+def configuration_with_a_key_left_to_its_default(data: Any) -> None:
+    del data.manifest["config"]["jpeg_quality"]
+    data.write_manifest(data.manifest)
+
+
+@breaks("D2")
+def token_outside_of_the_vocabulary(data: Any) -> None:
+    data.manifest["tokenizer"]["eos_id"] = data.manifest["tokenizer"]["vocab_size"]
+    data.seal()
+
+
+@breaks("D2")
+def manifest_that_lists_a_table_twice(data: Any) -> None:
+    data.manifest["tables"].append(data.manifest["tables"][0])
+    data.seal()
+
+
+@breaks("D3")
+def more_tokens_counted_than_there_are(data: Any) -> None:
+    data.manifest["counts"]["tokens"] += 1
+    data.seal()
+
+
+@breaks("D3")
+def dataset_id_of_another_plan(data: Any) -> None:
+    data.manifest["dataset_id"] = "0123456789abcdef" * 4
+    data.seal(new_id=False)
+
+
+@breaks("D3")
+def fewer_source_documents_than_the_tables_hold(data: Any) -> None:
+    data.manifest["counts"]["source_documents"] -= 1
+    data.manifest["counts"]["rejected"] -= 1
+    data.seal()
+
+
+@breaks("D3")
+def documents_and_rejected_that_are_not_all(data: Any) -> None:
+    data.manifest["counts"]["rejected"] += 1
+    data.seal()
+
+
+@breaks("D3", "S5", "S6")
+def shard_that_is_not_full(data: Any) -> None:
+    data.manifest["shards"][0]["packs"] -= 1
+    data.seal()
+
+
+@breaks("D4")
+def missing_table(data: Any) -> None:
+    (data.path / REJECTS).unlink()
+
+
+@breaks("D4")
+def missing_balance(data: Any) -> None:
+    (data.path / "balance.parquet").unlink()
+
+
+@breaks("D5")
+def table_with_another_hash(data: Any) -> None:
+    table = pa.Table.from_pylist(data.tables["balance.parquet"], schema=TABLES["balance.parquet"])
+    pq.write_table(table, data.path / "balance.parquet", compression="none")
+
+
+@breaks("D5")
+def table_with_fewer_rows_than_the_manifest_says(data: Any) -> None:
+    for entry in data.manifest["tables"]:
+        entry["rows"] += entry["name"] in (REJECTS, "balance.parquet")
+    data.seal()
+
+
+@breaks("D6")
+def table_that_is_not_parquet(data: Any) -> None:
+    data.write_table_bytes("packs.parquet", b"PAR1 but no more", len(data.tables["packs.parquet"]))
+    data.seal()
+
+
+@breaks("D6")
+def balance_that_is_not_parquet(data: Any) -> None:
+    data.write_table_bytes("balance.parquet", b"PAR1 but no more", len(data.tables["balance.parquet"]))
+    data.seal()
+
+
+@breaks("D6")
+def table_with_another_column(data: Any) -> None:
+    table = pq.read_table(data.path / REJECTS)
+    data.write_table(REJECTS, table.append_column("more", pa.nulls(len(table), pa.int64())))
+    data.seal()
+
+
+@breaks("D6")
+def table_with_a_column_of_another_type(data: Any) -> None:
+    table = pq.read_table(data.path / "balance.parquet")
+    data.write_table("balance.parquet", table.set_column(5, "load", table["load"].cast(pa.float64())))
+    data.seal()
+
+
+@breaks("D6")
+def reject_without_a_code(data: Any) -> None:
+    data.tables[REJECTS][0]["code"] = None
+    data.save()
+
+
+@breaks("D6")
+def reject_with_an_unknown_code(data: Any) -> None:
+    data.tables[REJECTS][0]["code"] = "ugly"
+    data.save()
+
+
+@breaks("D6")
+def text_that_is_not_unicode(data: Any) -> None:
+    buffer = io.BytesIO()
+    table = pa.Table.from_pylist(data.tables[REJECTS], schema=TABLES[REJECTS])
+    broken = pa.array([b"\xff\xfe"] * len(table), pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(5, TABLES[REJECTS].field(5), broken), buffer)
+    data.write_table_bytes(REJECTS, buffer.getvalue(), len(table))
+    data.seal()
+
+
+@breaks("D7")
+def file_of_somebody_else(data: Any) -> None:
+    (data.path / "shards" / "notes.txt").write_text("mine")
+
+
+@breaks("D7")
+def file_that_a_killed_job_left(data: Any) -> None:
+    (data.path / ".tmp-0123-packs.parquet").write_bytes(b"")
+
+
+@breaks("D8")
+def document_packed_twice(data: Any) -> None:
+    one, other = (data.sample_where(lambda s, n=n: s.head["pack_id"] == n) for n in (0, 1))
+    here, there = one.head["documents"][0], other.head["documents"][0]["doc_id"]
+    for image in one.head["images"]:
+        image["doc_id"] = there if image["doc_id"] == here["doc_id"] else image["doc_id"]
+    here["doc_id"] = there
+    data.relist()
+    data.manifest["counts"]["source_documents"] -= 1
+    data.manifest["counts"]["rejected"] -= 1
+    data.save()
+
+
+def _reject(data: Any, **values: str) -> None:
+    data.tables[REJECTS].append({**data.tables[REJECTS][0], "stage": "read", "code": "bad_row", **values})
+    data.manifest["counts"]["source_documents"] += 1
+    data.manifest["counts"]["rejected"] += 1
+    data.save()
+
+
+@breaks("D8")
+def document_packed_and_rejected(data: Any) -> None:
+    _reject(data, doc_id=data.tables["documents.parquet"][0]["doc_id"])
+
+
+@breaks("D8")
+def document_rejected_twice(data: Any) -> None:
+    _reject(data, doc_id="bad-empty")
+
+
+@breaks("D9")
+def reject_lost(data: Any) -> None:
+    data.tables[REJECTS] = [row for row in data.tables[REJECTS] if row["doc_id"] != "bad-empty"]
+    data.save()
+
+
+@breaks("D9")
+def document_lost_from_its_pack(data: Any) -> None:
+    sample = data.sample_where(lambda s: s.head["documents"][-1]["n_images"] == 0)
+    span = sample.head["documents"].pop()
+    inside = slice(span["start"], span["start"] + span["length"])
+    inert = {
+        "tokens": data.manifest["tokenizer"]["pad_id"],
+        "labels": -100,
+        "doc_ids": -1,
+        "group_ids": -1,
+        "pool_ids": -1,
+    }
+    for name, array in sample.sequence.items():
+        array[inside] = inert.get(name, 0)
+    data.zigzag(sample)
+    data.derive(sample)
+    data.relist()
+    data.save()
+
+
+@breaks("D9")
+def duplicate_of_a_document_that_is_nowhere(data: Any) -> None:
+    row = next(row for row in data.tables[REJECTS] if row["code"] == "duplicate_id")
+    row["doc_id"] = "nobody"
+    data.save()
+
+
+@breaks("D9")
+def first_piece_of_a_document_lost(data: Any) -> None:
+    data.samples()[0].head["documents"][0]["piece"] = 1
+    data.relist()
+    data.save()
+
+
+@breaks("D10")
+def document_of_another_source(data: Any) -> None:
+    data.tables["documents.parquet"][0]["source"] = "elsewhere"
+    data.save()
+
+
+@breaks("D10")
+def documents_out_of_order(data: Any) -> None:
+    rows = data.tables["documents.parquet"]
+    rows[0], rows[1] = rows[1], rows[0]
+    data.save()
+
+
+@breaks("D10", "D9", "D3")
+def document_left_out_of_the_table(data: Any) -> None:
+    data.tables["documents.parquet"].pop()
+    data.save()
+
+
+@breaks("D10")
+def document_in_a_pack_that_does_not_exist(data: Any) -> None:
+    data.tables["documents.parquet"][-1]["pack_id"] = 1000
+    data.save()
+
+
+def test_faults_of_one_rule_are_listed_twenty_times_and_counted_beyond(editable: Any, assert_breaks: Any) -> None:
+    """Fails when a fault in every row floods the verdict, or when those left out are not counted."""
+    for row in editable.tables["documents.parquet"]:
+        row["source"] = "elsewhere"
+    editable.save()
+    verdict = assert_breaks(editable, "D10")
+    shard = verdict.broken[0].file
+    assert sum(fault.file == shard for fault in verdict.broken) <= 20
+    total = len(verdict.broken) + sum(verdict.unlisted.values())
+    assert total == len(editable.tables["documents.parquet"]) > 20
+    assert json.loads(json.dumps(verdict.as_json()))["sound"] is False

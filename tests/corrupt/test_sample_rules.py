@@ -1,0 +1,520 @@
+"""A corrupt dataset for every rule of a sample: its head, arrays, layouts, boundaries, images and loads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from schemas.errors import FORMAT_RULES
+from schemas.layout import boundaries_from_edges
+
+CASES: list[Any] = []
+
+
+def breaks(rule: str, *also: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Enters a function that corrupts a dataset so that it breaks a rule, and perhaps others with it."""
+
+    def enter(corrupt: Callable[[Any], None]) -> Callable[[Any], None]:
+        CASES.append(pytest.param(rule, also, corrupt, id=f"{rule}-{corrupt.__name__}"))
+        return corrupt
+
+    return enter
+
+
+@pytest.mark.parametrize(("rule", "also", "corrupt"), CASES)
+def test_a_broken_rule_is_named(
+    rule: str, also: tuple[str, ...], corrupt: Callable[[Any], None], editable: Any, assert_breaks: Callable[..., Any]
+) -> None:
+    """Fails when a fault of a sample is not found, is named as another, or hides behind others."""
+    corrupt(editable)
+    editable.save()
+    verdict = assert_breaks(editable, rule, *also)
+    assert all(fault.sample or fault.file == "balance.parquet" for fault in verdict.broken), verdict.as_lines()
+    assert verdict.checked["packs"] == len(editable.samples())
+
+
+def test_every_rule_of_the_sample_has_a_case() -> None:
+    assert {case.values[0] for case in CASES} == {rule for rule in FORMAT_RULES if rule.startswith("P")}
+
+
+def padded(data: Any) -> tuple[Any, int]:
+    """A sample with padding, and the place of its last padding token."""
+    sample = data.sample_where(lambda s: (s.sequence["doc_ids"] < 0).any())
+    return sample, int(np.flatnonzero(sample.sequence["doc_ids"] < 0)[-1])
+
+
+def annotated(data: Any) -> tuple[Any, int]:
+    """A sample with a document of several annotations, and that document's number."""
+    sample = data.sample_where(lambda s: s.sequence["branch_ids"].max() > 1)
+    return sample, int(sample.sequence["doc_ids"][sample.sequence["branch_ids"].argmax()])
+
+
+def pictured(data: Any) -> Any:
+    """A sample with at least two units of one crop each in front, and more."""
+    return data.sample_where(lambda s: len(s.head["cum_image_bounds"]) >= 4)
+
+
+def labelled(sample: Any) -> int:
+    return int(np.flatnonzero(sample.sequence["labels"] != -100)[0])
+
+
+@breaks("P1")
+def head_of_another_pack(data: Any) -> None:
+    data.samples()[2].head["pack_id"] = 7
+
+
+@breaks("P1")
+def head_with_an_unknown_field(data: Any) -> None:
+    data.samples()[0].head["more"] = 1
+
+
+@breaks("P1")
+def head_without_a_field(data: Any) -> None:
+    del data.samples()[0].head["cum_image_bounds"]
+
+
+@breaks("P1")
+def boundaries_with_an_unknown_field(data: Any) -> None:
+    data.samples()[0].head["image_shard_boundaries"]["1"]["0"]["more"] = 1
+
+
+@breaks("P1")
+def head_with_a_number_that_no_column_holds(data: Any) -> None:
+    data.samples()[0].head["documents"][0]["start"] = 2**63
+
+
+@breaks("P2")
+def tokens_of_another_type(data: Any) -> None:
+    sequence = data.samples()[0].sequence
+    sequence["tokens"] = sequence["tokens"].astype(np.int64)
+
+
+@breaks("P2")
+def array_of_another_length(data: Any) -> None:
+    sequence = data.samples()[0].sequence
+    sequence["labels"] = sequence["labels"][:-1]
+
+
+@breaks("P2")
+def missing_array(data: Any) -> None:
+    del data.samples()[0].sequence["pool_ids"]
+
+
+@breaks("P2")
+def token_outside_of_the_vocabulary(data: Any) -> None:
+    data.samples()[0].sequence["tokens"][0] = data.manifest["tokenizer"]["vocab_size"]
+
+
+@breaks("P3")
+def documents_that_overlap(data: Any) -> None:
+    sample = data.sample_where(lambda s: len(s.head["documents"]) > 1)
+    sample.head["documents"][1]["start"] -= data.alignment
+    data.relist()
+
+
+@breaks("P3")
+def document_that_is_not_aligned(data: Any) -> None:
+    sample, _ = padded(data)
+    sample.head["documents"][-1]["start"] += 1
+    data.relist()
+
+
+@breaks("P3")
+def aligned_length_that_is_not_rounded(data: Any) -> None:
+    sample = data.sample_where(lambda s: len(s.head["documents"]) == 1 or s.head["documents"][-1]["start"] < 1000)
+    sample.head["documents"][-1]["aligned_length"] += 1
+    data.relist()
+
+
+@breaks("P3")
+def padding_token_in_a_document(data: Any) -> None:
+    sample, at = padded(data)
+    sample.sequence["doc_ids"][at] = 0
+    data.derive(sample)
+    data.relist()
+
+
+@breaks("P3")
+def document_under_a_number_that_does_not_exist(data: Any) -> None:
+    sample = data.samples()[0]
+    doc = sample.sequence["doc_ids"]
+    doc[doc == doc.max()] = 2**31 - 1
+
+
+@breaks("P4")
+def padding_with_a_position(data: Any) -> None:
+    sample, at = padded(data)
+    sample.sequence["position_ids"][at] = 5
+
+
+@breaks("P4")
+def padding_with_a_label(data: Any) -> None:
+    sample, at = padded(data)
+    sample.sequence["labels"][at] = 1
+    sample.sequence["loss_weights"][at] = 1
+
+
+@breaks("P5")
+def annotation_left_out(data: Any) -> None:
+    branch = annotated(data)[0].sequence["branch_ids"]
+    branch[branch == branch.max()] += 1
+
+
+@breaks("P5")
+def prefix_after_an_annotation(data: Any) -> None:
+    sample, doc = annotated(data)
+    last = np.flatnonzero(sample.sequence["doc_ids"] == doc)[-1]
+    sample.sequence["branch_ids"][last] = 0
+    data.derive(sample)
+
+
+@breaks("P6")
+def position_off_by_one(data: Any) -> None:
+    data.samples()[0].sequence["position_ids"][3] += 1
+
+
+@breaks("P6")
+def annotation_that_counts_on_from_the_one_before(data: Any) -> None:
+    sample, doc = annotated(data)
+    inside = sample.sequence["doc_ids"] == doc
+    sample.sequence["position_ids"][inside] = np.arange(inside.sum())
+
+
+@breaks("P7")
+def label_of_another_token(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.sequence["labels"][labelled(sample)] += 1
+
+
+@breaks("P7")
+def label_past_the_end_of_a_document(data: Any) -> None:
+    sample = data.sample_where(lambda s: len(s.head["documents"]) > 1)
+    last = sample.head["documents"][0]["length"] - 1
+    sample.sequence["labels"][last] = sample.sequence["tokens"][last + 1]
+    sample.sequence["loss_weights"][last] = 1
+
+
+@breaks("P7")
+def label_across_annotations(data: Any) -> None:
+    sample, doc = annotated(data)
+    inside = np.flatnonzero(sample.sequence["doc_ids"] == doc)
+    last = inside[np.flatnonzero(np.diff(sample.sequence["branch_ids"][inside]))[-1]]
+    sample.sequence["labels"][last] = sample.sequence["tokens"][last + 1]
+    sample.sequence["loss_weights"][last] = 1
+
+
+@breaks("P7")
+def label_that_was_not_shifted(data: Any) -> None:
+    sample = data.samples()[0]
+    at = labelled(sample)
+    sample.sequence["labels"][at] = sample.sequence["tokens"][at]
+
+
+@breaks("P8")
+def label_without_weight(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.sequence["loss_weights"][labelled(sample)] = 0
+
+
+@breaks("P8")
+def weight_without_label(data: Any) -> None:
+    data.samples()[0].sequence["loss_weights"][0] = 1
+
+
+@breaks("P8")
+def weight_that_is_not_a_number(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.sequence["loss_weights"][labelled(sample)] = np.nan
+
+
+@breaks("P8")
+def weight_that_is_not_the_configured_one(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.sequence["loss_weights"][labelled(sample)] = 0.5
+
+
+@breaks("P9")
+def pooled_rows_out_of_order(data: Any) -> None:
+    pool = pictured(data).sequence["pool_ids"]
+    at = np.flatnonzero(pool >= 0)[:2]
+    pool[at] = pool[at[::-1]]
+
+
+@breaks("P9")
+def pooled_row_on_another_token(data: Any) -> None:
+    sequence = pictured(data).sequence
+    sequence["tokens"][np.flatnonzero(sequence["pool_ids"] >= 0)[0]] = 5
+
+
+@breaks("P9")
+def bounds_that_disagree(data: Any) -> None:
+    pictured(data).head["cum_token_pooling_bounds"][0] += 1
+
+
+@breaks("P9")
+def bounds_that_lack_a_unit(data: Any) -> None:
+    head = pictured(data).head
+    del head["cum_image_bounds"][0], head["cum_token_pooling_bounds"][0]
+
+
+@breaks("P9")
+def crops_of_another_document(data: Any) -> None:
+    sample = data.sample_where(lambda s: sum(span["n_images"] > 0 for span in s.head["documents"]) > 1)
+    first, second = [span for span in sample.head["documents"] if span["n_images"]][:2]
+    bounds = sample.head["cum_image_bounds"]
+    moved = bounds[bounds.index(first["n_images"]) + 1] - first["n_images"]
+    first["n_images"] += moved
+    second["n_images"] -= moved
+    for image in sample.head["images"][first["n_images"] - moved : first["n_images"]]:
+        image["doc_id"] = first["doc_id"]
+    data.relist()
+
+
+@breaks("P10")
+def unit_without_a_group(data: Any) -> None:
+    sample = pictured(data)
+    group = sample.sequence["group_ids"]
+    group[group == 1] = -1
+    data.derive(sample)
+
+
+@breaks("P10")
+def two_units_in_one_group(data: Any) -> None:
+    sample = pictured(data)
+    group = sample.sequence["group_ids"]
+    group[group == 1] = 0
+    data.derive(sample)
+
+
+@breaks("P11")
+def missing_layout(data: Any) -> None:
+    layouts = data.samples()[0].layouts
+    del layouts["zigzag.ring2"], layouts["zigzag.ring2.needs"]
+
+
+@breaks("P11")
+def unknown_layout(data: Any) -> None:
+    layouts = data.samples()[0].layouts
+    layouts["mine.ring1"], layouts["mine.ring1.needs"] = layouts["zigzag.ring1"], layouts["zigzag.ring1.needs"]
+
+
+@breaks("P11")
+def degree_that_is_no_number(data: Any) -> None:
+    layouts = data.samples()[0].layouts
+    layouts["zigzag.ring\u00b2"], layouts["zigzag.ring\u00b2.needs"] = (
+        layouts["zigzag.ring1"],
+        layouts["zigzag.ring1.needs"],
+    )
+
+
+@breaks("P11")
+def layout_of_another_type(data: Any) -> None:
+    layouts = data.samples()[0].layouts
+    layouts["zigzag.ring2"] = layouts["zigzag.ring2"].astype(np.int64)
+
+
+@breaks("P11")
+def needs_of_another_width(data: Any) -> None:
+    layouts = data.samples()[0].layouts
+    layouts["zigzag.ring2.needs"] = layouts["zigzag.ring2.needs"][:, :-1]
+
+
+@breaks("P12")
+def layout_that_loses_a_token(data: Any) -> None:
+    data.samples()[0].layouts["contiguous.ring2"][1, 2] -= 1
+
+
+@breaks("P12")
+def layout_that_repeats_a_token(data: Any) -> None:
+    data.samples()[0].layouts["balanced_ring.ring2"][1, 1] -= 1
+
+
+@breaks("P12")
+def layout_of_unequal_slices(data: Any) -> None:
+    data.samples()[0].layouts["contiguous.ring2"][:] = [[0, 0, 256], [1, 256, 768]]
+
+
+@breaks("P12")
+def layout_of_a_rank_that_does_not_exist(data: Any) -> None:
+    data.samples()[0].layouts["contiguous.ring2"][1, 0] = 2
+
+
+@breaks("P13")
+def needed_block_that_is_not_marked(data: Any) -> None:
+    needs = data.samples()[0].layouts["balanced_gather.ring4.needs"]
+    needs[tuple(np.argwhere(needs)[0])] = False
+
+
+@breaks("P13")
+def marked_block_that_is_not_needed(data: Any) -> None:
+    needs = data.samples()[0].layouts["contiguous.ring4.needs"]
+    needs[tuple(np.argwhere(~needs)[0])] = True
+
+
+@breaks("P14")
+def boundaries_with_a_gap(data: Any) -> None:
+    part = pictured(data).head["image_shard_boundaries"]["2"]["1"]
+    part["start_image_idx"] += 1
+
+
+@breaks("P14")
+def boundaries_that_end_early(data: Any) -> None:
+    sample = pictured(data)
+    last = sample.head["image_shard_boundaries"]["1"]["0"]
+    last["end_image_idx"], last["end_pool_idx"] = sample.head["cum_image_bounds"][-2], 0
+
+
+@breaks("P14")
+def boundaries_inside_a_unit(data: Any) -> None:
+    sample = data.sample_where(lambda s: np.diff(s.head["cum_image_bounds"], prepend=0).max(initial=0) > 1)
+    bounds, each = sample.head["cum_image_bounds"], 4
+    inside = next(i for i in range(1, bounds[-1]) if i not in bounds)
+    first, second = sample.head["image_shard_boundaries"]["2"].values()
+    first["end_image_idx"] = second["start_image_idx"] = inside
+    first["end_pool_idx"] = second["start_pool_idx"] = inside * each
+
+
+@breaks("P14")
+def pooled_rows_that_are_not_the_crops(data: Any) -> None:
+    pictured(data).head["image_shard_boundaries"]["1"]["0"]["end_pool_idx"] -= 1
+
+
+@breaks("P14")
+def largest_rank_that_is_larger(data: Any) -> None:
+    pictured(data).head["image_shard_boundaries"]["2"]["1"]["max_num_tokens"] += 1
+
+
+@breaks("P14")
+def cp_size_left_out(data: Any) -> None:
+    del pictured(data).head["image_shard_boundaries"]["2"]
+
+
+def _set_edges(sample: Any, edges: list[int]) -> None:
+    images, pooled = (np.array(sample.head[name]) for name in ("cum_image_bounds", "cum_token_pooling_bounds"))
+    size = str(len(edges) - 1)
+    sample.head["image_shard_boundaries"][size] = boundaries_from_edges(np.array(edges), images, pooled)
+
+
+@breaks("P15")
+def boundaries_that_are_not_the_best(data: Any) -> None:
+    sample = pictured(data)
+    _set_edges(sample, [0, 1, len(sample.head["cum_image_bounds"])])
+    data.derive(sample)
+
+
+@breaks("P15")
+def empty_rank_with_units_enough(data: Any) -> None:
+    sample = data.sample_where(lambda s: len(s.head["cum_image_bounds"]) >= 4)
+    _set_edges(sample, [0, 0, 1, 2, len(sample.head["cum_image_bounds"])])
+    data.derive(sample)
+
+
+@breaks("P16")
+def crop_of_another_width(data: Any) -> None:
+    pictured(data).head["images"][0]["width"] += 1
+
+
+@breaks("P16")
+def crop_of_another_unit(data: Any) -> None:
+    pictured(data).head["images"][0]["unit"] += 1
+
+
+@breaks("P16")
+def crop_of_a_document_that_is_not_its_own(data: Any) -> None:
+    pictured(data).head["images"][0]["doc_id"] = "nobody"
+
+
+@breaks("P16")
+def crop_that_is_not_listed(data: Any) -> None:
+    pictured(data).head["images"].pop()
+
+
+@breaks("P16")
+def picture_of_another_size(data: Any) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (57, 56)).save(buffer, "JPEG")
+    pictured(data).crops[0] = buffer.getvalue()
+
+
+@breaks("P16")
+def picture_in_grey(data: Any) -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (56, 56)).save(buffer, "JPEG")
+    pictured(data).crops[0] = buffer.getvalue()
+
+
+@breaks("P16")
+def picture_of_another_format(data: Any) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (56, 56)).save(buffer, "PNG")
+    pictured(data).crops[0] = buffer.getvalue()
+
+
+@breaks("P16")
+def picture_cut_short(data: Any) -> None:
+    crops = pictured(data).crops
+    crops[0] = crops[0][:-40]
+
+
+@breaks("P16")
+def times_that_do_not_ascend(data: Any) -> None:
+    sample = data.sample_where(lambda s: sum(image["timestamp"] is not None for image in s.head["images"]) > 3)
+    at = next(i for i, image in enumerate(sample.head["images"]) if image["timestamp"])
+    sample.head["images"][at + 1]["timestamp"] = sample.head["images"][at]["timestamp"]
+
+
+@breaks("P16")
+def time_of_a_still_image(data: Any) -> None:
+    sample = data.sample_where(lambda s: np.diff(s.head["cum_image_bounds"], prepend=0).max(initial=0) > 1)
+    unit = int(np.diff(sample.head["cum_image_bounds"], prepend=0).argmax())
+    next(image for image in sample.head["images"] if image["unit"] == unit)["timestamp"] = 0.0
+
+
+@breaks("P17")
+def load_off_by_one(data: Any) -> None:
+    data.tables["balance.parquet"][5]["load"] += 1
+
+
+@breaks("P17")
+def loads_left_out(data: Any) -> None:
+    data.tables["balance.parquet"].pop()
+
+
+@breaks("P17")
+def loads_of_no_pack(data: Any) -> None:
+    data.tables["balance.parquet"].append(data.tables["balance.parquet"][-1])
+
+
+@breaks("P18")
+def contiguous_that_is_not(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.layouts["contiguous.ring2"][:, 1] = [512, 0]
+    data.derive(sample)
+
+
+@breaks("P18")
+def zigzag_that_is_contiguous(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.layouts["zigzag.ring2"] = sample.layouts["contiguous.ring2"]
+    data.derive(sample)
+
+
+@breaks("P18")
+def balanced_layout_that_cuts_a_block(data: Any) -> None:
+    sample = data.samples()[0]
+    rows = [[0, 0, 16], [0, 512, 496], [1, 16, 496], [1, 1008, 16]]
+    sample.layouts["balanced_ring.ring2"] = np.array(rows, np.int32)
+    data.derive(sample)
+
+
+@breaks("P18")
+def balanced_layout_out_of_natural_order(data: Any) -> None:
+    sample = data.samples()[0]
+    rows = [[0, 256, 256], [0, 0, 256], [1, 512, 512]]
+    sample.layouts["balanced_ring.ring2"] = np.array(rows, np.int32)
+    data.derive(sample)
