@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from packer_service.layout.choose import key_weight_of
 from packer_service.plan.cost import CostModel
 from schemas.errors import ConfigError
 from schemas.layout import BLOCK_SCHEMES
@@ -98,6 +99,8 @@ class CostConfig(_Section):
     )
     vision_num_attention_heads: Positive = Field(16, description="Heads of the vision encoder.")
     vision_intermediate_size: Positive = Field(4304, description="Width of the vision encoder's MLP.")
+    attention_tflops: float = Field(400.0, gt=0, description="Speed of the attention kernel, to weigh tiles and keys.")
+    link_gb_per_s: float = Field(50.0, gt=0, description="Bandwidth between ranks, to weigh tiles and keys.")
 
 
 class SpecialTokensConfig(_Section):
@@ -146,11 +149,17 @@ class PackConfig(_Section):
         """Weighs the work of a pack for the model that will train."""
         vision = self.vision
         return CostModel(
-            **self.cost.model_dump(),
+            **self.cost.model_dump(exclude={"attention_tflops", "link_gb_per_s"}),
             patch_size=vision.patch_size,
             patches_per_crop=vision.patches_per_crop,
             pooled_per_crop=vision.pooled_per_crop,
         )
+
+    @property
+    def key_weight(self) -> float:
+        """Tiles that could be computed while one token's keys and values move to another rank."""
+        names = ("num_attention_heads", "num_key_value_heads", "head_dim", "attention_tflops", "link_gb_per_s")
+        return key_weight_of(**{name: getattr(self.cost, name) for name in names})
 
     @property
     def alignment(self) -> int:

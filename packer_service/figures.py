@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +13,9 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
 from packer_service.config import PackConfig
+from packer_service.layout.choose import gather_cost, ring_cost
 from packer_service.plan.summary import summarise
+from schemas.layout import SCHEMES
 from schemas.pack import Plan
 
 Figures = dict[str, Any]
@@ -25,27 +28,50 @@ class BalanceFigures:
     Args:
         seq_len: tokens of a pack.
         tiles: attention tiles of every pack in natural order, by pack id: the floor of the critical paths.
+        key_weight: tiles that a moved key counts as, see :mod:`packer_service.layout.choose`.
     """
 
     seq_len: int
     tiles: dict[int, int]
+    key_weight: float
     sums: dict[tuple[str, int], _Sums] = field(default_factory=dict)
+    preferred: dict[int, Counter[str]] = field(default_factory=dict)
 
     def add(self, rows: pa.Table) -> None:
         """Adds the rows of whole packs."""
+        loads_of: dict[tuple[str, int], dict[str, Int64[np.ndarray, "packs ranks"]]] = {}
         for (kind, scheme, degree), packs, loads in _groups(rows):
             sums = self.sums.setdefault((scheme or "images", degree), _Sums(degree=degree))
             floors = np.array([self.tiles[pack] / degree for pack in packs])
             sums.add(kind, loads, floors, self.seq_len)
+            loads_of.setdefault((scheme or "images", degree), {})[kind] = loads
+        self._prefer({key: loads for key, loads in loads_of.items() if key[0] != "images"})
+
+    def _prefer(self, loads_of: dict[tuple[str, int], dict[str, Int64[np.ndarray, "packs ranks"]]]) -> None:
+        """Counts for each degree the packs for which the cost model prefers each scheme."""
+        for degree in {degree for _, degree in loads_of}:
+            schemes = [scheme for scheme in SCHEMES if (scheme, degree) in loads_of]
+            costs = np.stack([self._costs(loads_of[scheme, degree], degree) for scheme in schemes])
+            for scheme, cost in zip(schemes, costs, strict=True):
+                self.sums[scheme, degree].mean_of("cost", cost)
+            chosen = Counter(schemes[best] for best in costs.argmin(axis=0))
+            self.preferred[degree] = self.preferred.get(degree, Counter()) + chosen
+
+    def _costs(self, loads: dict[str, Int64[np.ndarray, "packs ranks"]], degree: int) -> Float64[np.ndarray, "packs"]:
+        ring = ring_cost(loads["ring_step"].sum(axis=1), self.seq_len // degree, degree, self.key_weight)
+        gather = gather_cost(loads["tiles"].max(axis=1), loads["keys_fetched"].max(axis=1), self.key_weight)
+        cheaper: Float64[np.ndarray, "packs"] = np.minimum(ring, gather)
+        return cheaper
 
     def as_json(self) -> Figures:
-        """``balance: {layout: {ring_degree: ...}}`` and ``images: {cp_size: ...}``, with each rank's mean load."""
+        """Means by layout and ring degree, and by CP size, with each rank's loads; packs that prefer each layout."""
         balance: Figures = {}
         for (scheme, degree), sums in self.sums.items():
             if scheme != "images":
                 balance.setdefault(scheme, {})[str(degree)] = sums.layout()
         images = {str(degree): sums.images() for (scheme, degree), sums in self.sums.items() if scheme == "images"}
-        return {"balance": balance, "images": images}
+        preferred = {str(degree): dict(counts.most_common()) for degree, counts in sorted(self.preferred.items())}
+        return {"balance": balance, "images": images, "preferred": preferred}
 
 
 @dataclass(kw_only=True)
@@ -62,15 +88,15 @@ class _Sums:
         self.n[kind] = self.n.get(kind, 0) + len(loads)
         real = floors > 0
         if kind == "tiles":
-            self._mean("gather", (loads.max(axis=1)[real] / floors[real]))
+            self.mean_of("gather", (loads.max(axis=1)[real] / floors[real]))
         elif kind == "ring_step":
-            self._mean("ring", (loads.sum(axis=1)[real] / floors[real]))
+            self.mean_of("ring", (loads.sum(axis=1)[real] / floors[real]))
         elif kind == "keys_fetched":
-            self._mean("traffic", loads.sum(axis=1) / (seq_len * max(self.degree - 1, 1)))
+            self.mean_of("traffic", loads.sum(axis=1) / (seq_len * max(self.degree - 1, 1)))
         else:
-            self._mean(f"{kind}_imbalance", _imbalances(loads))
+            self.mean_of(f"{kind}_imbalance", _imbalances(loads))
 
-    def _mean(self, name: str, values: Float64[np.ndarray, "packs"]) -> None:
+    def mean_of(self, name: str, values: Float64[np.ndarray, "packs"]) -> None:
         self.n[name] = self.n.get(name, 0) + len(values)
         self.total[name] = self.total.get(name, 0.0) + float(values.sum())
 
@@ -86,6 +112,7 @@ class _Sums:
             "ring": self.mean("ring", 1.0),
             "traffic": self.mean("traffic", 0.0),
             "imbalance": self.mean("attention_imbalance", 1.0),
+            "cost": self.mean("cost", 0.0),
             "rank_attention": self.rank_loads("attention"),
             "rank_tiles": self.rank_loads("tiles"),
         }

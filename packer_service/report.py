@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from packer_service.config import parse_config
+from packer_service.config import PackConfig, parse_config
 from packer_service.figures import (
     BalanceFigures,
     Figures,
@@ -69,7 +69,7 @@ def report_dataset(location: str) -> Figures:
         "plan_seconds": float(run.get("plan_seconds", 0.0)),
         "seconds": {name: value for name, value in run.items() if name.endswith("_seconds")},
         "balanced_packs": counts.packs,
-        **_balance(folder, packs, config.seq_len),
+        **_balance(folder, packs, config),
     }
 
 
@@ -85,10 +85,10 @@ def _plan_of_tables(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
     )
 
 
-def _balance(folder: Folder, packs: pa.Table, seq_len: int) -> Figures:
+def _balance(folder: Folder, packs: pa.Table, config: PackConfig) -> Figures:
     """Balance figures, a row group (a shard's packs) in memory at a time."""
     tiles = dict(zip(packs["pack_id"].to_pylist(), packs["attention_tiles"].to_pylist(), strict=True))
-    figures = BalanceFigures(seq_len=seq_len, tiles=tiles)
+    figures = BalanceFigures(seq_len=config.seq_len, tiles=tiles, key_weight=config.key_weight)
     try:
         file = pq.ParquetFile(io.BytesIO(folder.read("balance.parquet")))
         if not file.schema_arrow.equals(BALANCE):
@@ -120,6 +120,10 @@ def print_report(figures: Figures, console: Console | None = None) -> None:
     to.print(f"straggler ratio by data-parallel size: {stragglers}")
     to.print(f"balance, means over {figures['balanced_packs']} packs; critical paths as multiples of the tile floor")
     to.print(_layout_table(figures))
+    for degree, counts in figures["preferred"].items():
+        if int(degree) > 1:
+            of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
+            to.print(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
     to.print(_image_table(figures))
 
 

@@ -97,7 +97,8 @@ def _figures(
     config: PackConfig,
     seconds: float,
 ) -> Figures:
-    balance = BalanceFigures(seq_len=config.seq_len, tiles={pack: tiles for pack, tiles, _ in sampled})
+    tiles = {pack: number for pack, number, _ in sampled}
+    balance = BalanceFigures(seq_len=config.seq_len, tiles=tiles, key_weight=config.key_weight)
     balance.add(pa.concat_tables([BALANCE.empty_table(), *(rows for _, _, rows in sampled)]).unify_dictionaries())
     return {
         **plan_figures(plan, images, config),
