@@ -174,7 +174,7 @@ BROKEN_HEADS: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], o
     "past the end": (
         errors.ImagesInvalid,
         "outside of the sample",
-        lambda head: head["images"][-1].update(size=99999),
+        lambda head: head["images"][0].update(offset=99999),
     ),
     "size": (errors.ImagesInvalid, "crop 0: .* bytes, not 9", lambda head: head["images"][0].update(size=9)),
 }
