@@ -4,7 +4,8 @@ In step t of ring attention rank r computes the tiles between its queries and th
 all ranks wait for the slowest. The search starts from blocks dealt in turn, whose tiles are already spread evenly over
 ranks and steps, and exchanges two blocks of two ranks where that shortens the sum of the steps' maxima. Half of the
 exchanges tried are between near blocks: they see almost the same keys, so they change few tiles, which is what the last
-per cent needs. Between layouts of equal path the one with the less variance inside the steps leads on.
+per cent needs. Between layouts of equal path the one with the less variance inside the steps leads on, and where
+nothing has helped for long, one exchange is made that does not help (iterated local search).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ PATH_WEIGHT = 1000
 
 NEAR = 8
 """Largest distance of two near blocks."""
+
+PATIENCE = 20
+"""Exchanges tried for each block without gain, after which one is made all the same."""
 
 
 @compiled
@@ -44,20 +48,29 @@ def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray
 
 
 @compiled
-def _cost(steps: np.ndarray) -> tuple[np.int64, np.int64]:
-    """Ring path, and the path with the variance inside the steps added: what the search lowers."""
-    ring = len(steps)
-    path, variance = np.int64(0), np.int64(0)
-    for step in range(ring):
-        largest, total, squares = np.int32(0), np.int64(0), np.int64(0)
-        for rank in range(ring):
-            tiles = steps[step, rank]
-            largest = max(largest, tiles)
-            total += tiles
-            squares += np.int64(tiles) * tiles
+def _path(steps: np.ndarray) -> np.int64:
+    """Ring path: the sum of the steps' maxima."""
+    path = np.int64(0)
+    for step in range(len(steps)):
+        largest = np.int32(0)
+        for rank in range(len(steps)):
+            largest = max(largest, steps[step, rank])
         path += largest
+    return path
+
+
+@compiled
+def _variance(steps: np.ndarray) -> np.int64:
+    """Sum over all steps of the squared distances from the step's mean, rounded down."""
+    ring, variance = len(steps), np.int64(0)
+    for step in range(ring):
+        total, squares = np.int64(0), np.int64(0)
+        for rank in range(ring):
+            tiles = np.int64(steps[step, rank])
+            total += tiles
+            squares += tiles * tiles
         variance += squares * ring - total * total
-    return path, PATH_WEIGHT * path + variance // ring
+    return variance // ring
 
 
 @compiled
@@ -79,13 +92,21 @@ def _exchange(
     of their columns by rank of the queries. ``both`` puts right the tiles between the two blocks themselves.
     """
     ring = len(steps)
+    # Steps (first - other) mod R, (second - other), (other - first), (other - second), counted along: a remainder here
+    # would take most of the search's time.
+    here, there = first, second
+    back_here, back_there = (ring - first) % ring, (ring - second) % ring
     for other in range(ring):
         gain = rows[other] * sign
-        steps[(first - other + ring) % ring, first] += gain
-        steps[(second - other + ring) % ring, second] -= gain
+        steps[here, first] += gain
+        steps[there, second] -= gain
         gain = columns[other] * sign
-        steps[(other - first + ring) % ring, other] += gain
-        steps[(other - second + ring) % ring, other] -= gain
+        steps[back_here, other] += gain
+        steps[back_there, other] -= gain
+        here = here - 1 if here > 0 else ring - 1
+        there = there - 1 if there > 0 else ring - 1
+        back_here = back_here + 1 if back_here < ring - 1 else 0
+        back_there = back_there + 1 if back_there < ring - 1 else 0
     steps[0, first] += both * sign
     steps[0, second] += both * sign
     steps[(first - second + ring) % ring, first] -= both * sign
@@ -114,9 +135,10 @@ def _search(
     """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``."""
     owners, count = start.copy(), len(start)
     by_key, by_query, steps = _tables(blocks, owners, ring)
-    path, cost = _cost(steps)
-    best, best_path = owners.copy(), path
-    state = np.uint64(seed)
+    best, best_path = owners.copy(), _path(steps)
+    cost = PATH_WEIGHT * best_path + _variance(steps)
+    rows, columns = np.empty(ring, np.int32), np.empty(ring, np.int32)
+    state, idle = np.uint64(seed), 0
     for _ in range(tries):
         if best_path <= enough:
             break
@@ -127,14 +149,22 @@ def _search(
             j = i + 1 + j % NEAR if state & np.uint64(2) else i - 1 - j % NEAR
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
-        first, second = owners[i], owners[j]
-        rows, columns = by_key[j] - by_key[i], by_query[j] - by_query[i]
+        first, second, differing = np.int64(owners[i]), np.int64(owners[j]), False
+        for rank in range(ring):
+            rows[rank], columns[rank] = by_key[j, rank] - by_key[i, rank], by_query[j, rank] - by_query[i, rank]
+            differing |= rows[rank] != 0 or columns[rank] != 0
+        if not differing:
+            continue  # the blocks see, and are seen by, the same ranks: nothing would change but the work
         both = _between(blocks, i, i) + _between(blocks, j, j) - _between(blocks, i, j) - _between(blocks, j, i)
         _exchange(steps, rows, columns, first, second, both, 1)
-        new_path, new_cost = _cost(steps)
-        if new_cost > cost:
+        idle += 1
+        new_path = _path(steps)
+        new_cost = PATH_WEIGHT * new_path
+        new_cost += _variance(steps) if new_cost <= cost or idle > PATIENCE * count else 0
+        if new_cost > cost and idle <= PATIENCE * count:
             _exchange(steps, rows, columns, first, second, both, -1)
             continue
+        idle = 0 if new_cost != cost else idle
         cost = new_cost
         _move(blocks, by_key, by_query, i, first, second)
         _move(blocks, by_key, by_query, j, second, first)
@@ -181,8 +211,8 @@ def ring_owners(
 
 
 def _default_tries(blocks: BlockMap, ring_degree: int) -> int:
-    """50 exchanges a block, and more of them at larger degrees; bounded where one exchange touches many tiles."""
+    """100 exchanges a block, and more of them at larger degrees; bounded where one exchange touches many tiles."""
     count = len(blocks.loads)
-    tries = 50 * count * min(4, max(1, ring_degree // 4))
+    tries = 100 * count * min(4, max(1, ring_degree // 4))
     work = 4 * ring_degree**2 + 4 * int(blocks.loads.sum()) // max(count, 1)
     return min(tries, 4_000_000_000 // work)
