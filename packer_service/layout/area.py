@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.compiled import compiled
+from packer_service.compiled import compiled
 from packer_service.layout.mask import MaskIndex
 from schemas.sequence import MaskArrays
 

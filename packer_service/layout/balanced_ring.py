@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
+from packer_service.compiled import compiled
 from packer_service.layout.blocks import BlockMap
-from packer_service.layout.compiled import compiled, next_random
 from packer_service.layout.deals import head_tail, round_robin
+from packer_service.layout.xorshift import next_random
 
 PATH_WEIGHT = 1000
 """One tile of path against one unit of variance, both of them integers."""

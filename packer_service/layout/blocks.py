@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.compiled import compiled
+from packer_service.compiled import compiled
 from packer_service.layout.incidence import Incidence, chunk_incidence
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import real_before

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.compiled import compiled
+from packer_service.compiled import compiled
 from packer_service.layout.mask import MaskIndex
 
 

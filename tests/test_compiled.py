@@ -1,7 +1,11 @@
+"""Kernels compile whether or not the machine keeps a cache."""
+
+from __future__ import annotations
+
 import numba.core.caching
 import pytest
 
-from packer_service.plan.compiled import compiled
+from packer_service.compiled import compiled
 
 
 def doubled(value: int) -> int:

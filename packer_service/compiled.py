@@ -1,0 +1,20 @@
+"""Compilation of the planner's and the layouts' loops, cached where the machine lets us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``numba.njit`` with the machine code cached on disk; without the cache where no folder for it can be written.
+
+    Numba raises RuntimeError at decoration when neither ``__pycache__`` nor the user's cache folder is writable, as in
+    a read-only image without a home. A kernel must work there too, only its first call takes some seconds longer.
+    """
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:
+        return numba.njit(function)
