@@ -114,7 +114,9 @@ class DatasetFiles:
         self.bytes_read += size
         data: bytes = file.read_at(size, offset)
         if len(data) != size:
-            raise ShardChanged(f"{SHARDS}/{shard}", f"ends at byte {offset + len(data)}, before {offset + size}")
+            raise ShardChanged(
+                f"{SHARDS}/{shard}", f"gives {len(data)} of the {size} bytes from byte {offset}: cut short"
+            )
         return data
 
     def close(self) -> None:
