@@ -1,0 +1,86 @@
+"""Which documents are twice and which are lost, and the balance table in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packer_service.config import PackConfig, parse_config
+from packer_service.shards.store import Folder
+from packer_service.verify.tables import BalanceReader, check_documents, count_documents
+from packer_service.verify.verdict import Faults
+from schemas.manifest import TableEntry
+from schemas.tables import BALANCE, DOCUMENTS, REJECTS
+
+
+def documents(*pieces: tuple[str, int]) -> pa.Table:
+    rows = [{**dict.fromkeys(DOCUMENTS.names, 0), "doc_id": name, "piece": n, "source": "s"} for name, n in pieces]
+    return pa.Table.from_pylist(rows, schema=DOCUMENTS)
+
+
+def rejects(*rows: tuple[str, str, str]) -> pa.Table:
+    blank = dict.fromkeys(REJECTS.names, "")
+    return pa.Table.from_pylist(
+        [{**blank, "doc_id": name, "stage": stage, "code": code} for name, stage, code in rows], schema=REJECTS
+    )
+
+
+WHOLE, SPLIT = parse_config({}), parse_config({"oversize": "split"})
+LOST, AGAIN = ("write", "decode_failed"), ("plan", "duplicate_id")
+
+
+@pytest.mark.parametrize(
+    ("packed", "rejected", "config", "rules", "counts"),
+    [
+        ([("a", 0), ("b", 0)], [("c", "read", "bad_row")], WHOLE, [], (2, 1)),
+        ([("a", 0), ("a", 1)], [], SPLIT, [], (1, 0)),
+        ([("a", 0), ("a", 2)], [("a", *LOST)], SPLIT, [], (1, 0)),
+        ([("b", 0)], [("a", *LOST), ("a", *LOST)], SPLIT, [], (1, 1)),
+        ([("a", 0)], [("a", *AGAIN), ("a", *AGAIN)], WHOLE, [], (1, 2)),
+        ([], [("a", "read", "empty"), ("a", *AGAIN)], WHOLE, [], (0, 2)),
+        ([("a", 0), ("a", 0)], [], WHOLE, ["D8"], (1, 0)),
+        ([("a", 0)], [("a", "read", "empty")], WHOLE, ["D8"], (1, 1)),
+        ([("a", 0)], [("a", *LOST)], WHOLE, ["D8"], (1, 0)),
+        ([], [("a", *LOST), ("a", *LOST)], WHOLE, ["D8"], (0, 1)),
+        ([], [("a", "read", "empty"), ("a", "read", "empty")], WHOLE, ["D8"], (0, 2)),
+        ([], [("a", "read", "empty"), ("a", *LOST)], SPLIT, ["D8"], (0, 2)),
+        ([("a", 0), ("a", 2)], [], SPLIT, ["D9"], (1, 0)),
+        ([("a", 0), ("a", 3)], [("a", *LOST)], SPLIT, ["D9"], (1, 0)),
+        ([("b", 0)], [("a", *AGAIN)], WHOLE, ["D9"], (1, 1)),
+    ],
+)
+def test_documents_are_packed_once_or_rejected_once(
+    packed: list[Any], rejected: list[Any], config: PackConfig, rules: list[str], counts: tuple[int, int]
+) -> None:
+    """Fails when a duplicate, a lost piece or a piece lost in writing is judged wrongly."""
+    table, lost = documents(*packed), rejects(*rejected)
+    assert [error.rule for error, _ in check_documents(table, lost, config)] == rules
+    assert count_documents(table, lost) == counts
+
+
+@pytest.mark.parametrize("group", [7, 50, 1000])
+def test_balance_comes_in_parts_whatever_the_row_groups(group: int, tmp_path: Path) -> None:
+    """Fails when rows are lost between row groups, or a part that was passed over shifts those after it."""
+    n = 130_000 if group == 1000 else 120
+    kinds = ["attention" if i % 3 else "images" for i in range(n)]
+    columns: dict[str, list[Any]] = {"pack_id": list(range(n)), "kind": kinds, "scheme": [None] * n}
+    columns |= {"degree": [1] * n, "rank": [0] * n, "load": list(range(n))}
+    table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in BALANCE}, schema=BALANCE)
+    pq.write_table(table, tmp_path / "balance.parquet", row_group_size=group)
+    faults = Faults()
+    entry = TableEntry(name="balance.parquet", bytes=0, sha256="", rows=n)
+    reader = BalanceReader(Folder(str(tmp_path)), faults, entry)
+    loads = []
+    for start in (0, 10, 40, n - 5):
+        part = reader.take(start, 10)
+        assert part is not None
+        assert part["kind"].to_pylist() == kinds[start : start + 10]
+        loads += part["load"].to_pylist()
+    assert loads == [*range(20), *range(40, 50), *range(n - 5, n)]
+    assert reader.take(0, 10) is None
+    assert not faults.listed
+    reader.close()
