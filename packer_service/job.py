@@ -149,6 +149,10 @@ def _job_record(config: PackConfig, tokenizer: TokenizerEntry, fragments: Sequen
 
 def _finished_before(job: _Job, record: dict[str, Any]) -> Outcome:
     manifest = decode_manifest(job.folder.read(MANIFEST), MANIFEST)
+    if not job.folder.is_file(RUN):
+        raise ConfigError(
+            f"--out {job.folder.location}: is a whole dataset without {RUN}, so of which job is not known"
+        )
     before = json.loads(job.folder.read(RUN))["job"]
     _refuse_difference(before, record, job.folder.location)
     job.work.delete_all()

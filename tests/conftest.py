@@ -139,6 +139,16 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, ti
 
 
 @pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int], list[str]]:
+    """The demo source: its folder, its counts, and what was said while it was made."""
+    from packer_service.demo_source import write_demo_source
+
+    folder = tmp_path_factory.mktemp("demo") / "source"
+    said: list[str] = []
+    return folder, write_demo_source(folder, log=said.append), said
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One Ray with two CPUs for all tests that need it."""
     import ray

@@ -24,13 +24,6 @@ from schemas.example import Media
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int], list[str]]:
-    folder = tmp_path_factory.mktemp("demo") / "source"
-    said: list[str] = []
-    return folder, write_demo_source(folder, log=said.append), said
-
-
-@pytest.fixture(scope="module")
 def measured(demo: tuple[Path, dict[str, int], list[str]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Good rows and rejects, as the packer measures them with the default configuration."""
     fragments = list_fragments(list_sources([str(demo[0])]))
