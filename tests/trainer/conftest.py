@@ -93,16 +93,40 @@ def copied(packed: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def packed_in_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stills of several crops each, as PNG: a unit is more than a crop. Read only."""
+    folder = tmp_path_factory.mktemp("tiles")
+    noise = np.random.default_rng(1)
+    for i in range(7):
+        Image.fromarray(noise.integers(0, 255, (60 + 20 * i, 170, 3), np.uint8)).save(folder / f"{i}.png")
+    rows = [{"id": f"tiles-{i}", "messages": _question(1 + i % 2, "?", first=i)} for i in range(4)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    config = load_config(None, [*SETTINGS, "image_format=png", "vision.max_crops=4"])
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), _Silent())
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="session")
 def whole(packed: Path) -> list[WholeSample]:
-    """Every sample, by pack_id."""
+    """Every sample of ``packed``, by pack_id."""
+    return _read_whole(packed)
+
+
+@pytest.fixture(scope="session")
+def whole_in_tiles(packed_in_tiles: Path) -> list[WholeSample]:
+    """Every sample of ``packed_in_tiles``, by pack_id."""
+    return _read_whole(packed_in_tiles)
+
+
+def _read_whole(dataset: Path) -> list[WholeSample]:
     samples = []
-    for shard in sorted((packed / "shards").glob("*.tar")):
+    for shard in sorted((dataset / "shards").glob("*.tar")):
         with tarfile.open(shard) as tar:
             members = tar.getmembers()
             content = {m.name: tar.extractfile(m).read() for m in members}  # type: ignore[union-attr]
         for key in dict.fromkeys(name.partition(".")[0] for name in content):
             mine = [m for m in members if m.name.startswith(f"{key}.")]
-            images = [content[m.name] for m in mine if m.name.endswith(".jpg")]
+            images = [content[m.name] for m in mine if m.name.endswith((".jpg", ".png"))]
             samples.append(
                 WholeSample(
                     key=key,

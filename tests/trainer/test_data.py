@@ -50,6 +50,19 @@ def test_the_ranks_hold_every_token_and_crop_once(
         check_union(batches, whole[batches[0].pack_id])
 
 
+@pytest.mark.parametrize(("ulysses", "ring"), [(1, 1), (2, 1), (2, 2), (1, 8)])
+def test_a_still_of_several_crops_stays_with_one_rank(
+    packed_in_tiles: Path, whole_in_tiles: list[Any], check_union: Callable[..., None], ulysses: int, ring: int
+) -> None:
+    """Fails when crops are counted where units are meant, or PNG crops are looked for under another name."""
+    units = [np.diff([0, *sample.head["cum_image_bounds"]]) for sample in whole_in_tiles]
+    assert any(len(set(crops)) > 1 and crops.max() > 2 for crops in units), "units of different numbers of crops"
+    for batches in _ranks(packed_in_tiles, ulysses, ring, "zigzag"):
+        sample = whole_in_tiles[batches[0].pack_id]
+        check_union(batches, sample)
+        assert {int(edge) for edge in batches[0].image_edges} <= {0, *sample.head["cum_image_bounds"]}
+
+
 @pytest.mark.parametrize("layout", SCHEMES)
 def test_a_rank_is_a_piece_of_its_ring_ranks_slice(packed: Path, whole: list[Any], layout: str) -> None:
     """Fails when Ulysses and ring change places in cp_rank: the union of the ranks would not show it."""
