@@ -119,8 +119,8 @@ class Verdict:
         lines += [
             f"{rule} {FORMAT_RULES[rule].__name__}: {file}: {n} more" for (rule, file), n in self.unlisted.items()
         ]
-        checked = ", ".join(f"{n:,} {what}" for what, n in self.checked.items())
+        checked = ", ".join(f"{n:,} {what}" for what, n in self.checked.items()) or "nothing more"
         rules = len({fault.rule for fault in self.broken})
         total = len(self.broken) + sum(self.unlisted.values())
-        outcome = "sound" if self.sound else f"{total:,} faults, {rules} rules broken"
+        outcome = "sound" if self.sound else f"not sound, faults: {total:,}, broken rules: {rules}"
         return [*lines, f"{self.dataset}: {outcome} (checked {checked})"]

@@ -26,7 +26,7 @@ def test_merging_keeps_the_cap_and_the_count() -> None:
     assert verdict.as_json()["unlisted"] == [{"rule": "P7", "file": "a.tar", "count": 70}]
     assert verdict.as_lines()[-2:] == [
         "P7 LabelsInvalid: a.tar: 70 more",
-        "here: 91 faults, 2 rules broken (checked 2 packs)",
+        "here: not sound, faults: 91, broken rules: 2 (checked 2 packs)",
     ]
 
 
