@@ -66,13 +66,14 @@ class FormatError(PreshardError):
 
     Args:
         where: the file, and the sample in it where there is one.
-        detail: the value found and the value that the rule asks for.
+        detail: the value found and the value that the rule asks for. Left out, ``where`` is the whole message: torch
+            raises a data-loading worker's error again from its text alone.
     """
 
     rule: ClassVar[str] = ""
 
-    def __init__(self, where: str, detail: str) -> None:
-        super().__init__(f"{where}: {detail}")
+    def __init__(self, where: str, detail: str = "") -> None:
+        super().__init__(f"{where}: {detail}" if detail else where)
         self.where = where
         self.detail = detail
 

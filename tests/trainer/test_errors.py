@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from schemas import errors
 from schemas.layout import TokenLayout
@@ -141,6 +142,15 @@ def test_a_missing_shard(copied: Path) -> None:
         path.unlink()
     with pytest.raises(errors.ShardMissing, match="shards/preshard-00000"):
         next(iter(PackedDataset(copied)))
+
+
+def test_an_error_in_a_worker_stays_what_it_is(copied: Path) -> None:
+    """Fails when a broken shard reaches a training loop as something that no handler of ours knows."""
+    for shard in (copied / "shards").glob("*.tar"):
+        shard.unlink()
+    loader = DataLoader(PackedDataset(str(copied)), batch_size=None, num_workers=1)
+    with pytest.raises(errors.ShardMissing, match="preshard-00000"):
+        next(iter(loader))
 
 
 def _exchange(head: dict[str, Any]) -> None:
