@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from schemas.errors import ConfigError, PreshardError
+from schemas.errors import ConfigError, PlanError, PreshardError
 
 if TYPE_CHECKING:
     from packer_service.job import Executor
@@ -85,6 +85,25 @@ def _config_options(command: Any) -> Any:
     )
 
 
+def _dp_option(command: Any) -> Any:
+    text = "Data-parallel sizes to give the straggler ratio of, such as 8,16,32; each divides order.window."
+    return click.option("--dp", "dp_sizes", type=_Sizes(), default=(), help=text)(command)
+
+
+class _Sizes(click.ParamType):
+    """Positive integers between commas."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdigit() for part in parts):
+            self.fail(f"{value!r} is not a list of positive integers such as 8,16,32", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
 def _ray_options(command: Any) -> Any:
     command = click.option("--num-cpus", type=click.IntRange(min=1), help="CPUs of a local Ray.")(command)
     return click.option("--ray-address", help="`auto`, `local` (the default) or the address of a Ray cluster.")(command)
@@ -141,12 +160,14 @@ def pack(
     "--lengths", type=click.Path(path_type=Path), help="Parquet with doc_id, tokens, images: skips measuring."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@_dp_option
 @_config_options
 @_ray_options
 def plan(
     sources: tuple[str, ...],
     lengths: Path | None,
     as_json: bool,
+    dp_sizes: tuple[int, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
     ray_address: str | None,
@@ -160,11 +181,12 @@ def plan(
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give SOURCE files and folders, or --lengths FILE.parquet, and not both")
     if lengths is not None:
-        _print_report(plan_lengths(lengths, config), as_json)
+        _print_report(plan_lengths(lengths, config, dp_sizes), as_json)
         return
     progress = ConsoleProgress()
     with ExitStack() as stack:
-        report = plan_sources(sources, config, _RayOnUse(stack, ray_address, num_cpus, progress), progress)
+        executor = _RayOnUse(stack, ray_address, num_cpus, progress)
+        report = plan_sources(sources, config, executor, progress, dp_sizes)
     _print_report(report, as_json)
 
 
@@ -188,11 +210,12 @@ def verify(dataset: str, as_json: bool, num_cpus: int | None) -> None:
 @cli.command()
 @click.argument("dataset")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def report(dataset: str, as_json: bool) -> None:
+@_dp_option
+def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
     """Says how full and how balanced DATASET is, and what was lost and why."""
     from packer_service.report import report_dataset
 
-    _print_report(report_dataset(dataset), as_json)
+    _print_report(report_dataset(dataset, dp_sizes), as_json)
 
 
 def _print_report(figures: dict[str, Any], as_json: bool) -> None:
@@ -216,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(1, "interrupted; run the same command again to go on")
     except KeyboardInterrupt:
         _fail(1, "interrupted; run the same command again to go on")
-    except ConfigError as error:
+    except (ConfigError, PlanError) as error:
         _fail(2, str(error))
     except (PreshardError, OSError) as error:
         _fail(1, str(error))

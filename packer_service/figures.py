@@ -152,9 +152,12 @@ def _degree(rows: pa.Table, key: Figures) -> Any:
     return pc.equal(rows["degree"], key["degree"])
 
 
-def plan_figures(plan: Plan, images: Int64[np.ndarray, "measured"], config: PackConfig) -> Figures:
+def plan_figures(
+    plan: Plan, images: Int64[np.ndarray, "measured"], config: PackConfig, dp_sizes: Sequence[int]
+) -> Figures:
     """How full a plan's packs are, what the rest is lost to, and how even its steps are."""
-    summary = asdict(summarise(plan, images=images, max_images=config.max_images, window=config.order.window))
+    window = config.order.window
+    summary = asdict(summarise(plan, images=images, max_images=config.max_images, window=window, dp_sizes=dp_sizes))
     for name in ("straggler_ratio", "cost_percentiles"):
         summary[name] = {str(key): value for key, value in summary[name].items()}
     return {"seq_len": config.seq_len, **summary}

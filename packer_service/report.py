@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -42,11 +43,14 @@ def open_dataset(location: str) -> tuple[Folder, Manifest]:
     return folder, decode_manifest(folder.read(MANIFEST), MANIFEST)
 
 
-def report_dataset(location: str) -> Figures:
+def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> Figures:
     """Every figure of the report. The keys that other programs rely on are named in ``docs/format.md``.
+
+    Straggler ratios are those of ``dp_sizes``, or else of the powers of two that divide the window.
 
     Raises:
         ConfigError: there is no such folder, or it is no dataset.
+        PlanError: a data-parallel size does not divide the window.
         FormatError: the dataset is broken.
     """
     folder, manifest = open_dataset(location)
@@ -63,7 +67,7 @@ def report_dataset(location: str) -> Figures:
         "rejected": counts.rejected,
         "shards": len(manifest.shards),
         "n_images": counts.images,
-        **plan_figures(written, documents["n_images"].to_numpy(), config),
+        **plan_figures(written, documents["n_images"].to_numpy(), config, dp_sizes),
         "documents": counts.documents,
         **loss_figures(rejects, truncated_by_source(documents, "truncated_tokens")),
         "plan_seconds": float(run.get("plan_seconds", 0.0)),

@@ -27,6 +27,7 @@ from packer_service.layout.tiles import whole_tiles
 from packer_service.layout.zigzag import segment_edges
 from packer_service.plan.cost import causal_area
 from packer_service.plan.make import make_plan
+from packer_service.plan.order import check_dp_sizes
 from packer_service.survey import plan_of, shard_task, survey
 from schemas.errors import ConfigError
 from schemas.pack import Plan
@@ -42,8 +43,20 @@ SampledPack = tuple[int, int, pa.Table]
 """A pack's id, its attention tiles, and its rows of balance.parquet."""
 
 
-def plan_sources(sources: Sequence[str], config: PackConfig, executor: Executor, progress: Progress) -> Figures:
-    """The figures of packing sources, everything measured for real."""
+def plan_sources(
+    sources: Sequence[str],
+    config: PackConfig,
+    executor: Executor,
+    progress: Progress,
+    dp_sizes: Sequence[int] = (),
+) -> Figures:
+    """The figures of packing sources, everything measured for real.
+
+    Raises:
+        ConfigError: a source does not exist.
+        PlanError: a data-parallel size does not divide the window.
+    """
+    check_dp_sizes(dp_sizes, config.order.window)
     fragments = list_fragments(list_sources(sources))
     found = survey(fragments, measure_all(fragments, config, executor, progress))
     started = time.perf_counter()
@@ -51,18 +64,20 @@ def plan_sources(sources: Sequence[str], config: PackConfig, executor: Executor,
     seconds = time.perf_counter() - started
     tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in _sample(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
-    figures = _figures(plan, found.documents["images"].to_numpy(), sampled, config, seconds)
+    figures = _figures(plan, found.documents["images"].to_numpy(), sampled, config, seconds, dp_sizes)
     lost = loss_figures(found.rejects, truncated_by_source(found.documents, "truncated"))
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
     return {**figures, **lost, "source_documents": found.n_rows, "documents": packed, "rejected": found.n_rows - packed}
 
 
-def plan_lengths(file: Path, config: PackConfig) -> Figures:
+def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -> Figures:
     """The figures of packing documents of which only lengths are known; images lie evenly in their documents.
 
     Raises:
         ConfigError: the file is missing, no Parquet, or lacks a column, or a length is null or negative.
+        PlanError: a data-parallel size does not divide the window.
     """
+    check_dp_sizes(dp_sizes, config.order.window)
     table = _read_lengths(file)
     kept, rejects = _within_budgets(table, config)
     tokens, images = kept["tokens"].to_numpy(), kept["images"].to_numpy()
@@ -80,7 +95,7 @@ def plan_lengths(file: Path, config: PackConfig) -> Figures:
     )
     seconds = time.perf_counter() - started
     sampled = [_solve_lengths(plan, pack, images, config) for pack in _sample(plan)]
-    figures = _figures(plan, images, sampled, config, seconds)
+    figures = _figures(plan, images, sampled, config, seconds, dp_sizes)
     packed = pc.count_distinct(kept["doc_id"]).as_py() or 0
     lost = loss_figures(rejects, truncated_by_source(kept, "truncated"))
     return {**figures, **lost, "source_documents": len(table), "documents": packed, "rejected": len(rejects)}
@@ -96,12 +111,13 @@ def _figures(
     sampled: Sequence[SampledPack],
     config: PackConfig,
     seconds: float,
+    dp_sizes: Sequence[int],
 ) -> Figures:
     tiles = {pack: number for pack, number, _ in sampled}
     balance = BalanceFigures(seq_len=config.seq_len, tiles=tiles, key_weight=config.key_weight)
     balance.add(pa.concat_tables([BALANCE.empty_table(), *(rows for _, _, rows in sampled)]).unify_dictionaries())
     return {
-        **plan_figures(plan, images, config),
+        **plan_figures(plan, images, config, dp_sizes),
         "plan_seconds": round(seconds, 3),
         "balanced_packs": len(sampled),
         **balance.as_json(),

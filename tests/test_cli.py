@@ -179,6 +179,23 @@ def test_plan_from_lengths_alone(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert json.loads(output)["truncated_tokens"] == {"default": 2000 - 1024}
 
 
+def test_straggler_ratios_for_the_sizes_asked(
+    capsys: pytest.CaptureFixture[str], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    """Fails when a size that cuts through the groups of equal cost is answered as if it had no straggler."""
+    status, output, _ = run(capsys, "report", str(tiny_dataset), "--json", "--dp", "1,4")
+    assert status == 0
+    assert list(json.loads(output)["straggler_ratio"]) == ["1", "4"]
+    file = lengths_file(tmp_path / "x.parquet", doc_id=["a"], tokens=[3], images=[0])
+    for words in (["report", str(tiny_dataset), "--dp", "3"], ["plan", "--lengths", file, "--dp", "48"]):
+        status, _, error = run(capsys, *words)
+        assert status == 2
+        assert re.search(r"data-parallel size \d+ does not divide order.window \d+; sizes that do: 1, 2, 4", error)
+    status, _, error = run(capsys, "report", str(tiny_dataset), "--dp", "four")
+    assert status == 2
+    assert "'four' is not a list of positive integers" in error
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

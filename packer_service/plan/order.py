@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
@@ -47,6 +49,27 @@ def check_window(window: int) -> None:
         raise PlanError(
             f"order.window is {window!r}; give a positive integer, a multiple of every data-parallel size in use"
         )
+
+
+def window_sizes(window: int) -> list[int]:
+    """Data-parallel sizes whose steps the order keeps free of stragglers: every divisor of the window."""
+    check_window(window)
+    return [size for size in range(1, window + 1) if window % size == 0]
+
+
+def check_dp_sizes(dp_sizes: Sequence[int], window: int) -> None:
+    """Refuses data-parallel sizes whose steps would cut through groups of the window.
+
+    Raises:
+        PlanError: a size does not divide the window; says which sizes do.
+    """
+    for size in dp_sizes:
+        if size < 1 or window % size:
+            legal = ", ".join(map(str, window_sizes(window)))
+            raise PlanError(
+                f"data-parallel size {size} does not divide order.window {window}; sizes that do: {legal};"
+                f" or set order.window to a multiple of {size}"
+            )
 
 
 def _rest_position(sorted_costs: Float64[np.ndarray, "packs"], window: int) -> int:

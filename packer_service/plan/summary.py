@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.plan.order import check_window, straggler_ratio
+from packer_service.plan.order import check_dp_sizes, check_window, straggler_ratio, window_sizes
 from schemas.pack import Plan
 
 _PERCENTILES = (0, 5, 50, 95, 100)
@@ -28,8 +29,7 @@ class PlanSummary:
             packs beyond both needs. ``remainder``: what keeps the tokens from filling a whole number of packs.
         packs_for_tokens: packs that the aligned tokens need at least.
         packs_for_images: packs that the images need at least.
-        straggler_ratio: mean over steps of max cost over mean cost, by data-parallel size: powers of two up to the
-            window.
+        straggler_ratio: mean over steps of max cost over mean cost, by data-parallel size.
         cost_percentiles: cost of packs in GFLOP by percentile, each the cost of a pack that exists.
     """
 
@@ -45,7 +45,14 @@ class PlanSummary:
     cost_percentiles: dict[int, float]
 
 
-def summarise(plan: Plan, *, images: Int64[np.ndarray, "measured"], max_images: int | None, window: int) -> PlanSummary:
+def summarise(
+    plan: Plan,
+    *,
+    images: Int64[np.ndarray, "measured"],
+    max_images: int | None,
+    window: int,
+    dp_sizes: Sequence[int] = (),
+) -> PlanSummary:
     """The figures of a plan.
 
     Args:
@@ -53,11 +60,15 @@ def summarise(plan: Plan, *, images: Int64[np.ndarray, "measured"], max_images: 
         images: images of each measured document, as they were given to the plan.
         max_images: images that a pack may hold; None for no limit.
         window: packs of a group of nearly equal cost.
+        dp_sizes: data-parallel sizes to give the straggler ratio of; the powers of two among the window's divisors
+            when there are none.
 
     Raises:
-        PlanError: ``window`` is not a positive integer.
+        PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
     """
     check_window(window)
+    check_dp_sizes(dp_sizes, window)
+    sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
     tokens, aligned = int(plan.length.sum()), int(plan.aligned_length.sum())
     for_tokens = -(-aligned // plan.seq_len)
     for_images = -(-int(images[plan.document].sum()) // max_images) if max_images else 0
@@ -78,6 +89,6 @@ def summarise(plan: Plan, *, images: Int64[np.ndarray, "measured"], max_images: 
         },
         packs_for_tokens=for_tokens,
         packs_for_images=for_images,
-        straggler_ratio={2**i: straggler_ratio(plan.cost, 2**i) for i in range(window.bit_length())},
+        straggler_ratio={size: straggler_ratio(plan.cost, size) for size in sizes},
         cost_percentiles={p: float(ordered_cost[(plan.n_packs - 1) * p // 100]) for p in _PERCENTILES if plan.n_packs},
     )
