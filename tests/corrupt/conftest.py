@@ -328,6 +328,7 @@ def assert_breaks(verify: Callable[[Path], Verdict]) -> Callable[..., Verdict]:
         for fault in verdict.broken:
             assert fault.file, fault
             assert len(fault.detail) > 5, fault
+            assert "cannot be checked" not in fault.detail, "a check that fails by itself has found nothing"
             assert type(fault.error()).rule == fault.rule
         assert not verdict.as_json()["sound"]
         return verdict

@@ -138,6 +138,12 @@ def shard_that_is_not_full(data: Any) -> None:
     data.seal()
 
 
+@breaks("D3", "S5", "S6", "P17")
+def shard_that_begins_with_the_pack_of_another(data: Any) -> None:
+    data.manifest["shards"][1]["first_pack"] += 1
+    data.seal()
+
+
 @breaks("D4")
 def missing_table(data: Any) -> None:
     (data.path / REJECTS).unlink()
@@ -299,6 +305,23 @@ def document_of_another_source(data: Any) -> None:
 def documents_out_of_order(data: Any) -> None:
     rows = data.tables["documents.parquet"]
     rows[0], rows[1] = rows[1], rows[0]
+    data.save()
+
+
+@breaks("D10")
+def packs_of_documents_out_of_order(data: Any) -> None:
+    rows = data.tables["documents.parquet"]
+    last = [row for row in rows if row["pack_id"] == rows[-1]["pack_id"]]
+    data.tables["documents.parquet"] = last + rows[: -len(last)]
+    data.save()
+
+
+@breaks("D10")
+def document_more_in_a_pack_that_does_not_exist(data: Any) -> None:
+    rows, counts = data.tables["documents.parquet"], data.manifest["counts"]
+    rows.append({**rows[-1], "doc_id": "more", "pack_id": 1000, "truncated_tokens": 0})
+    for name in ("source_documents", "documents", "pieces"):
+        counts[name] += 1
     data.save()
 
 

@@ -146,6 +146,25 @@ def document_under_a_number_that_does_not_exist(data: Any) -> None:
     doc[doc == doc.max()] = 2**31 - 1
 
 
+@breaks("P3")
+def document_that_reaches_past_the_pack(data: Any) -> None:
+    span = data.samples()[0].head["documents"][-1]
+    more = len(data.samples()[0].sequence["tokens"])
+    span["length"], span["aligned_length"] = span["length"] + more, span["aligned_length"] + more
+    data.relist()
+
+
+@breaks("P3")
+def document_without_a_token(data: Any) -> None:
+    sample = padded(data)[0]
+    spans = sample.head["documents"]
+    end = spans[-1]["start"] + spans[-1]["aligned_length"]
+    spans.append({**spans[-1], "doc_id": "empty", "start": end, "length": 0, "aligned_length": 0, "n_images": 0})
+    data.relist()
+    data.manifest["counts"]["source_documents"] += 1
+    data.manifest["counts"]["rejected"] += 1
+
+
 @breaks("P4")
 def padding_with_a_position(data: Any) -> None:
     sample, at = padded(data)
@@ -260,6 +279,51 @@ def bounds_that_disagree(data: Any) -> None:
 def bounds_that_lack_a_unit(data: Any) -> None:
     head = pictured(data).head
     del head["cum_image_bounds"][0], head["cum_token_pooling_bounds"][0]
+
+
+@breaks("P9")
+def bounds_of_fewer_units_than_the_other(data: Any) -> None:
+    pictured(data).head["cum_token_pooling_bounds"].pop()
+
+
+@breaks("P9")
+def pooled_row_that_fills_no_token(data: Any) -> None:
+    pool = pictured(data).sequence["pool_ids"]
+    pool[pool.argmax()] = -1
+
+
+@breaks("P9")
+def fewer_crops_than_the_bounds_count(data: Any) -> None:
+    sample = pictured(data)
+    last = [span for span in sample.head["documents"] if span["n_images"]][-1]
+    bounds = sample.head["cum_image_bounds"]
+    last["n_images"] -= bounds[-1] - bounds[-2]
+    data.relist()
+
+
+@breaks("P9")
+def documents_that_share_a_unit(data: Any) -> None:
+    sample = data.sample_where(lambda s: sum(span["n_images"] > 0 for span in s.head["documents"]) > 1)
+    first, second = [span for span in sample.head["documents"] if span["n_images"]][:2]
+    bounds = sample.head["cum_image_bounds"]
+    step = 1 if first["n_images"] + 1 not in bounds else -1
+    assert first["n_images"] + step not in bounds
+    first["n_images"] += step
+    second["n_images"] -= step
+    data.relist()
+
+
+@breaks("P9")
+def unit_half_in_the_prefix_and_half_in_an_annotation(data: Any) -> None:
+    """Positions go on through the only annotation, so that nothing else tells."""
+    ids = [(sample, n) for sample in data.samples() for n, span in enumerate(sample.head["documents"])
+           if span["doc_id"] == "annotated-0"]  # fmt: skip
+    sample, doc = ids[0]
+    sequence = sample.sequence
+    prefix = np.flatnonzero((sequence["doc_ids"] == doc) & (sequence["branch_ids"] == 0))
+    pooled = prefix[sequence["pool_ids"][prefix] >= 0]
+    sequence["branch_ids"][pooled[-1] : prefix[-1] + 1] = 1
+    data.derive(sample)
 
 
 @breaks("P9")
