@@ -144,6 +144,23 @@ def shard_that_begins_with_the_pack_of_another(data: Any) -> None:
     data.seal()
 
 
+@breaks("D3")
+def shards_of_fewer_packs_than_configured(data: Any) -> None:
+    data.manifest["config"]["packs_per_shard"] += 1
+    data.seal()
+
+
+@breaks("D3")
+def shard_under_another_name(data: Any) -> None:
+    name = data.manifest["shards"][0]["name"]
+    for suffix in ("", ".idx"):
+        (data.path / "shards" / f"{name}{suffix}").rename(data.path / "shards" / f"mine.tar{suffix}")
+    data.manifest["shards"][0]["name"] = "mine.tar"
+    for row in data.tables["packs.parquet"]:
+        row["shard"] = "mine.tar" if row["shard"] == name else row["shard"]
+    data.save()
+
+
 @breaks("D4")
 def missing_table(data: Any) -> None:
     (data.path / REJECTS).unlink()
