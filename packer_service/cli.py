@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from schemas.errors import ConfigError, PlanError, PreshardError
+from schemas.version import VERSION
 
 if TYPE_CHECKING:
     from packer_service.job import Executor
@@ -71,7 +72,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="preshard")
+@click.version_option(VERSION, prog_name="preshard")
 def cli() -> None:
     """Packs video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
