@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from packer_service.layout.images import image_edges, smallest_limit
 from schemas.errors import FORMAT_RULES
 from schemas.layout import boundaries_from_edges
 
@@ -430,22 +431,32 @@ def boundaries_with_a_gap(data: Any) -> None:
 def boundaries_that_end_early(data: Any) -> None:
     sample = pictured(data)
     last = sample.head["image_shard_boundaries"]["1"]["0"]
-    last["end_image_idx"], last["end_pool_idx"] = sample.head["cum_image_bounds"][-2], 0
+    last["end_image_idx"] = sample.head["cum_image_bounds"][-2]
+    last["end_pool_idx"] = last["max_num_tokens"] = sample.head["cum_token_pooling_bounds"][-2]
 
 
 @breaks("P14")
 def boundaries_inside_a_unit(data: Any) -> None:
     sample = data.sample_where(lambda s: np.diff(s.head["cum_image_bounds"], prepend=0).max(initial=0) > 1)
-    bounds, each = sample.head["cum_image_bounds"], 4
+    bounds, pooled = sample.head["cum_image_bounds"], sample.head["cum_token_pooling_bounds"]
+    each = pooled[0] // bounds[0]
     inside = next(i for i in range(1, bounds[-1]) if i not in bounds)
     first, second = sample.head["image_shard_boundaries"]["2"].values()
     first["end_image_idx"] = second["start_image_idx"] = inside
     first["end_pool_idx"] = second["start_pool_idx"] = inside * each
+    first["max_num_tokens"] = second["max_num_tokens"] = each * max(inside, bounds[-1] - inside)
 
 
 @breaks("P14")
 def pooled_rows_that_are_not_the_crops(data: Any) -> None:
-    pictured(data).head["image_shard_boundaries"]["1"]["0"]["end_pool_idx"] -= 1
+    part = pictured(data).head["image_shard_boundaries"]["1"]["0"]
+    part["end_pool_idx"] -= 1
+    part["max_num_tokens"] -= 1
+
+
+@breaks("P14")
+def rank_left_out(data: Any) -> None:
+    del pictured(data).head["image_shard_boundaries"]["4"]["3"]
 
 
 @breaks("P14")
@@ -471,10 +482,17 @@ def boundaries_that_are_not_the_best(data: Any) -> None:
     data.derive(sample)
 
 
+def _loads(sample: Any) -> np.ndarray:
+    return np.diff(np.array(sample.head["cum_image_bounds"], np.int64), prepend=0)
+
+
 @breaks("P15")
 def empty_rank_with_units_enough(data: Any) -> None:
-    sample = data.sample_where(lambda s: len(s.head["cum_image_bounds"]) >= 4)
-    _set_edges(sample, [0, 0, 1, 2, len(sample.head["cum_image_bounds"])])
+    """Fewer ranks reach the same largest load, so that only the empty one is wrong."""
+    sample = data.sample_where(
+        lambda s: len(_loads(s)) >= 4 and smallest_limit(_loads(s).tolist(), 3) == smallest_limit(_loads(s).tolist(), 4)
+    )
+    _set_edges(sample, [0, *image_edges(_loads(sample), 3).tolist()])
     data.derive(sample)
 
 
@@ -530,6 +548,12 @@ def times_that_do_not_ascend(data: Any) -> None:
     sample = data.sample_where(lambda s: sum(image["timestamp"] is not None for image in s.head["images"]) > 3)
     at = next(i for i, image in enumerate(sample.head["images"]) if image["timestamp"])
     sample.head["images"][at + 1]["timestamp"] = sample.head["images"][at]["timestamp"]
+
+
+@breaks("P16")
+def time_before_the_clip(data: Any) -> None:
+    sample = data.sample_where(lambda s: any(image["timestamp"] is not None for image in s.head["images"]))
+    next(image for image in sample.head["images"] if image["timestamp"] is not None)["timestamp"] = -1.0
 
 
 @breaks("P16")
