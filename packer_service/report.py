@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -106,28 +107,29 @@ def _balance(folder: Folder, packs: pa.Table, config: PackConfig) -> Figures:
 
 def print_report(figures: Figures, console: Console | None = None) -> None:
     """The figures as tables for a person."""
-    to = console or Console(soft_wrap=False, width=None if Console().is_terminal else 110, highlight=False)
-    to.print(
+    to = console or Console(width=None if Console().is_terminal else 110, highlight=False)
+    say = partial(to.print, soft_wrap=True)
+    say(
         f"[bold]{figures['documents']:,}[/] documents in [bold]{figures['packs']:,}[/] packs of "
         f"{figures['seq_len']:,} tokens: {figures['tokens']:,} tokens, {figures['padding_tokens']:,} padding, "
         f"fill [bold]{figures['fill']:.2%}[/]"
     )
     causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in figures["padding"].items())
-    to.print(f"padding by cause: {causes}")
+    say(f"padding by cause: {causes}")
     rejects = ", ".join(f"{code} {number}" for code, number in figures["rejects"].items())
-    to.print(f"rejected: {rejects or 'none'}")
+    say(f"rejected: {rejects or 'none'}")
     for source, codes in figures["rejects_by_source"].items():
-        to.print(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
+        say(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
     truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in figures["truncated_tokens"].items())
-    to.print(f"truncated tokens: {truncated or 'none'}")
+    say(f"truncated tokens: {truncated or 'none'}")
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in figures["straggler_ratio"].items())
-    to.print(f"straggler ratio by data-parallel size: {stragglers}")
-    to.print(f"balance, means over {figures['balanced_packs']} packs; critical paths as multiples of the tile floor")
+    say(f"straggler ratio by data-parallel size: {stragglers}")
+    say(f"balance, means over {figures['balanced_packs']} packs; critical paths as multiples of the tile floor")
     to.print(_layout_table(figures))
     for degree, counts in figures["preferred"].items():
         if int(degree) > 1:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
-            to.print(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
+            say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
     to.print(_image_table(figures))
 
 
