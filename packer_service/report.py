@@ -108,11 +108,11 @@ def _balance(folder: Folder, packs: pa.Table, config: PackConfig) -> Figures:
 def print_report(figures: Figures, console: Console | None = None) -> None:
     """The figures as tables for a person."""
     to = console or Console(width=None if Console().is_terminal else 110, highlight=False)
-    say = partial(to.print, soft_wrap=True)
+    say = partial(to.print, soft_wrap=True, markup=False)  # a source may be named like markup
     say(
-        f"[bold]{figures['documents']:,}[/] documents in [bold]{figures['packs']:,}[/] packs of "
+        f"{figures['documents']:,} documents in {figures['packs']:,} packs of "
         f"{figures['seq_len']:,} tokens: {figures['tokens']:,} tokens, {figures['padding_tokens']:,} padding, "
-        f"fill [bold]{figures['fill']:.2%}[/]"
+        f"fill {figures['fill']:.2%}"
     )
     causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in figures["padding"].items())
     say(f"padding by cause: {causes}")
