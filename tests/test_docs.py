@@ -6,6 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+from packer_service.report import report_dataset
 from schemas.errors import REJECT_CODES
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,14 @@ def test_every_reject_code_is_documented() -> None:
     """Fails when a code is added without a word for the user."""
     page = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
     assert [code for code in REJECT_CODES if f"`{code}`" not in page] == []
+
+
+def test_every_figure_of_the_report_is_documented(tiny_dataset: Path) -> None:
+    """Fails when a key of `report --json` is added or renamed, and the page still names what is not there."""
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8").partition("## What the commands print as JSON")[2]
+    figures = report_dataset(str(tiny_dataset))
+    rows = figures["balance"]["zigzag"]["2"] | figures["images"]["2"] | figures["padding"]
+    assert [key for key in {**figures, **rows} if not re.search(rf"\b{key}\b", page)] == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:
