@@ -19,7 +19,7 @@ from schemas.errors import DocumentError
 from schemas.example import Media
 
 MAX_IMAGE_PIXELS = 178_956_970
-"""Largest image, where Pillow too takes a header for an attack: 1 GiB at 24 bits for each 3 pixels."""
+"""Largest image, where Pillow too takes a header for an attack: half a GiB at 24 bits a pixel."""
 
 # Formats that only hold pixels. Pillow also opens PostScript (by running a program) and multi-gigabyte scientific ones.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "MPO", "TGA", "ICO")
@@ -156,7 +156,7 @@ def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jp
     Args:
         image: an RGB crop.
         image_format: ``jpeg`` (chroma at half resolution, Pillow's default) or ``png``, which loses nothing.
-        jpeg_quality: 1 to 95; not used for PNG.
+        jpeg_quality: 1 to 100; not used for PNG.
     """
     out = io.BytesIO()
     # Pillow hands a photograph's comments and profiles on to everything that is cut from it.
