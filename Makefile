@@ -9,6 +9,7 @@ DEMO := demo
 help:
 	@echo "make demo   install, make a real source, pack it, verify it, print the report"
 	@echo "make test   install, lint, check types and imports, run all tests"
+	@echo "make lint   the first part of make test: lint, types, imports"
 	@echo "make bench  run the benchmarks and print their figures"
 	@echo "make clean  remove the environment and the demo"
 

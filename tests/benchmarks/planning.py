@@ -1,6 +1,6 @@
 """Planning: documents a second, packs against the lower bound, straggler ratios and memory.
 
-    python tests/benchmarks/planning.py [--documents 1000000] [--ten-million] [--quick]
+    python tests/benchmarks/planning.py [--documents 1000000] [--ten-million MIXTURE] [--quick]
 
 Every timing runs on one core in this process. The baseline is the published method of TRL's ``pack_dataset``: best-fit
 decreasing with a segment tree over the free tokens, in pure Python, written here from its description; it knows tokens
