@@ -36,6 +36,7 @@ def measured(demo: tuple[Path, dict[str, int], list[str]]) -> tuple[list[dict[st
 
 
 def test_it_is_small_and_says_what_it_does(demo: tuple[Path, dict[str, int], list[str]]) -> None:
+    # Fails when the demo grows too large to be made on a laptop, or is made without a word.
     folder, counts, said = demo
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert size < 20e6
@@ -58,6 +59,7 @@ def test_what_is_measured_is_what_was_expected(demo: tuple[Path, dict[str, int],
 
 
 def test_the_documents_are_of_many_kinds_and_sizes(measured: Any) -> None:
+    # Fails when a kind of document is missing, so that the demo would not exercise it.
     good, _ = measured
     assert set(Counter(row["source"] for row in good)) == {
         "docs_text", "image_qa", "inline_qa", "multi_qa", "video_qa",
@@ -69,6 +71,7 @@ def test_the_documents_are_of_many_kinds_and_sizes(measured: Any) -> None:
 
 
 def test_every_form_of_row_is_there(demo: tuple[Path, dict[str, int], list[str]]) -> None:
+    # Fails when a form that the source may have (system turn, several turns, annotations, inline bytes) is not shown.
     lines = (demo[0] / ROWS).read_text().splitlines()
     with pytest.raises(json.JSONDecodeError):
         json.loads(lines[-1])
@@ -110,12 +113,14 @@ def test_encoding_gives_the_same_bytes(demo: tuple[Path, dict[str, int], list[st
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Fails when a demo without its packages ends in a traceback.
     monkeypatch.setattr(packages, "find_spec", lambda _: None)
     with pytest.raises(PreshardError, match=r"skimage.*pip install 'preshard\[demo\]'"):
         write_demo_source(tmp_path, log=lambda _: None)
 
 
 def test_a_folder_that_cannot_be_made_is_a_users_mistake(tmp_path: Path) -> None:
+    # Fails when a wrong path ends in a traceback, or in exit status 1.
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_demo_source(tmp_path / "file/inside", log=lambda _: None)

@@ -28,7 +28,7 @@ class StoppedError(Exception):
 
 
 class StoppingExecutor(PlainExecutor):
-    """StoppedError the job after a number of tasks, and counts those it ran."""
+    """Stops the job after a number of tasks, and counts those it ran."""
 
     def __init__(self, after: int) -> None:
         self.left = after

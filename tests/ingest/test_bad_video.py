@@ -46,6 +46,7 @@ def decode(path: Path, frames: VideoFrames) -> list[Any]:
 def test_a_clip_outside_of_its_video_is_bad(
     make_video: Callable[..., Path], start: float | None, end: float | None, reason: str
 ) -> None:
+    # Fails when a clip without a frame is packed, or a time that is no number reaches the arithmetic.
     path = make_video("plain.mp4")
     with pytest.raises(DocumentError, match=reason) as caught:
         probe(path, start, end)
@@ -129,6 +130,7 @@ def test_a_time_that_no_frame_has_fails_to_decode(make_video: Callable[..., Path
 
 
 def test_frames_above_the_limit_are_bad(make_video: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when a header's size is believed: decoding such a frame would fill a worker's memory.
     path = make_video("plain.mp4")
     monkeypatch.setattr("packer_service.ingest.demux.MAX_FRAME_PIXELS", 96 * 64 - 1)
     with pytest.raises(DocumentError, match="96 x 64 are above the limit of 6143 pixels") as caught:

@@ -57,6 +57,7 @@ def noise(width: int, height: int) -> Image.Image:
     ],
 )
 def test_grids_by_hand(size: tuple[int, int], max_crops: int, expected: tuple[int, int]) -> None:
+    # Fails when an axis is scaled more than it must be, or tiles are spent that gain nothing.
     assert choose_grid(*size, image_size=378, max_crops=max_crops) == expected
 
 
@@ -141,6 +142,7 @@ def test_every_mode_becomes_rgb(data: bytes, expected: tuple[int, int, int]) -> 
     ("values", "expected"), [([-1.0, 0.0, 3.0], [0, 64, 255]), ([0, 100_000, 200_000], [0, 128, 255])]
 )
 def test_values_beyond_any_known_range_use_their_own(values: list[float], expected: list[int]) -> None:
+    # Fails when values outside of 0..1 or of 16 bits are clipped to black and white.
     kind = np.float32 if isinstance(values[0], float) else np.int32
     stripes = np.repeat(np.array(values, kind), 32)[None].repeat(96, 0)
     got = np.asarray(decode(encoded(Image.fromarray(stripes), "TIFF"), image_size=96)[0])[48, 16::32, 0]
@@ -148,6 +150,7 @@ def test_values_beyond_any_known_range_use_their_own(values: list[float], expect
 
 
 def test_an_animation_gives_its_first_frame() -> None:
+    # Fails when a later frame is taken, or the animation is refused.
     frames = [Image.new("RGB", (16, 16), (value, 0, 0)) for value in (200, 100, 0)]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert np.asarray(decode(data)[0])[..., 0].min() > 190
@@ -213,12 +216,14 @@ def test_broken_pixels_fail_to_decode(kind: str) -> None:
 
 
 def test_a_tiff_without_its_directory_is_bad() -> None:
+    # Fails when Pillow's own exception for a TIFF escapes.
     with pytest.raises(DocumentError, match="not an image") as caught:
         probe(encoded(PHOTO, "TIFF")[:100])
     assert caught.value.code == "bad_image"
 
 
 def test_broken_png_pixels_fail_to_decode() -> None:
+    # Fails when a PNG whose chunks are all there, but not whole, is taken for sound pixels.
     data = bytearray(encoded(PHOTO, "PNG"))
     middle = len(data) // 2
     data[middle : middle + 40] = bytes(40)
@@ -228,6 +233,7 @@ def test_broken_png_pixels_fail_to_decode() -> None:
 
 
 def test_the_probe_reads_no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when measuring a source costs a decode of every image in it.
     data = encoded(PHOTO, "PNG")
 
     def refuse(*_: object) -> None:
@@ -238,6 +244,7 @@ def test_the_probe_reads_no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
+    # Fails when a missing file counts as a bad image.
     with pytest.raises(DocumentError, match=r"^no\.png: no such file$") as caught:
         probe_image(Media(kind="image", uri="no.png"), str(tmp_path), image_size=32, max_crops=1)
     assert caught.value.code == "missing_media"

@@ -38,6 +38,7 @@ def test_a_path_is_taken_as_written_from_the_rows_folder(tmp_path: Path, uri: st
 
 
 def test_file_uris_as_base_and_as_reference(tmp_path: Path) -> None:
+    # Fails when a URI is not percent-decoded, as a base or as a reference.
     (tmp_path / "with space").mkdir()
     (tmp_path / "with space/x.png").write_bytes(b"x")
     encoded = f"file://{tmp_path}/with%20space"
@@ -46,6 +47,7 @@ def test_file_uris_as_base_and_as_reference(tmp_path: Path) -> None:
 
 
 def test_inline_bytes_need_no_folder() -> None:
+    # Fails when inline bytes are looked for on disk, or none at all (an empty file) is taken for no bytes.
     assert content(image(data=b"abc"), "/nowhere") == b"abc"
     assert content(image(data=b""), "/nowhere") == b""
 
@@ -92,6 +94,7 @@ def test_a_file_that_may_not_be_read_is_missing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_neither_uri_nor_bytes_is_missing() -> None:
+    # Fails when a part without either is opened as the row's own folder.
     with pytest.raises(DocumentError, match="neither a URI nor bytes"), open_media(image(), "/"):
         pass
 

@@ -104,10 +104,7 @@ ANYTHING = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(
-                ["id", "source", "text", "messages", "annotations", "media", "role", "content", "type", "image"]
-            )
-            | st.text(max_size=3),
+            st.sampled_from(FIELDS) | st.text(max_size=3),
             inner,
             max_size=5,
         )
