@@ -236,9 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except click.ClickException as error:
         _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
-    except click.Abort:
-        _fail(1, "interrupted; run the same command again to go on")
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         _fail(1, "interrupted; run the same command again to go on")
     except (ConfigError, PlanError) as error:
         _fail(2, str(error))
