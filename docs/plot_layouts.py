@@ -23,9 +23,9 @@ from pictured_pack import KINDS, Pack, kind_patches, load_pack
 
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.layout.tiles import TILE, tile_map
+from packer_service.layout.tiles import tile_map
 from schemas.errors import PreshardError
-from schemas.layout import TokenLayout, slice_positions
+from schemas.layout import TILE, TokenLayout, slice_positions
 from schemas.sequence import MaskArrays, dense_mask
 
 INK, ACCENT, WAIT, GATHERED = "#1b1b1b", "#d55e00", "#e4e4e4", "#0072b2"

@@ -12,8 +12,8 @@ from jaxtyping import Int64
 from packer_service.layout.images import image_edges
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.plan.cost import TILE, causal_area, document_tiles
-from schemas.layout import RankImages, TokenLayout, boundaries_from_edges
+from packer_service.plan.cost import causal_area, document_tiles
+from schemas.layout import TILE, RankImages, TokenLayout, boundaries_from_edges
 from schemas.tables import BALANCE
 
 

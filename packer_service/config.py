@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from packer_service.layout.choose import key_weight_of
+from packer_service.layout.cost import key_weight_of
 from packer_service.plan.cost import CostModel
 from schemas.errors import ConfigError
-from schemas.layout import BLOCK_SCHEMES
+from schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
 
 
 def _as_tuple(given: Any) -> Any:
@@ -21,11 +21,16 @@ def _as_tuple(given: Any) -> Any:
     return tuple(given) if isinstance(given, list) else given
 
 
-Scheme = Literal["contiguous", "zigzag", "balanced_ring", "balanced_gather"]
 Degree = Annotated[int, Field(ge=1, le=4096)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
 Positive = Annotated[int, Field(ge=1)]
+
+
+def _nearest(value: int, step: int) -> str:
+    """The positive multiples of ``step`` on either side of a value that is none, for a message."""
+    low = value - value % step
+    return f"{low} and {low + step}" if low else f"{step}"
 
 
 class _Section(BaseModel):
@@ -55,11 +60,9 @@ class VisionConfig(_Section):
     @model_validator(mode="after")
     def _patches_fit(self) -> VisionConfig:
         if self.image_size % self.patch_size:
-            low = self.image_size - self.image_size % self.patch_size
-            near = [n for n in (low, low + self.patch_size) if n > 0]
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
-                f"nearest that are: {' and '.join(map(str, near))}"
+                f"nearest that are: {_nearest(self.image_size, self.patch_size)}"
             )
         return self
 
@@ -136,9 +139,7 @@ class PackConfig(_Section):
     )
     cp_sizes: Degrees = Field((1, 2, 4, 8), min_length=1, description="Image boundaries for these CP sizes.")
     ring_degrees: Degrees = Field((1, 2, 4, 8), min_length=1, description="Token layouts for these ring degrees.")
-    layouts: Schemes = Field(
-        ("contiguous", "zigzag", "balanced_ring", "balanced_gather"), min_length=1, description="Token layout schemes."
-    )
+    layouts: Schemes = Field(SCHEMES, min_length=1, description="Token layout schemes.")
     block_size: Positive = Field(128, description="Tokens of a block of the balanced schemes.")
     packs_per_shard: Positive = Field(16, description="Packs of one tar file.")
     order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
@@ -182,11 +183,9 @@ class PackConfig(_Section):
             step = math.lcm(step, *(self.block_size * ring for ring in self.ring_degrees))
             reason += f" and block_size {self.block_size} x each of ring_degrees"
         if self.seq_len % step:
-            low = self.seq_len - self.seq_len % step
-            near = [n for n in (low, low + step) if n > 0]
             raise ValueError(
                 f"seq_len {self.seq_len} does not divide evenly by {reason}; "
-                f"nearest that do: {' and '.join(map(str, near))}"
+                f"nearest that do: {_nearest(self.seq_len, step)}"
             )
         return self
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
 from packer_service.config import PackConfig
-from packer_service.layout.choose import gather_cost, ring_cost
+from packer_service.layout.cost import gather_cost, ring_cost
 from packer_service.plan.summary import summarise
 from schemas.layout import SCHEMES
 from schemas.pack import Plan
@@ -28,7 +28,7 @@ class BalanceFigures:
     Args:
         seq_len: tokens of a pack.
         tiles: attention tiles of every pack in natural order, by pack id: the floor of the critical paths.
-        key_weight: tiles that a moved key counts as, see :mod:`packer_service.layout.choose`.
+        key_weight: tiles that a moved key counts as, see :mod:`packer_service.layout.cost`.
     """
 
     seq_len: int
@@ -139,17 +139,12 @@ def _groups(
     """Rows by kind, scheme and degree, each with its packs and their loads as a matrix."""
     keys = rows.group_by(["kind", "scheme", "degree"], use_threads=False).aggregate([]).to_pylist()
     for key in keys:
-        scheme = rows["scheme"]
-        same = pc.is_null(scheme) if key["scheme"] is None else pc.equal(scheme, key["scheme"])
-        chosen = pc.and_(pc.and_(pc.equal(rows["kind"], key["kind"]), pc.fill_null(same, False)), _degree(rows, key))
-        group = rows.filter(chosen)
+        same_scheme = pc.is_null(rows["scheme"]) if key["scheme"] is None else pc.equal(rows["scheme"], key["scheme"])
+        same = pc.and_(pc.equal(rows["kind"], key["kind"]), pc.equal(rows["degree"], key["degree"]))
+        group = rows.filter(pc.and_(same, pc.fill_null(same_scheme, False)))
         loads = group["load"].to_numpy().reshape(-1, key["degree"])
         packs = group["pack_id"].to_numpy()[:: key["degree"]].tolist()
         yield (key["kind"], key["scheme"], key["degree"]), packs, loads
-
-
-def _degree(rows: pa.Table, key: Figures) -> Any:
-    return pc.equal(rows["degree"], key["degree"])
 
 
 def plan_figures(

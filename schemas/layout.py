@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-SCHEMES = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
+Scheme = Literal["contiguous", "zigzag", "balanced_ring", "balanced_gather"]
+
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 """Token layout schemes, in the order in which they are stored."""
 
 BLOCK_SCHEMES = ("balanced_ring", "balanced_gather")
 """Schemes that deal whole blocks of ``block_size`` tokens."""
+
+TILE = 128
+"""Side of an attention tile in tokens: the default block of FlexAttention, and that of FlashAttention-2/3 kernels at
+head_dim 128. Stored loads count such tiles, and costs weigh them."""
 
 
 def layout_name(scheme: str, ring_degree: int) -> str:

@@ -16,7 +16,8 @@ from packer_service.compiled import compiled
 from packer_service.layout.incidence import Incidence, chunk_incidence
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import real_before
-from packer_service.layout.tiles import TILE, whole_run
+from packer_service.layout.tiles import whole_run
+from schemas.layout import TILE
 
 
 class BlockMap(NamedTuple):

@@ -10,9 +10,9 @@ from jaxtyping import Int64
 from packer_service.layout.area import area_by_rank
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import keys_fetched
-from packer_service.layout.tiles import TILE, tiles_by_rank, whole_tiles
+from packer_service.layout.tiles import tiles_by_rank, whole_tiles
 from schemas.errors import LayoutError
-from schemas.layout import TokenLayout
+from schemas.layout import TILE, TokenLayout
 from schemas.sequence import MaskArrays
 
 
@@ -47,12 +47,6 @@ class LayoutMeasures:
     keys_fetched: Int64[np.ndarray, "ring"]
     kv_traffic: float
     area: Int64[np.ndarray, "ring"]
-
-
-def imbalance(loads: Int64[np.ndarray, "ranks"]) -> float:
-    """Largest load over mean load; 1.0 when no rank has any."""
-    total = int(loads.sum())
-    return int(loads.max()) * len(loads) / total if total else 1.0
 
 
 def ring_step_maxima(tiles: Int64[np.ndarray, "ring ring"]) -> Int64[np.ndarray, "ring"]:

@@ -16,10 +16,10 @@ from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import ring_step_maxima
 from packer_service.layout.needs import key_blocks_needed
 from packer_service.layout.runs import runs_from_owners
-from packer_service.layout.tiles import TILE, tiles_by_rank
+from packer_service.layout.tiles import tiles_by_rank
 from packer_service.layout.zigzag import zigzag_runs
 from schemas.errors import LayoutError
-from schemas.layout import BLOCK_SCHEMES, SCHEMES, TokenLayout
+from schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout
 from schemas.sequence import MaskArrays
 
 

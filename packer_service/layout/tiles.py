@@ -8,10 +8,8 @@ from jaxtyping import Bool, Int32, Int64
 from packer_service.compiled import compiled
 from packer_service.layout.incidence import Incidence, chunk_incidence
 from packer_service.layout.mask import MaskIndex
+from schemas.layout import TILE
 from schemas.sequence import MaskArrays
-
-TILE = 128
-"""Rows and columns of a tile of the usual block-sparse attention kernels (FlexAttention's default block)."""
 
 
 @compiled

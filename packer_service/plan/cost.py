@@ -16,9 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from schemas.errors import PlanError
-
-TILE = 128
-"""Side of an attention tile in tokens: the block of FlashAttention-2/3 and FlexAttention kernels at head_dim 128."""
+from schemas.layout import TILE
 
 _TRAINING = 3
 _GIGA = 1e9
@@ -26,7 +24,7 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """Dimensions of the model that will train. Defaults: Molmo2-8B, that is Qwen3-8B with SigLIP 2 so400m/14.
+    """Dimensions of the model that will train.
 
     Attributes:
         hidden_size: width of the decoder.
@@ -45,20 +43,20 @@ class CostModel:
         pooled_per_crop: rows of pooled features, and so decoder tokens, of one crop.
     """
 
-    hidden_size: int = 4096
-    num_layers: int = 36
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    intermediate_size: int = 12288
-    vocab_size: int = 151936
-    vision_hidden_size: int = 1152
-    vision_num_layers: int = 25
-    vision_num_attention_heads: int = 16
-    vision_intermediate_size: int = 4304
-    patch_size: int = 14
-    patches_per_crop: int = 729
-    pooled_per_crop: int = 81
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    vision_hidden_size: int
+    vision_num_layers: int
+    vision_num_attention_heads: int
+    vision_intermediate_size: int
+    patch_size: int
+    patches_per_crop: int
+    pooled_per_crop: int
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from packer_service.config import PackConfig
+from packer_service.plan.cost import causal_area, document_tiles, pack_cost
 from packer_service.plan.make import make_plan
 from schemas.errors import PlanError
 from schemas.pack import Plan
@@ -23,7 +24,7 @@ def plan_of(sizes: list[tuple[int, int]], **changes: object) -> Plan:
         "alignment": 1,
         "window": 4,
         "seed": 0,
-        "cost_model": CostModel(),
+        "cost_model": PackConfig().cost_model,
     }
     return make_plan(**{**arguments, **changes})  # type: ignore[arg-type]
 
@@ -80,7 +81,7 @@ def test_the_cost_of_a_pack_can_be_computed_again_from_what_is_written() -> None
     tokens = rng.integers(1, 3000, 400)
     areas = causal_area(tokens) - rng.integers(0, tokens)
     images = rng.integers(0, 9, 400)
-    model = CostModel()
+    model = PackConfig().cost_model
     plan = make_plan(
         tokens=tokens,
         images=images,
