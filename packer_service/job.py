@@ -83,7 +83,7 @@ def pack(sources: Sequence[str], out: str, config: PackConfig, executor: Executo
     _claim(job, record)
     found = survey(fragments, _measure_missing(job, fragments))
     clock.lap("measure_seconds")
-    plan = plan_of(found, config)
+    plan = plan_of(found.documents, config)
     clock.lap("plan_seconds")
     progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
     shards = _write_missing(job, found, plan)

@@ -54,14 +54,7 @@ def lay_out(
     """
     sequence = assemble(documents, starts, seq_len=config.seq_len, pad_id=pad_id, bidirectional=config.bidirectional)
     index = MaskIndex.of(sequence.mask)
-    edges = segment_edges(np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config.seq_len)
-    layouts = solve_layouts(
-        index,
-        segment_edges=edges,
-        schemes=config.layouts,
-        ring_degrees=config.ring_degrees,
-        block_size=config.block_size,
-    )
+    layouts = configured_layouts(index, np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config)
     images, pooled = cumulative_bounds(documents, config.vision.pooled_per_crop)
     return LaidOutPack(
         sequence=sequence,
@@ -70,6 +63,19 @@ def lay_out(
         cum_image_bounds=images,
         cum_token_pooling_bounds=pooled,
         boundaries=image_boundaries(images, pooled, config.cp_sizes),
+    )
+
+
+def configured_layouts(
+    index: MaskIndex, starts: Int64[np.ndarray, "docs"], aligned_lengths: Int64[np.ndarray, "docs"], config: PackConfig
+) -> list[TokenLayout]:
+    """Every layout that a configuration asks for, of a pack whose documents lie at their starts."""
+    return solve_layouts(
+        index,
+        segment_edges=segment_edges(starts, aligned_lengths, config.seq_len),
+        schemes=config.layouts,
+        ring_degrees=config.ring_degrees,
+        block_size=config.block_size,
     )
 
 

@@ -14,13 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from packer_service.config import PackConfig, parse_config
-from packer_service.figures import (
-    BalanceFigures,
-    Figures,
-    loss_figures,
-    plan_figures,
-    truncated_by_source,
-)
+from packer_service.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
 from packer_service.shards.store import Folder
 from schemas.codec import decode_manifest, decode_table
 from schemas.errors import ConfigError, TableInvalid
@@ -80,12 +74,12 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> Figures:
 
 def _plan_of_tables(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
     """What was written, as the plan that would have given it."""
-    columns = {name: documents[name].to_numpy() for name in ("pack_id", "start", "length", "aligned_length")}
+    columns = {name: documents[name].to_numpy() for name in ("start", "length", "aligned_length")}
     return Plan(
         seq_len=seq_len,
         document=np.arange(len(documents)),
         cost=packs["cost"].to_numpy(),
-        pack_edges=np.searchsorted(columns["pack_id"], np.arange(len(packs) + 1)),
+        pack_edges=np.searchsorted(documents["pack_id"].to_numpy(), np.arange(len(packs) + 1)),
         **columns,
     )
 

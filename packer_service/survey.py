@@ -101,12 +101,12 @@ def _list(table: pa.Table, name: str) -> list[int]:
     return values
 
 
-def plan_of(found: Survey, config: PackConfig) -> Plan:
-    """The plan of a survey's documents under a configuration."""
+def plan_of(documents: pa.Table, config: PackConfig) -> Plan:
+    """The plan of documents, by their columns ``tokens``, ``images`` and ``area``, under a configuration."""
     return make_plan(
-        tokens=found.documents["tokens"].to_numpy(),
-        images=found.documents["images"].to_numpy(),
-        areas=found.documents["area"].to_numpy(),
+        tokens=documents["tokens"].to_numpy(),
+        images=documents["images"].to_numpy(),
+        areas=documents["area"].to_numpy(),
         seq_len=config.seq_len,
         max_images=config.max_images,
         alignment=config.alignment,

@@ -20,13 +20,10 @@ from packer_service.figures import BalanceFigures, Figures, loss_figures, plan_f
 from packer_service.ingest.sources import list_fragments, list_sources
 from packer_service.ingest.tokenizer import load_tokenizer
 from packer_service.job import Executor, Progress, measure_all
-from packer_service.lay_out import lay_out
+from packer_service.lay_out import configured_layouts, lay_out
 from packer_service.layout.mask import MaskIndex
-from packer_service.layout.solve import solve_layouts
 from packer_service.layout.tiles import whole_tiles
-from packer_service.layout.zigzag import segment_edges
 from packer_service.plan.cost import causal_area
-from packer_service.plan.make import make_plan
 from packer_service.plan.order import check_dp_sizes
 from packer_service.survey import plan_of, shard_task, survey
 from schemas.errors import ConfigError
@@ -60,7 +57,7 @@ def plan_sources(
     fragments = list_fragments(list_sources(sources))
     found = survey(fragments, measure_all(fragments, config, executor, progress))
     started = time.perf_counter()
-    plan = plan_of(found, config)
+    plan = plan_of(found.documents, config)
     seconds = time.perf_counter() - started
     tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in _sample(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
@@ -80,19 +77,9 @@ def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -
     check_dp_sizes(dp_sizes, config.order.window)
     table = _read_lengths(file)
     kept, rejects = _within_budgets(table, config)
-    tokens, images = kept["tokens"].to_numpy(), kept["images"].to_numpy()
+    images = kept["images"].to_numpy()
     started = time.perf_counter()
-    plan = make_plan(
-        tokens=tokens,
-        images=images,
-        areas=causal_area(tokens),
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        alignment=config.alignment,
-        window=config.order.window,
-        seed=config.order.seed,
-        cost_model=config.cost_model,
-    )
+    plan = plan_of(kept.append_column("area", pa.array(causal_area(kept["tokens"].to_numpy()))), config)
     seconds = time.perf_counter() - started
     sampled = [_solve_lengths(plan, pack, images, config) for pack in _sample(plan)]
     figures = _figures(plan, images, sampled, config, seconds, dp_sizes)
@@ -142,17 +129,11 @@ def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:
 
 def _solve_lengths(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], config: PackConfig) -> SampledPack:
     """One planned pack with a mask made up from lengths."""
-    rows = slice(int(plan.pack_edges[pack]), int(plan.pack_edges[pack + 1]))
+    rows = plan.rows(pack)
     starts, lengths = plan.start[rows], plan.length[rows]
     crops = images[plan.document[rows]]
     index = MaskIndex.of(_mask_of_lengths(starts, lengths, crops, config))
-    layouts = solve_layouts(
-        index,
-        segment_edges=segment_edges(starts, plan.aligned_length[rows], config.seq_len),
-        schemes=config.layouts,
-        ring_degrees=config.ring_degrees,
-        block_size=config.block_size,
-    )
+    layouts = configured_layouts(index, starts, plan.aligned_length[rows], config)
     units = np.arange(1, int(crops.sum()) + 1)
     balance = BalanceRows()
     boundaries = image_boundaries(units, units * config.vision.pooled_per_crop, config.cp_sizes)

@@ -19,17 +19,15 @@ class Plan:
     Attributes:
         seq_len: tokens of every pack, padding included.
         document: index of the document in the table of measured documents.
-        pack_id: the document's pack, counted from 0 in step order.
         start: position of the document's first token in its pack.
         length: real tokens.
         aligned_length: tokens that the document takes up, its padding at the end included.
         cost: cost of each pack in GFLOP, in step order.
-        pack_edges: the first row of each pack, then the number of rows.
+        pack_edges: the first row of each pack, then the number of rows. Packs count from 0 in step order.
     """
 
     seq_len: int
     document: Int64[np.ndarray, "docs"]
-    pack_id: Int64[np.ndarray, "docs"]
     start: Int64[np.ndarray, "docs"]
     length: Int64[np.ndarray, "docs"]
     aligned_length: Int64[np.ndarray, "docs"]
@@ -43,6 +41,11 @@ class Plan:
     @property
     def n_documents(self) -> int:
         return len(self.document)
+
+    @property
+    def pack_id(self) -> Int64[np.ndarray, "docs"]:
+        """Each document's pack."""
+        return np.repeat(np.arange(self.n_packs), np.diff(self.pack_edges))
 
     def rows(self, pack_id: int) -> slice:
         """The rows of one pack."""

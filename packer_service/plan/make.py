@@ -71,13 +71,11 @@ def make_plan(
     position[order] = np.arange(n_packs)
     pack_of = position[opened_in]
     document = np.argsort(pack_of, kind="stable")
-    pack_id = pack_of[document]
-    edges = np.concatenate([[0], np.cumsum(np.bincount(pack_id, minlength=n_packs))]).astype(np.int64)
+    edges = np.concatenate([[0], np.cumsum(np.bincount(pack_of, minlength=n_packs))]).astype(np.int64)
     aligned_length = aligned[document]
     return Plan(
         seq_len=seq_len,
         document=document,
-        pack_id=pack_id,
         start=_starts(aligned_length, edges),
         length=tokens[document],
         aligned_length=aligned_length,
