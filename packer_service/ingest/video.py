@@ -15,19 +15,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from PIL import Image
 
-from packer_service.ingest.demux import (
-    Timeline,
-    Video,
-    display_size,
-    open_at,
-    read_origin,
-    read_timeline,
-    seek_to,
-    shown_at,
-)
+from packer_service.ingest.demux import Video, display_size, open_at, seek_to, shown_at
 from packer_service.ingest.media import open_media
 from packer_service.ingest.pixels import FrameScaler
 from packer_service.ingest.sampling import as_written, clip_timestamps, sample_frames
+from packer_service.ingest.timeline import Timeline, read_origin, read_timeline
 from schemas.errors import DocumentError
 from schemas.example import Media
 
