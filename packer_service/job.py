@@ -8,7 +8,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -20,14 +20,14 @@ from packer_service.config import PackConfig
 from packer_service.finish import make_manifest
 from packer_service.ingest.sources import Fragment, list_fragments, list_sources
 from packer_service.ingest.tokenizer import load_tokenizer
+from packer_service.job_record import job_record, refuse_difference
 from packer_service.measure import measure_fragment
 from packer_service.shards.store import Folder
 from packer_service.survey import Survey, plan_of, shard_ranges, shard_task, survey
 from schemas.codec import decode_manifest, encode_json, encode_table
 from schemas.errors import ConfigError
-from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest, ShardEntry, TokenizerEntry
+from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest, ShardEntry
 from schemas.pack import Plan
-from schemas.version import VERSION
 
 WORK = ".work"
 """Folder inside the dataset for what an interrupted job has done. Gone when the dataset is whole."""
@@ -77,7 +77,7 @@ def pack(sources: Sequence[str], out: str, config: PackConfig, executor: Executo
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens).entry
     fragments = list_fragments(list_sources(sources))
     job = _Job(folder=Folder(out), config=config, executor=executor, progress=progress)
-    record = _job_record(config, tokenizer, fragments)
+    record = job_record(config, tokenizer, fragments)
     if job.folder.is_file(MANIFEST):
         return _finished_before(job, record)
     _claim(job, record)
@@ -136,17 +136,6 @@ def measure_all(
     return results
 
 
-def _job_record(config: PackConfig, tokenizer: TokenizerEntry, fragments: Sequence[Fragment]) -> dict[str, Any]:
-    """What must be the same for two runs to be the same job."""
-    files = list(dict.fromkeys(fragment.file for fragment in fragments))
-    return {
-        "version": VERSION,
-        "config": config.model_dump(mode="json"),
-        "tokenizer": tokenizer.model_dump(mode="json"),
-        "files": [asdict(file) for file in files],
-    }
-
-
 def _finished_before(job: _Job, record: dict[str, Any]) -> Outcome:
     manifest = decode_manifest(job.folder.read(MANIFEST), MANIFEST)
     if not job.folder.is_file(RUN):
@@ -154,7 +143,7 @@ def _finished_before(job: _Job, record: dict[str, Any]) -> Outcome:
             f"--out {job.folder.location}: is a whole dataset without {RUN}, so of which job is not known"
         )
     before = json.loads(job.folder.read(RUN))["job"]
-    _refuse_difference(before, record, job.folder.location)
+    refuse_difference(before, record, job.folder.location)
     job.work.delete_all()
     return Outcome(manifest=manifest, already_done=True, seconds={})
 
@@ -163,7 +152,7 @@ def _claim(job: _Job, record: dict[str, Any]) -> None:
     """Takes a new folder for this job, or goes on with one that it took before."""
     folder, work = job.folder, job.work
     if work.is_file("job.json"):
-        _refuse_difference(json.loads(work.read("job.json")), record, folder.location)
+        refuse_difference(json.loads(work.read("job.json")), record, folder.location)
         folder.delete_temporary()
         return
     names = [name for name in folder.names() if not name.startswith(f"{WORK}/")]
@@ -174,23 +163,6 @@ def _claim(job: _Job, record: dict[str, Any]) -> None:
         work.write("job.json", json.dumps(record).encode())
     except OSError as error:
         raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
-
-
-def _refuse_difference(before: dict[str, Any], now: dict[str, Any], out: str) -> None:
-    differences = _differences(before, now)
-    if differences:
-        shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
-        raise ConfigError(f"--out {out}: was begun with other input ({shown}); give another folder, or remove this one")
-
-
-def _differences(before: Any, now: Any, path: str = "") -> list[str]:
-    """Where two JSON values differ, as ``path: old, now new``."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = list(dict.fromkeys([*before, *now]))
-        return [d for key in keys for d in _differences(before.get(key), now.get(key), f"{path}.{key}".strip("."))]
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        return [d for i, (a, b) in enumerate(zip(before, now, strict=True)) for d in _differences(a, b, f"{path}[{i}]")]
-    return [] if before == now else [f"{path}: {before!r:.80}, now {now!r:.80}"]
 
 
 def _measure_missing(job: _Job, fragments: Sequence[Fragment]) -> list[tuple[pa.Table, int]]:
