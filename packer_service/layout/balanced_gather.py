@@ -17,14 +17,10 @@ from jaxtyping import Int32
 from packer_service.compiled import compiled
 from packer_service.layout.blocks import BlockMap
 from packer_service.layout.deals import consecutive, head_tail, longest_first
-from packer_service.layout.xorshift import next_random
+from packer_service.layout.xorshift import drawn_pair, next_random
 
 SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""
-
-NEAR = 8
-"""Largest distance of two near blocks."""
-
 
 Found = tuple[np.ndarray, int, int]
 """Owners, their tiles above the limit, and the keys that all ranks need."""
@@ -101,10 +97,7 @@ def _search(
     state = np.uint64(seed)
     for turn in range(tries):
         state = next_random(state)
-        i = np.int64((state >> np.uint64(8)) % np.uint64(count))
-        j = np.int64((state >> np.uint64(32)) % np.uint64(count))
-        if state & np.uint64(1):
-            j = i + 1 + j % NEAR if state & np.uint64(2) else i - 1 - j % NEAR
+        i, j = drawn_pair(state, count)
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
         a, b, gain = owners[i], owners[j], blocks.loads[j] - blocks.loads[i]

@@ -18,13 +18,10 @@ from jaxtyping import Int32
 from packer_service.compiled import compiled
 from packer_service.layout.blocks import BlockMap
 from packer_service.layout.deals import head_tail, round_robin
-from packer_service.layout.xorshift import next_random
+from packer_service.layout.xorshift import drawn_pair, next_random
 
 PATH_WEIGHT = 1000
 """One tile of path against one unit of variance, both of them integers."""
-
-NEAR = 8
-"""Largest distance of two near blocks."""
 
 PATIENCE = 20
 """Exchanges tried for each block without gain, after which one is made all the same."""
@@ -144,10 +141,7 @@ def _search(
         if best_path <= enough:
             break
         state = next_random(state)
-        i = np.int64((state >> np.uint64(8)) % np.uint64(count))
-        j = np.int64((state >> np.uint64(32)) % np.uint64(count))
-        if state & np.uint64(1):
-            j = i + 1 + j % NEAR if state & np.uint64(2) else i - 1 - j % NEAR
+        i, j = drawn_pair(state, count)
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
         first, second, differing = np.int64(owners[i]), np.int64(owners[j]), False

@@ -1,10 +1,13 @@
-"""The generator from which the searches draw."""
+"""The generator from which the searches draw, and how they draw two blocks to exchange."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from packer_service.compiled import compiled
+
+NEAR = 8
+"""Largest distance of two near blocks."""
 
 
 @compiled
@@ -17,3 +20,13 @@ def next_random(state: np.uint64) -> np.uint64:
     state ^= state >> np.uint64(7)
     state ^= state << np.uint64(17)
     return state
+
+
+@compiled
+def drawn_pair(state: np.uint64, count: int) -> tuple[np.int64, np.int64]:
+    """Two of ``count`` blocks, near each other for every second state; the second may lie outside of them."""
+    first = np.int64((state >> np.uint64(8)) % np.uint64(count))
+    second = np.int64((state >> np.uint64(32)) % np.uint64(count))
+    if state & np.uint64(1):
+        second = first + 1 + second % NEAR if state & np.uint64(2) else first - 1 - second % NEAR
+    return first, second
