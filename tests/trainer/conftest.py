@@ -45,12 +45,6 @@ class WholeSample:
     members: list[tarfile.TarInfo]
 
 
-class _Silent:
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int) -> None: ...
-
-
 def _question(n_images: int, text: str, first: int = 0) -> list[dict[str, Any]]:
     images = [{"type": "image", "image": f"{(first + i) % 37}.png"} for i in range(n_images)]
     return [
@@ -75,14 +69,14 @@ def _rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
     """Images, text and annotations in 10 packs. Read only."""
     folder = tmp_path_factory.mktemp("reader")
     noise = np.random.default_rng(0)
     for i in range(37):
         Image.fromarray(noise.integers(0, 255, (8, 5 + i, 3), np.uint8)).save(folder / f"{i}.png")
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, _rows())), encoding="utf-8")
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), load_config(None, SETTINGS), PlainExecutor(), _Silent())
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), load_config(None, SETTINGS), PlainExecutor(), progress)
     return folder / "dataset"
 
 
@@ -93,7 +87,7 @@ def copied(packed: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def packed_in_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed_in_tiles(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
     """Stills of several crops each, as PNG: a unit is more than a crop. Read only."""
     folder = tmp_path_factory.mktemp("tiles")
     noise = np.random.default_rng(1)
@@ -102,7 +96,7 @@ def packed_in_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"id": f"tiles-{i}", "messages": _question(1 + i % 2, "?", first=i)} for i in range(4)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     config = load_config(None, [*SETTINGS, "image_format=png", "vision.max_crops=4"])
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), _Silent())
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
     return folder / "dataset"
 
 
