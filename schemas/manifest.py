@@ -13,7 +13,6 @@ MANIFEST = "manifest.json"
 RUN = "run.json"
 SHARDS = "shards"
 
-
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or place: what an int64 column of a table can hold too."""
 

@@ -30,7 +30,6 @@ _PATIENCE = 256
 """Nodes that one search may visit. A search with several limits can meet many nodes whose minima come from different
 documents; giving up then loses one choice of many, where going on could visit every document."""
 
-
 _FULL = 4096
 """A filling that leaves less than one part in this many open is kept without trying the recipes that follow."""
 
