@@ -9,6 +9,8 @@ from schemas.errors import DocumentError
 from schemas.example import Document, Media, MediaKind, Message, Part, Role
 
 FORMS = ("text", "messages", "annotations")
+FIELDS = ("id", "source", *FORMS, "media")
+"""Everything that is read of a row; other fields are the user's own."""
 ROLES = get_args(Role)
 DEFAULT_SOURCE = "default"
 

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from packer_service.filesystem import is_uri, join, locate, split_query
+from packer_service.ingest.row_groups import ROW_GROUPS, row_at, rows_of
 from schemas.errors import ConfigError, DocumentError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -145,8 +145,8 @@ def read_fragment(fragment: Fragment) -> FragmentRows:
         OSError: the file cannot be read.
     """
     if fragment.file.kind == "parquet":
-        group = _row_group(fragment.file, fragment.start)
-        rows = ((i, RowReference(offset=fragment.start, size=i), row) for i, row in enumerate(group))
+        group = ROW_GROUPS.table(fragment.file.uri, fragment.file.mtime_ns, fragment.start)
+        rows = ((i, RowReference(offset=fragment.start, size=i), row) for i, row in enumerate(rows_of(group)))
         return FragmentRows(rows=rows, n_lines=len(group))
     with _open(fragment.file) as opened:
         begin, data = _whole_lines(opened, fragment)
@@ -183,11 +183,18 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
         OSError: the file cannot be read any more.
     """
     if file.kind == "parquet":
-        rows = _row_group(file, reference.offset)
-        return rows[reference.size] if reference.size < len(rows) else DocumentError("bad_row", "the row is gone")
+        try:
+            group = ROW_GROUPS.table(file.uri, file.mtime_ns, reference.offset)
+        except pa.ArrowInvalid:  # the file was written anew: fewer row groups, or no Parquet at all
+            return _gone()
+        return row_at(group, reference.size) if reference.size < len(group) else _gone()
     with _open(file) as opened:
         opened.seek(reference.offset)
         return _parse(opened.read(reference.size))
+
+
+def _gone() -> DocumentError:
+    return DocumentError("bad_row", "the row is gone")
 
 
 def _open(file: SourceFile) -> Any:
@@ -204,13 +211,6 @@ def _parse(line: bytes) -> Any:
         return DocumentError("bad_row", "the line's JSON is nested too deeply")
     except ValueError as error:
         return DocumentError("bad_row", f"the line is not JSON ({error})")
-
-
-@lru_cache(maxsize=2)
-def _row_group(file: SourceFile, group: int) -> list[Any]:
-    """A row group's rows. Kept, since the documents of a shard come from few of them."""
-    with _open(file) as opened:
-        return pq.ParquetFile(opened).read_row_group(group).to_pylist()
 
 
 def _reason(error: BaseException) -> str:

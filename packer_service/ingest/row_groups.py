@@ -1,0 +1,68 @@
+"""Rows of Parquet files by row group, read a row at a time: documents of a shard lie in many groups, in no order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from packer_service.filesystem import locate
+from packer_service.ingest.rows import FIELDS
+from schemas.errors import DocumentError
+
+KEPT_BYTES = 256 * 2**20
+"""Most memory for row groups that a process keeps, as Arrow has them; the last one read is kept whatever its size."""
+
+
+class RowGroups:
+    """Row groups that were read last. Packs take documents from all over a source, so the same group comes often."""
+
+    def __init__(self, kept_bytes: int) -> None:
+        self.kept_bytes = kept_bytes
+        self._kept: OrderedDict[tuple[str, int, int], pa.Table] = OrderedDict()
+
+    def table(self, uri: str, mtime_ns: int, group: int) -> pa.Table:
+        """The fields of :data:`~packer_service.ingest.rows.FIELDS` that a row group has, with all of its rows.
+
+        ``mtime_ns`` tells two states of a file apart.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        key = (uri, mtime_ns, group)
+        if key not in self._kept:
+            self._kept[key] = _read(uri, group)
+            while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > self.kept_bytes:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+ROW_GROUPS = RowGroups(KEPT_BYTES)
+"""Those of this process."""
+
+
+def _read(uri: str, group: int) -> pa.Table:
+    filesystem, path = locate(uri)
+    with filesystem.open_input_file(path) as opened:
+        # Other columns may be large, or hold what Python has no value for, and no document needs them.
+        return pq.ParquetFile(opened).read_row_group(group, columns=list(FIELDS))
+
+
+def rows_of(table: pa.Table) -> Iterator[Any]:
+    """Every row, or why it cannot be read, one in memory at a time."""
+    return (row_at(table, index) for index in range(len(table)))
+
+
+def row_at(table: pa.Table, index: int) -> Any:
+    """A row as Python values, or why it cannot be read."""
+    try:
+        return table.slice(index, 1).to_pylist()[0]
+    except UnicodeDecodeError:
+        # Arrow takes a file at its word that its strings are UTF-8.
+        return DocumentError("bad_row", "a string of the row is not UTF-8")
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        return DocumentError("bad_row", f"a value of the row cannot be read ({type(error).__name__})")
