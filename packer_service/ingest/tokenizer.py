@@ -21,6 +21,18 @@ BOS_NAMES = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")
 EOS_NAMES = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "[SEP]")
 PAD_NAMES = ("<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>", "[PAD]")
 IMAGE_NAMES = ("[IMG]", "<|image_pad|>", "<image>", "<|image|>", "<im_patch>", "<image_soft_token>")
+INSTRUCT_NAMES = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+CHATML_NAMES = ("<|im_start|>", "<|im_end|>")
+BEGIN_NAMES = ("<|vision_start|>", "<im_start>")
+SEPARATOR_NAMES = ("[IMG_BREAK]", "<im_col>")
+END_NAMES = ("[IMG_END]", "<|vision_end|>", "<im_end>")
+MARKS = frozenset(
+    (
+        *(*BOS_NAMES, *EOS_NAMES, *PAD_NAMES, *IMAGE_NAMES, *INSTRUCT_NAMES, *CHATML_NAMES),
+        *(*BEGIN_NAMES, *SEPARATOR_NAMES, *END_NAMES),
+    )
+)
+"""Tokens that the packer may write around text; where a tokenizer has one, no text becomes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +123,15 @@ def _load_hugging_face(path: Path, special: SpecialTokensConfig) -> Tokenizer:
     loaded.no_truncation()
     loaded.no_padding()
     loaded.encode_special_tokens = True
+    ids = {token.content: i for i, token in loaded.get_added_tokens_decoder().items()}
+    # A file may list its marks as plain added tokens, and text that spells one would then become one. Tokens that are
+    # no mark of ours, such as those of tool calls, stay what the file says.
+    marks = {*MARKS, special.bos, special.eos, special.image} & ids.keys()
+    loaded.add_special_tokens(sorted(marks))
     return _with_specials(
         encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
         decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False),
-        ids={token.content: i for i, token in loaded.get_added_tokens_decoder().items()},
+        ids=ids,
         special=special,
         name=path.name,
         sha256=_sha256(path),
@@ -197,14 +214,14 @@ def _chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: i
 def _image_format(ids: dict[str, int], image: int) -> ImageFormat:
     """The marks that the tokenizer has: Mistral's break and end, or Qwen's vision start and end, or none."""
 
-    def mark(*names: str) -> tuple[int, ...]:
+    def mark(names: Sequence[str]) -> tuple[int, ...]:
         return next(((ids[name],) for name in names if name in ids), ())
 
     return ImageFormat(
-        begin=mark("<|vision_start|>", "<im_start>"),
+        begin=mark(BEGIN_NAMES),
         token=image,
-        separator=mark("[IMG_BREAK]", "<im_col>"),
-        end=mark("[IMG_END]", "<|vision_end|>", "<im_end>"),
+        separator=mark(SEPARATOR_NAMES),
+        end=mark(END_NAMES),
     )
 
 

@@ -91,3 +91,20 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is no Hugging Face tokenizer\.json"):
         load_tokenizer(str(tmp_path / "x.json"), PLAIN)
+
+
+def test_text_never_becomes_a_mark_that_the_file_calls_plain(tmp_path: Path) -> None:
+    """Fails when a document can spell the place of an image, because the file lists the mark as a plain added token."""
+    path = train(tmp_path / "tokenizer.json", ["<s>", "</s>"])
+    tokenizer = HuggingFaceTokenizer.from_file(path)
+    tokenizer.add_tokens(["<image>", "[INST]", "[/INST]", "<picture>", "<tool_call>"])
+    tokenizer.save(path)
+    loaded = load_tokenizer(path, PLAIN)
+    assert (loaded.entry.image_id, loaded.entry.vocab_size) == (400, 405)
+    text = "</s>[INST] <image> [/INST] <picture>"
+    assert set(loaded.encode(text)) & set(range(400, 405)) == {403}
+    assert loaded.decode(loaded.encode(text)) == text
+    assert 404 in loaded.encode("<tool_call>")
+    named = load_tokenizer(path, SpecialTokensConfig(image="<picture>"))
+    assert named.entry.image_id == 403
+    assert 403 not in named.encode(text)
