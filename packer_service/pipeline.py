@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class RayExecutor:
         task = _Task(function)
         try:
             for row in blocks.map(task, num_cpus=1).iter_rows():
-                yield row["index"], pickle.loads(row["result"])
+                yield row["index"], _result(row)
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
             raise TaskError(
@@ -52,20 +53,41 @@ class TaskError(PreshardError):
     """A task failed for a reason that is no document's fault: a full disk, an outage, a lost node."""
 
 
+def _result(row: dict[str, Any]) -> Any:
+    """What a task gave back.
+
+    Raises:
+        TaskError: the function failed; where it did is a note of the error.
+    """
+    if row["failure"] is None:
+        return pickle.loads(row["result"])
+    failure = TaskError(f"a task failed ({row['failure']}); what was done is kept")
+    failure.add_note(row["traceback"])
+    raise failure
+
+
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no message"
 
 
 class _Task:
-    """A function on items as a function on rows; both sides pickled, so that no type is guessed from the values."""
+    """A function on items as a function on rows; both sides pickled, so that no type is guessed from the values.
+
+    A failure is a result too: as an exception, Ray would log its stack and put its own words where the reason stood.
+    """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
         self.__name__ = getattr(getattr(function, "func", function), "__name__", "task")
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {"index": row["index"], "result": pickle.dumps(self.function(pickle.loads(row["item"])))}
+        done = {"index": row["index"], "result": None, "failure": None, "traceback": None}
+        try:
+            return {**done, "result": pickle.dumps(self.function(pickle.loads(row["item"])))}
+        except Exception as error:
+            failure = f"{type(error).__name__}: {_last_line(error)}"
+            return {**done, "failure": failure, "traceback": traceback.format_exc()}
 
 
 @contextmanager

@@ -53,6 +53,22 @@ def test_a_ray_that_is_there_is_used(
     assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
 
 
+def _full_disk(item: int) -> int:
+    raise OSError(28, f"No space left on device {item}")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_failed_task_gives_its_own_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    """Fails when Ray's words stand where the reason should, or its log of the failure is on the terminal."""
+    from packer_service.pipeline import TaskError, ray_cluster
+
+    with ray_cluster(None, None) as executor, pytest.raises(TaskError) as failed:
+        list(executor.run(_full_disk, [7]))
+    assert str(failed.value) == "a task failed (OSError: [Errno 28] No space left on device 7); what was done is kept"
+    assert "_full_disk" in "".join(failed.value.__notes__)
+    assert "Exception occurred" not in capfd.readouterr().err
+
+
 def test_ctrl_c_says_how_to_go_on_and_the_next_run_does(
     tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path
 ) -> None:
