@@ -39,8 +39,20 @@ def test_every_figure_of_the_report_is_documented(tiny_dataset: Path) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    """Fails when a page is renamed and a link to it is not."""
+    """Fails when a page or a heading is renamed and a link to it is not."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8"))]
-    assert links
-    assert [str(page.name) + ": " + link for page, link in links if not (page.parent / link).exists()] == []
+    links = [
+        (page, link) for page in pages for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text("utf-8"))
+    ]
+    assert any("#" in link for _, link in links)
+    assert [f"{page.name}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether a link's file is there, and has the heading that stands behind its ``#``."""
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    if not anchor:
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
