@@ -45,12 +45,12 @@ def make_manifest(
     tables = [_join_table(folder, records, name, shards, found.rejects) for name in TABLES]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        dataset_id=dataset_id(config, tokenizer, planned_rows(found, plan)),
+        dataset_id=dataset_id(config, tokenizer, _planned_rows(found, plan)),
         preshard_version=VERSION,
         config=config.model_dump(mode="json"),
         tokenizer=tokenizer,
         sources=[file.label for file in found.files],
-        counts=count(folder, found.n_rows),
+        counts=_count(folder, found.n_rows),
         tables=tables,
         shards=[ShardEntry.model_validate_json(records.read(f"{shard}/entry.json")) for shard in shards],
     )
@@ -76,7 +76,7 @@ def _join_table(folder: Folder, records: Folder, name: str, shards: Sequence[str
     return TableEntry(name=name, bytes=folder.size(name) or 0, sha256=digest, rows=rows)
 
 
-def count(folder: Folder, n_rows: int) -> Counts:
+def _count(folder: Folder, n_rows: int) -> Counts:
     """The manifest's totals, from the tables."""
     tables = {name: pq.read_table(io.BytesIO(folder.read(name))) for name in TABLES if name != "balance.parquet"}
     packs, documents = tables["packs.parquet"], tables["documents.parquet"]
@@ -94,8 +94,8 @@ def count(folder: Folder, n_rows: int) -> Counts:
     )
 
 
-def planned_rows(found: Survey, plan: Plan) -> pa.Table:
-    """The columns of ``documents.parquet`` that a plan decides, one row a planned document."""
+def _planned_rows(found: Survey, plan: Plan) -> pa.Table:
+    """The columns of ``documents.parquet`` that the dataset's id is taken of, one row a planned document."""
     placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
     for name in ("pack_id", "start", "length", "aligned_length"):
         placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))
