@@ -135,6 +135,7 @@ def decode_image(media: Media, base: str, crops: ImageCrops, *, image_size: int)
             image.load()
             rgb = to_rgb(image)
         except Exception as error:
+            # Damaged pixels can surface as nearly any exception; one with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             reason = f"its pixels cannot be decoded ({type(error).__name__})"

@@ -131,6 +131,7 @@ def _resolve(uri: str, base: str) -> tuple[fs.FileSystem | None, str]:
 
 
 def _split(uri: str) -> tuple[fs.FileSystem | None, str]:
+    """As ``filesystem.locate``, but with one client for all files of a bucket, and none for a local file."""
     parts = urlsplit(uri)
     path = unquote(parts.path)
     if parts.scheme == "file":
@@ -141,5 +142,5 @@ def _split(uri: str) -> tuple[fs.FileSystem | None, str]:
 
 @lru_cache(maxsize=64)
 def _filesystem(scheme: str, netloc: str, query: str) -> tuple[fs.FileSystem, str]:
-    # One client for all files of a bucket: making one can cost a request.
+    # Kept, since making a client can cost a request.
     return fs.FileSystem.from_uri(f"{scheme}://{netloc}" + (f"?{query}" if query else ""))
