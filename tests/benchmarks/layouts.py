@@ -11,8 +11,6 @@ exit status is 1 where there is one or a target is missed. Times of packs are pr
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
 import resource
 import sys
 import time
@@ -23,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mixtures
+from machine import hardware
 
 from packer_service.layout.deals import round_robin
 from packer_service.layout.mask import MaskIndex
@@ -36,14 +35,6 @@ from schemas.sequence import MaskArrays
 BLOCK = 128
 NAMES = (*SCHEMES, "head_tail", "round_robin")
 RING_TARGET = {2: 1.03, 4: 1.03, 8: 1.03, 16: 1.06}
-
-
-def hardware() -> str:
-    """Date, processor and versions: the line that goes with every figure."""
-    facts = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((fact.split(":")[1].strip() for fact in facts if fact.startswith("model name")), "?")
-    date = datetime.datetime.now(tz=datetime.UTC).date()
-    return f"{date}, {model}, one core, Python {platform.python_version()}, numpy {np.__version__}"
 
 
 def other_layouts(index: MaskIndex, degree: int) -> list[TokenLayout]:
@@ -163,7 +154,7 @@ def main() -> int:
     parser.add_argument("--mixtures", nargs="+", default=list(mixtures.MIXTURES), choices=list(mixtures.MIXTURES))
     parser.add_argument("--million", action="store_true", help="one pack of 1,048,576 tokens instead")
     asked = parser.parse_args()
-    print(hardware())
+    print(f"{hardware()}, one core used")
     if asked.million:
         return 0 if million() else 1
     sound = [table(mixture, asked.packs, asked.seed, asked.ring) for mixture in asked.mixtures]

@@ -10,8 +10,6 @@ alone, while ours keeps both budgets. The mixtures are those of ``mixtures.py``,
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import resource
 import sys
 import time
@@ -23,6 +21,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
+from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 
 from packer_service.config import PackConfig  # noqa: E402
@@ -201,8 +200,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     given = parser.parse_args()
     part = 10 if given.quick else 1
-    python = platform.python_version()
-    print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {os.cpu_count()} CPUs, Python {python}, one core used")
+    print(f"{hardware()}, one core used")
     begin = time.perf_counter()
     pack_documents(*even_video(300, 0), seq_len=SEQ_LEN, max_images=MAX_IMAGES)
     print(f"compiling, or loading from numba's cache: {time.perf_counter() - begin:.1f} s")
@@ -213,13 +211,6 @@ def main() -> None:
     fill(100_000 // part)
     stragglers(100_000 // part)
     whole_plan("mixed", given.documents // part)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ import argparse
 import io
 import itertools
 import json
-import os
-import platform
 import statistics
 import sys
 import tarfile
@@ -32,7 +30,9 @@ import numpy as np
 import webdataset as wds
 from PIL import Image
 
-sys.path[:0] = [str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from machine import hardware  # noqa: E402
 
 from packer_service.cli import ConsoleProgress  # noqa: E402
 from packer_service.config import load_config  # noqa: E402
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=8, help="packs to make when no dataset is given")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    print(f"{time.strftime('%Y-%m-%d')}, {cpu_name()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
+    print(hardware())
     with tempfile.TemporaryDirectory() as folder:
         dataset = arguments.dataset
         if dataset is None:
@@ -169,15 +169,6 @@ def main() -> None:
         print(f"{counts.packs} packs, {counts.images} crops, {counts.tokens} tokens")
         print_bytes(dataset, arguments.cp_size)
         print_speed(dataset, arguments.cp_size, arguments.rounds)
-
-
-def cpu_name() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":
