@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import webdataset as wds
 from PIL import Image
 
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=8, help="packs to make when no dataset is given")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as in a DataLoader's worker; a second thread would wait for a CPU in other use
     print(hardware())
     with tempfile.TemporaryDirectory() as folder:
         dataset = arguments.dataset
