@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pyarrow import ArrowException, fs
 
+from schemas.errors import ConfigError
+
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -19,14 +21,15 @@ def locate(location: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a path or URI, and the path inside it.
 
     Raises:
-        OSError: no such scheme, or a malformed URI.
+        ConfigError: no such scheme, or a malformed URI.
+        OSError: the filesystem does not answer.
     """
     if not is_uri(location):
         return fs.LocalFileSystem(), str(Path(location).absolute())
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except (ArrowException, ValueError) as error:
-        raise OSError(f"{location}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{location}: {' '.join(str(error).split())}") from None
     return filesystem, path
 
 
