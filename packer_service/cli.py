@@ -100,9 +100,10 @@ class _Sizes(click.ParamType):
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdigit() for part in parts):
+        sizes = tuple(int(part) for part in parts if part.strip().isdecimal())
+        if len(sizes) < len(parts) or 0 in sizes:
             self.fail(f"{value!r} is not a list of positive integers such as 8,16,32", param, ctx)
-        return tuple(int(part) for part in parts)
+        return sizes
 
 
 def _ray_options(command: Any) -> Any:
@@ -234,6 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="preshard", standalone_mode=False
         )
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
         _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
     except (click.Abort, KeyboardInterrupt):

@@ -155,10 +155,11 @@ def _claim(job: _Job, record: dict[str, Any]) -> None:
         refuse_difference(json.loads(work.read("job.json")), record, folder.location)
         folder.delete_temporary()
         return
-    names = [name for name in folder.names() if not name.startswith(f"{WORK}/")]
-    if names:
-        raise ConfigError(f"--out {folder.location}: holds {names[0]}, of no job of ours; give a new or empty folder")
     try:
+        names = [name for name in folder.names() if not name.startswith(f"{WORK}/")]
+        if names:
+            reason = f"holds {names[0]}, of no job of ours; give a new or empty folder"
+            raise ConfigError(f"--out {folder.location}: {reason}")
         work.delete_all()
         work.write("job.json", json.dumps(record).encode())
     except OSError as error:

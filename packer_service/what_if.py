@@ -50,10 +50,11 @@ def plan_sources(
     """The figures of packing sources, everything measured for real.
 
     Raises:
-        ConfigError: a source does not exist.
+        ConfigError: a source or the tokenizer does not exist.
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
+    load_tokenizer(config.tokenizer, config.special_tokens)  # a wrong one is told before any task starts
     fragments = list_fragments(list_sources(sources))
     found = survey(fragments, measure_all(fragments, config, executor, progress))
     started = time.perf_counter()

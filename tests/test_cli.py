@@ -65,10 +65,16 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["pack", "SOURCE", "--out", "OUT", "--num-cpus", "0"], "'--num-cpus': 0 is not in the range"),
         (["pack", "s3:/typo", "--out", "OUT"], "SOURCE s3:/typo: no such file"),
         (["pack", "nope://x", "--out", "OUT"], "SOURCE nope://x: "),
+        (["pack", "SOURCE", "--out", "nope://x"], "nope://x: Unrecognized filesystem"),
+        (["pack", "SOURCE", "--out", "FILE"], "rows.jsonl: cannot be written"),
+        (["plan", "SOURCE", "--set", "tokenizer=/nowhere.json"], "tokenizer: '/nowhere.json' is no file"),
+        (["plan", "SOURCE", "--dp", "8,0"], "'8,0' is not a list of positive integers"),
+        (["plan", "SOURCE", "--dp", "²"], "'²' is not a list of positive integers"),
         (["plan"], "give SOURCE files and folders, or --lengths FILE.parquet, and not both"),
         (["plan", "--lengths", "/nowhere.parquet"], "--lengths /nowhere.parquet: no such file"),
         (["report", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["report", "SOURCE"], "has no manifest.json: it is no dataset"),
+        (["verify", "nope://x"], "nope://x: Unrecognized filesystem"),
         (["verify", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["nonsense"], "No such command 'nonsense'"),
         (["pack", "--nonsense"], "No such option"),
@@ -78,12 +84,19 @@ def test_wrong_words_and_paths_are_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str], tiny_source: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     """Fails when a mistyped path or option ends in a traceback or in status 1."""
-    places = {"SOURCE": str(tiny_source), "OUT": str(tmp_path / "out")}
+    places = {"SOURCE": str(tiny_source), "OUT": str(tmp_path / "out"), "FILE": str(tiny_source / "rows.jsonl")}
     status, output, error = run(capsys, *(places.get(word, word) for word in arguments))
     assert status == 2
     assert output == ""
     assert error.count("\n") == 1
     assert message in error
+
+
+def test_no_words_at_all_give_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when the help of a bare ``preshard`` comes squeezed into one line, as errors are."""
+    status, output, error = run(capsys)
+    assert (status, output) == (2, "")
+    assert re.search(r"^  pack +Packs SOURCE", error, re.MULTILINE)
 
 
 def test_a_configuration_file_and_settings_over_it(

@@ -67,7 +67,7 @@ def list_sources(sources: Sequence[str]) -> list[SourceFile]:
         try:
             filesystem, path = locate(source)
             info = filesystem.get_file_info(path)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise ConfigError(f"SOURCE {source}: {_reason(error)}") from None
         if info.type == fs.FileType.NotFound:
             raise ConfigError(f"SOURCE {source}: no such file or folder")
