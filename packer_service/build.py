@@ -13,7 +13,7 @@ from packer_service.balance import BalanceRows
 from packer_service.config import PackConfig
 from packer_service.ingest.image import ImageCrops, decode_image, encode_image
 from packer_service.ingest.render import MediaShape, RenderedDocument
-from packer_service.ingest.rows import parse_document
+from packer_service.ingest.rows import parse_document, row_identity
 from packer_service.ingest.sources import RowReference, SourceFile, read_row
 from packer_service.ingest.tokenizer import Tokenizer, load_tokenizer
 from packer_service.ingest.video import decode_video
@@ -191,14 +191,18 @@ def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
     """Reads a planned document again by its reference.
 
     Raises:
-        DocumentError: it cannot be read any more, or is not what was measured.
+        DocumentError: its file is gone, or it is not what was measured.
+        OSError: the file system failed, which is no document's fault.
     """
     try:
         row = read_row(planned.file, planned.reference)
-    except OSError:
-        raise DocumentError("decode_failed", "the source file cannot be read any more") from None
+    except FileNotFoundError:
+        raise DocumentError("decode_failed", "the source file is gone since it was measured") from None
     if isinstance(row, DocumentError):
         raise DocumentError("decode_failed", f"changed since it was measured: {row}")
+    given_id, _ = row_identity(row)
+    if given_id not in (None, planned.doc_id):
+        raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
     document = parse_document(row)
     pieces, shapes = pieces_of(document, planned.file.folder, config, tokenizer)
     rendered = pieces[planned.piece][0] if planned.piece < len(pieces) else None
