@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from pyarrow import ArrowException, fs
@@ -27,9 +28,15 @@ def locate(location: str) -> tuple[fs.FileSystem, str]:
     if not is_uri(location):
         return fs.LocalFileSystem(), str(Path(location).absolute())
     try:
-        filesystem, path = fs.FileSystem.from_uri(location)
+        return _from_uri(location)
     except (ArrowException, ValueError) as error:
         raise ConfigError(f"{location}: {' '.join(str(error).split())}") from None
+
+
+@lru_cache(maxsize=256)
+def _from_uri(location: str) -> tuple[fs.FileSystem, str]:
+    """Kept, since a shard's documents are read from few files one by one, and making a client can cost a request."""
+    filesystem, path = fs.FileSystem.from_uri(location)
     return filesystem, path
 
 
