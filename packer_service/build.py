@@ -12,6 +12,7 @@ from PIL import Image
 from packer_service.balance import BalanceRows
 from packer_service.config import PackConfig
 from packer_service.ingest.image import ImageCrops, decode_image, encode_image
+from packer_service.ingest.recent import Recent
 from packer_service.ingest.render import MediaShape, RenderedDocument
 from packer_service.ingest.rows import parse_document, row_identity
 from packer_service.ingest.sources import RowReference, SourceFile, read_row
@@ -187,6 +188,22 @@ class ReadDocument:
     rendered: RenderedDocument
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ReadPieces:
+    """A document with everything that its pieces share."""
+
+    document: Document
+    shapes: list[MediaShape]
+    pieces: list[RenderedDocument]
+
+
+KEPT_TOKENS = 2**23
+"""Most tokens of split documents that a process keeps, at about 30 bytes each."""
+
+_SPLIT = Recent[_ReadPieces](KEPT_TOKENS, lambda read: sum(map(len, read.pieces)))
+"""Documents of several pieces: each piece is of another pack, and would tokenise the whole document again."""
+
+
 def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> ReadDocument:
     """Reads a planned document again by its reference.
 
@@ -194,6 +211,20 @@ def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
         DocumentError: its file is gone, or it is not what was measured.
         OSError: the file system failed, which is no document's fault.
     """
+    key = (planned.file, planned.reference, config)
+    read = _SPLIT.get(key)
+    if read is None:
+        read = _read_pieces(planned, config, tokenizer)
+        if len(read.pieces) > 1:
+            _SPLIT.keep(key, read)
+    rendered = read.pieces[planned.piece] if planned.piece < len(read.pieces) else None
+    if rendered is None or len(rendered) != planned.length:
+        now = "no such piece" if rendered is None else f"{len(rendered)} tokens"
+        raise DocumentError("decode_failed", f"changed since it was measured: {planned.length} tokens then, {now} now")
+    return ReadDocument(document=read.document, shapes=read.shapes, rendered=rendered)
+
+
+def _read_pieces(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> _ReadPieces:
     try:
         row = read_row(planned.file, planned.reference)
     except FileNotFoundError:
@@ -205,11 +236,7 @@ def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
         raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
     document = parse_document(row)
     pieces, shapes = pieces_of(document, planned.file.folder, config, tokenizer)
-    rendered = pieces[planned.piece][0] if planned.piece < len(pieces) else None
-    if rendered is None or len(rendered) != planned.length:
-        now = "no such piece" if rendered is None else f"{len(rendered)} tokens"
-        raise DocumentError("decode_failed", f"changed since it was measured: {planned.length} tokens then, {now} now")
-    return ReadDocument(document=document, shapes=shapes, rendered=rendered)
+    return _ReadPieces(document=document, shapes=shapes, pieces=[piece for piece, _ in pieces])
 
 
 def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *, first_unit: int) -> _Loaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,30 @@ def test_only_a_missing_file_is_the_documents_fault(
     monkeypatch.setattr(build, "read_row", outage)
     with pytest.raises(OSError, match="Input/output error"):
         read_planned(planned, tiny_config, tokenizer)
+
+
+def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
+    tmp_path: Path, tiny_config: PackConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when every piece of a long document tokenises the whole again: time grows with the square of its length."""
+    config = tiny_config.model_copy(update={"oversize": "split"})
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    write_row(tmp_path, id="long", text="words " * 3 * config.seq_len)
+    first = planned_in(tmp_path, config)
+    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    lengths = measure_fragment(fragment, config)[0]["tokens"].to_pylist()
+    assert len(lengths) > 3
+    rendered: list[PlannedDocument] = []
+    pieces_of = build.pieces_of
+
+    def counted(*arguments: Any) -> Any:
+        rendered.append(first)
+        return pieces_of(*arguments)
+
+    monkeypatch.setattr(build, "pieces_of", counted)
+    planned = [replace(first, piece=piece, length=length) for piece, length in enumerate(lengths)]
+    parts = [read_planned(each, config, tokenizer).rendered for each in planned]
+    assert len(rendered) == 1
+    assert [len(part) for part in parts] == lengths
+    whole = [token for part in parts for token in part.tokens.tolist()]
+    assert whole == [*tokenizer.bos, *tokenizer.encode("words " * 3 * config.seq_len), tokenizer.entry.eos_id]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packer_service.filesystem import locate
+from packer_service.ingest.recent import Recent
 from packer_service.ingest.rows import FIELDS
 from schemas.errors import DocumentError
 
@@ -21,8 +21,7 @@ class RowGroups:
     """Row groups that were read last. Packs take documents from all over a source, so the same group comes often."""
 
     def __init__(self, kept_bytes: int) -> None:
-        self.kept_bytes = kept_bytes
-        self._kept: OrderedDict[tuple[str, int, int], pa.Table] = OrderedDict()
+        self.recent = Recent[pa.Table](kept_bytes, lambda table: int(table.nbytes))
 
     def table(self, uri: str, mtime_ns: int, group: int) -> pa.Table:
         """The fields of :data:`~packer_service.ingest.rows.FIELDS` that a row group has, with all of its rows.
@@ -33,12 +32,11 @@ class RowGroups:
             OSError: the file cannot be read.
         """
         key = (uri, mtime_ns, group)
-        if key not in self._kept:
-            self._kept[key] = _read(uri, group)
-            while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > self.kept_bytes:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        table = self.recent.get(key)
+        if table is None:
+            table = _read(uri, group)
+            self.recent.keep(key, table)
+        return table
 
 
 ROW_GROUPS = RowGroups(KEPT_BYTES)

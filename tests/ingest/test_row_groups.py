@@ -78,5 +78,5 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     groups = RowGroups(5000)
     for group in range(3):
         assert len(list(rows_of(groups.table(str(path), 0, group)))) == 2
-    assert len(groups._kept) == 2
+    assert len(groups.recent) == 2
     assert len(RowGroups(1).table(str(path), 0, 0)) == 2
