@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from packer_service.build import PlannedDocument, ShardTask
+from packer_service.build import ShardTask
 from packer_service.config import PackConfig
 from packer_service.ingest.sources import Fragment, RowReference, SourceFile
 from packer_service.measure import MEASURED
 from packer_service.plan.make import make_plan
+from packer_service.planned import PlannedDocument
 from packer_service.shards.write import shard_name
 from schemas.pack import Plan
 from schemas.tables import REJECTS

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from packer_service.balance import BalanceRows, image_boundaries
-from packer_service.build import ShardTask, read_planned
+from packer_service.build import ShardTask
 from packer_service.config import PackConfig
 from packer_service.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
 from packer_service.ingest.sources import list_fragments, list_sources
@@ -25,6 +25,7 @@ from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import whole_tiles
 from packer_service.plan.cost import causal_area
 from packer_service.plan.order import check_dp_sizes
+from packer_service.planned import read_planned
 from packer_service.survey import plan_of, shard_task, survey
 from schemas.errors import ConfigError
 from schemas.pack import Plan

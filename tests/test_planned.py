@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from packer_service import build
-from packer_service.build import PlannedDocument, read_planned
+from packer_service import planned as planned_module
 from packer_service.config import PackConfig
 from packer_service.ingest.sources import list_fragments, list_sources, read_fragment
 from packer_service.ingest.tokenizer import load_tokenizer
 from packer_service.measure import measure_fragment
+from packer_service.planned import PlannedDocument, read_planned
 from schemas.errors import DocumentError
 
 
@@ -75,7 +75,7 @@ def test_only_a_missing_file_is_the_documents_fault(
     def outage(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(build, "read_row", outage)
+    monkeypatch.setattr(planned_module, "read_row", outage)
     with pytest.raises(OSError, match="Input/output error"):
         read_planned(planned, tiny_config, tokenizer)
 
@@ -92,13 +92,13 @@ def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
     lengths = measure_fragment(fragment, config)[0]["tokens"].to_pylist()
     assert len(lengths) > 3
     rendered: list[PlannedDocument] = []
-    pieces_of = build.pieces_of
+    pieces_of = planned_module.pieces_of
 
     def counted(*arguments: Any) -> Any:
         rendered.append(first)
         return pieces_of(*arguments)
 
-    monkeypatch.setattr(build, "pieces_of", counted)
+    monkeypatch.setattr(planned_module, "pieces_of", counted)
     planned = [replace(first, piece=piece, length=length) for piece, length in enumerate(lengths)]
     parts = [read_planned(each, config, tokenizer).rendered for each in planned]
     assert len(rendered) == 1
