@@ -310,6 +310,28 @@ def _sample(members: dict[str, bytes]) -> Sample:
     )
 
 
+def cases_of(module: Any) -> list[tuple[pytest.Mark, Callable[[Any], None]]]:
+    """Functions of a module that corrupt a dataset, each with its mark ``breaks(rule, *also)``."""
+    marked = [each for each in vars(module).values() if hasattr(each, "pytestmark")]
+    return [(mark, each) for each in marked for mark in each.pytestmark if mark.name == "breaks"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that takes ``rule``, ``also`` and ``corrupt`` once for every marked function of its module."""
+    if "corrupt" in metafunc.fixturenames:
+        cases = [
+            pytest.param(mark.args[0], mark.args[1:], corrupt, id=f"{mark.args[0]}-{corrupt.__name__}")
+            for mark, corrupt in cases_of(metafunc.module)
+        ]
+        metafunc.parametrize(("rule", "also", "corrupt"), cases)
+
+
+@pytest.fixture
+def corrupt_rules(request: pytest.FixtureRequest) -> set[str]:
+    """Rules for which the module has a corrupt dataset."""
+    return {mark.args[0] for mark, _ in cases_of(request.module)}
+
+
 @pytest.fixture
 def editable(sound: Path, tmp_path: Path) -> Editable:
     """A copy of the sound dataset, to be corrupted."""

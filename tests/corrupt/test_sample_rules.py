@@ -14,20 +14,9 @@ from packer_service.layout.images import image_edges, smallest_limit
 from schemas.errors import FORMAT_RULES
 from schemas.layout import boundaries_from_edges
 
-CASES: list[Any] = []
+breaks = pytest.mark.breaks
 
 
-def breaks(rule: str, *also: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Enters a function that corrupts a dataset so that it breaks a rule, and perhaps others with it."""
-
-    def enter(corrupt: Callable[[Any], None]) -> Callable[[Any], None]:
-        CASES.append(pytest.param(rule, also, corrupt, id=f"{rule}-{corrupt.__name__}"))
-        return corrupt
-
-    return enter
-
-
-@pytest.mark.parametrize(("rule", "also", "corrupt"), CASES)
 def test_a_broken_rule_is_named(
     rule: str, also: tuple[str, ...], corrupt: Callable[[Any], None], editable: Any, assert_breaks: Callable[..., Any]
 ) -> None:
@@ -39,8 +28,9 @@ def test_a_broken_rule_is_named(
     assert verdict.checked["packs"] == len(editable.samples())
 
 
-def test_every_rule_of_the_sample_has_a_case() -> None:
-    assert {case.values[0] for case in CASES} == {rule for rule in FORMAT_RULES if rule.startswith("P")}
+def test_every_rule_of_the_sample_has_a_case(corrupt_rules: set[str]) -> None:
+    """Fails when a rule is added without a corrupt dataset that raises it."""
+    assert corrupt_rules == {rule for rule in FORMAT_RULES if rule.startswith("P")}
 
 
 def padded(data: Any) -> tuple[Any, int]:
