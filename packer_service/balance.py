@@ -16,6 +16,12 @@ from packer_service.plan.cost import causal_area, document_tiles
 from schemas.layout import TILE, RankImages, TokenLayout, boundaries_from_edges
 from schemas.tables import BALANCE
 
+LAYOUT_KINDS = ("attention", "tiles", "ring_step", "keys_fetched")
+"""Kinds of load of a token layout, in the order of their rows."""
+
+IMAGE_KINDS = ("images", "pooled_tokens")
+"""Kinds of load of the image boundaries, in the order of their rows."""
+
 
 def image_boundaries(
     cum_image_bounds: Int64[np.ndarray, "units"],
@@ -46,12 +52,8 @@ def pack_tiles(lengths: Int64[np.ndarray, "docs"], area: int) -> float:
 
 def layout_loads(measures: LayoutMeasures) -> dict[str, Int64[np.ndarray, "ranks"]]:
     """Kind of load to the load of each ring rank (of each ring step, for ``ring_step``)."""
-    return {
-        "attention": measures.area,
-        "tiles": measures.tiles.sum(axis=1),
-        "ring_step": measures.ring_steps,
-        "keys_fetched": measures.keys_fetched,
-    }
+    loads = (measures.area, measures.tiles.sum(axis=1), measures.ring_steps, measures.keys_fetched)
+    return dict(zip(LAYOUT_KINDS, loads, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -69,14 +71,14 @@ class BalanceRows:
     ) -> None:
         """Adds the rows of one pack: its layouts in their order, then its image boundaries by CP size."""
         for layout in layouts:
-            for kind, loads in layout_loads(measure_layout(index, layout)).items():
-                self._add(pack_id, kind, layout.scheme, layout.ring_degree, loads.tolist())
+            for kind, of_rank in layout_loads(measure_layout(index, layout)).items():
+                self._add(pack_id, kind, layout.scheme, layout.ring_degree, of_rank.tolist())
         for size, ranks in boundaries.items():
             parts = [ranks[str(rank)] for rank in range(int(size))]
             crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
             pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
-            self._add(pack_id, "images", None, int(size), crops)
-            self._add(pack_id, "pooled_tokens", None, int(size), pooled)
+            for kind, loads in zip(IMAGE_KINDS, (crops, pooled), strict=True):
+                self._add(pack_id, kind, None, int(size), loads)
 
     def _add(self, pack_id: int, kind: str, scheme: str | None, degree: int, loads: list[int]) -> None:
         ranks = len(loads)

@@ -22,15 +22,13 @@ from packer_service.ingest.sources import Fragment, list_fragments, list_sources
 from packer_service.ingest.tokenizer import load_tokenizer
 from packer_service.job_record import job_record, refuse_difference
 from packer_service.measure import measure_fragment
+from packer_service.progress import Progress
 from packer_service.shards.store import Folder
 from packer_service.survey import Survey, plan_of, shard_ranges, shard_task, survey
 from schemas.codec import decode_manifest, encode_json, encode_table
 from schemas.errors import ConfigError
-from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest, ShardEntry
+from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest, ShardEntry
 from schemas.pack import Plan
-
-WORK = ".work"
-"""Folder inside the dataset for what an interrupted job has done. Gone when the dataset is whole."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,14 +46,6 @@ class PlainExecutor:
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         for index, item in enumerate(items):
             yield index, function(item)
-
-
-class Progress(Protocol):
-    """Told what is being done."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,9 +41,10 @@ class Survey:
 def survey(fragments: Sequence[Fragment], measured: Sequence[tuple[pa.Table, int]]) -> Survey:
     """Joins measured fragments: numbers the rows, names those without an id, and rejects ids that came before."""
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    number = {file: i for i, file in enumerate(files)}
     tables, lines_before = [LOCATED.empty_table()], dict.fromkeys(files, 0)
     for fragment, (table, n_lines) in zip(fragments, measured, strict=True):
-        tables.append(_locate(table, files.index(fragment.file), fragment.file.label, lines_before[fragment.file]))
+        tables.append(_locate(table, number[fragment.file], fragment.file.label, lines_before[fragment.file]))
         lines_before[fragment.file] += n_lines
     return _split(files, pa.concat_tables(tables))
 

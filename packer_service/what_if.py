@@ -19,13 +19,14 @@ from packer_service.config import PackConfig
 from packer_service.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
 from packer_service.ingest.sources import list_fragments, list_sources
 from packer_service.ingest.tokenizer import load_tokenizer
-from packer_service.job import Executor, Progress, measure_all
+from packer_service.job import Executor, measure_all
 from packer_service.lay_out import configured_layouts, lay_out
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import whole_tiles
 from packer_service.plan.cost import causal_area
 from packer_service.plan.order import check_dp_sizes
 from packer_service.planned import read_planned
+from packer_service.progress import Progress
 from packer_service.survey import plan_of, shard_task, survey
 from schemas.errors import ConfigError
 from schemas.pack import Plan

@@ -23,6 +23,9 @@ from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
 """Extensions of a sample's first three members, in the order in which they lie in the tar."""
 
+HEADER_MEMBERS = (HEAD, SEQUENCE, LAYOUTS)
+"""The header part of a sample; the crops follow it."""
+
 TAR_BLOCK = 512
 TAR_END = bytes(2 * TAR_BLOCK)
 

@@ -48,6 +48,9 @@ class DocumentError(PreshardError):
         return type(self), (self.code, str(self))
 
 
+REJECT_STAGES = ("read", "measure", "plan", "write")
+"""Steps of the job at which a document can be rejected."""
+
 REJECT_CODES = (
     "bad_row",
     "duplicate_id",

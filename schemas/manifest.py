@@ -12,6 +12,8 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 RUN = "run.json"
 SHARDS = "shards"
+WORK = ".work"
+"""Folder inside the dataset for what an interrupted job has done. Gone when the dataset is whole."""
 
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or place: what an int64 column of a table can hold too."""

@@ -8,12 +8,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from packer_service.balance import IMAGE_KINDS, LAYOUT_KINDS
 from packer_service.config import PackConfig
+from packer_service.progress import Progress
 from packer_service.shards.store import Folder
 from packer_service.verify.folder import (
     check_counts,
@@ -29,17 +31,6 @@ from packer_service.verify.verdict import Fault, Faults, Verdict
 from schemas.codec import decode_manifest
 from schemas.errors import BalanceInvalid, ConfigError, DocumentRowInvalid, FormatError, ManifestMissing, PreshardError
 from schemas.manifest import MANIFEST, Manifest, TableEntry
-
-BALANCE_KINDS = 4
-"""Kinds of load of a token layout in ``balance.parquet``; image boundaries have two."""
-
-
-class Progress(Protocol):
-    """Told what is being done."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int) -> None: ...
 
 
 def verify_dataset(location: str, *, processes: int | None = None, progress: Progress) -> Verdict:
@@ -117,7 +108,7 @@ def _check_order(documents: pa.Table, manifest: Manifest) -> Iterator[tuple[type
 
 def rows_per_pack(config: PackConfig) -> int:
     """Rows of ``balance.parquet`` of every pack: it depends on the configuration alone."""
-    return BALANCE_KINDS * len(config.layouts) * sum(config.ring_degrees) + 2 * sum(config.cp_sizes)
+    return len(LAYOUT_KINDS) * len(config.layouts) * sum(config.ring_degrees) + len(IMAGE_KINDS) * sum(config.cp_sizes)
 
 
 def _check_shards(

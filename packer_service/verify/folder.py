@@ -21,11 +21,8 @@ from schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest
+from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
 from schemas.tables import TABLES
-
-WORK = ".work/"
-"""Where a job keeps what it has done; left behind when it was killed after writing the manifest, and harmless."""
 
 
 def read_config(manifest: Manifest) -> PackConfig:
@@ -84,7 +81,7 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
             if name not in there:
                 yield name, (ShardMissing, "is not there")
     for name in names:
-        if name not in known and not name.startswith(WORK):
+        if name not in known and not name.startswith(f"{WORK}/"):
             yield name, (FileUnknown, "is no file of the format; a job that was killed leaves .tmp- files behind")
 
 

@@ -17,9 +17,7 @@ from packer_service.verify import arrays, images, layouts
 from packer_service.verify.tar import Member, RawSample
 from packer_service.verify.verdict import Finding
 from schemas.codec import (
-    HEAD,
-    LAYOUTS,
-    SEQUENCE,
+    HEADER_MEMBERS,
     decode_head,
     decode_layouts,
     decode_sequence,
@@ -120,6 +118,7 @@ class SampleCheck:
         return len(self.findings) == before
 
     def _decoded(self, decode: Callable[[], T], rule: type[FormatError]) -> T | None:
+        """What a decoder gives, None when the bytes break a rule; catches all, for the reason of ``_holds``."""
         try:
             return decode()
         except FormatError as error:
@@ -131,7 +130,7 @@ class SampleCheck:
     def _members(self, raw: RawSample, expected: Expected) -> tuple[list[Member] | None, list[Member] | None]:
         """The three members of the header part, and the crops; None where they are not as the format names them."""
         key = sample_key(expected.pack_id)
-        first = [f"{key}.{extension}" for extension in (HEAD, SEQUENCE, LAYOUTS)]
+        first = [f"{key}.{extension}" for extension in HEADER_MEMBERS]
         names = [member.name for member in raw.members]
         crops = [image_member(key, i, self.config.image_format) for i in range(len(names) - len(first))]
         if names == first + crops:
@@ -211,7 +210,8 @@ def _check_pack_row(
     assert expected.pack_row is not None
     lengths = np.array([span.length for span in head.documents], np.int64)
     n_images = head.cum_image_bounds[-1] if head.cum_image_bounds else 0
-    first_crop = raw.members[3].offset if len(raw.members) > 3 else raw.end
+    crops = raw.members[len(HEADER_MEMBERS) :]
+    first_crop = crops[0].offset if crops else raw.end
     derived = {
         **pack_figures(expected.pack_id, sequence, index, lengths, n_images, config),
         "shard": expected.shard,

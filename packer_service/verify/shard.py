@@ -14,7 +14,7 @@ from packer_service.shards.store import Folder
 from packer_service.verify.sample import Expected, SampleCheck
 from packer_service.verify.tar import RawSample, TarScan
 from packer_service.verify.verdict import Faults, Finding
-from schemas.codec import decode_index, sample_key
+from schemas.codec import HEADER_MEMBERS, decode_index, sample_key
 from schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
 from schemas.manifest import SHARDS, ShardEntry, TokenizerEntry
 
@@ -103,7 +103,7 @@ def _check_sample(task: ShardTask, raw: RawSample, before: list[int], verdict: S
     check = SampleCheck(config=task.config, tokenizer=task.tokenizer)
     verdict.faults.extend(check.run(raw, task.expected(index)), task.file, raw.key)
     verdict.checked["packs"] += 1
-    verdict.checked["images"] += max(len(raw.members) - 3, 0)
+    verdict.checked["images"] += max(len(raw.members) - len(HEADER_MEMBERS), 0)
 
 
 def _index_of(key: str, entry: ShardEntry) -> int | None:

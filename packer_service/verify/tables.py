@@ -14,11 +14,10 @@ from packer_service.config import PackConfig
 from packer_service.shards.store import Folder
 from packer_service.verify.verdict import Faults, Finding
 from schemas.codec import decode_table
-from schemas.errors import REJECT_CODES, DocumentLost, DocumentTwice, TableChanged, TableInvalid
+from schemas.errors import REJECT_CODES, REJECT_STAGES, DocumentLost, DocumentTwice, TableChanged, TableInvalid
 from schemas.manifest import TableEntry
 from schemas.tables import BALANCE, TABLES
 
-STAGES = ("read", "measure", "plan", "write")
 BALANCE_FILE = "balance.parquet"
 _BATCH_ROWS = 1 << 16
 
@@ -66,7 +65,7 @@ def check_values(table: pa.Table) -> Iterator[Finding]:
     for name in table.schema.names:
         if table[name].null_count and name != "scheme":
             yield TableInvalid, f"{name} has {table[name].null_count} nulls"
-    for name, legal in (("stage", STAGES), ("code", REJECT_CODES)):
+    for name, legal in (("stage", REJECT_STAGES), ("code", REJECT_CODES)):
         if name in table.schema.names:
             unknown = set(pc.unique(table[name]).to_pylist()) - {*legal, None}
             if unknown:
