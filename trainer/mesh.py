@@ -1,0 +1,92 @@
+"""The ranks of a job as a mesh of four axes, and one rank's place in its context-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
+"""Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, as the fastest links are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextParallel:
+    """One rank's place among the ranks that share a pack.
+
+    ``cp_rank = ring_rank * ulysses_degree + ulysses_rank``. A group of one rank is None: code that talks to a group
+    checks its degree first, so that one process needs no process group.
+
+    Attributes:
+        ulysses_degree: ranks among which the heads are dealt.
+        ring_degree: ranks among which the layout deals the tokens.
+        ulysses_rank: this rank on the axis ``ulysses``.
+        ring_rank: this rank on the axis ``ring``.
+        ulysses_group: the ranks with the same ring rank, by ``ulysses_rank``.
+        ring_group: the ranks with the same ulysses rank, by ``ring_rank``.
+        cp_group: all ranks of the pack, by ``cp_rank``.
+    """
+
+    ulysses_degree: int = 1
+    ring_degree: int = 1
+    ulysses_rank: int = 0
+    ring_rank: int = 0
+    ulysses_group: dist.ProcessGroup | None = None
+    ring_group: dist.ProcessGroup | None = None
+    cp_group: dist.ProcessGroup | None = None
+
+    @property
+    def cp_size(self) -> int:
+        return self.ulysses_degree * self.ring_degree
+
+    @property
+    def cp_rank(self) -> int:
+        return self.ring_rank * self.ulysses_degree + self.ulysses_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """All ranks of a job.
+
+    Attributes:
+        world: the mesh of the axes ``AXES``.
+        parameters: the same ranks as two axes, ``dp_replicate`` and ``shard``: parameters are sharded over all ranks
+            of a replica, those of its context-parallel groups among them, as they hold the same parameters.
+        cp: this rank's place in its context-parallel group.
+        dp_rank: which pack of a step is this rank's, below ``dp_size``.
+        dp_size: packs of a step.
+    """
+
+    world: DeviceMesh
+    parameters: DeviceMesh
+    cp: ContextParallel
+    dp_rank: int
+    dp_size: int
+
+
+def build_mesh(device_type: str, *, dp_replicate: int, dp_shard: int, ring_degree: int, ulysses_degree: int) -> Mesh:
+    """The mesh of all ranks of the default process group, which must number the product of the four degrees."""
+    world = init_device_mesh(device_type, (dp_replicate, dp_shard, ring_degree, ulysses_degree), mesh_dim_names=AXES)
+    world["dp_shard", "ring", "ulysses"]._flatten("shard")
+    place = dict(zip(AXES, world.get_coordinate() or (), strict=True))
+    cp = world["ring", "ulysses"]._flatten("cp")
+    return Mesh(
+        world=world,
+        parameters=world["dp_replicate", "shard"],
+        cp=ContextParallel(
+            ulysses_degree=ulysses_degree,
+            ring_degree=ring_degree,
+            ulysses_rank=place["ulysses"],
+            ring_rank=place["ring"],
+            ulysses_group=_group(world, "ulysses"),
+            ring_group=_group(world, "ring"),
+            cp_group=cp.get_group() if cp.size() > 1 else None,
+        ),
+        dp_rank=place["dp_replicate"] * dp_shard + place["dp_shard"],
+        dp_size=dp_replicate * dp_shard,
+    )
+
+
+def _group(world: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    return world.get_group(axis) if world[axis].size() > 1 else None
