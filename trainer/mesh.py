@@ -66,14 +66,21 @@ class Mesh:
 
 
 def build_mesh(device_type: str, *, dp_replicate: int, dp_shard: int, ring_degree: int, ulysses_degree: int) -> Mesh:
-    """The mesh of all ranks of the default process group, which must number the product of the four degrees."""
+    """The mesh of all ranks of the default process group, which must number the product of the four degrees.
+
+    The groups that join axes, of a replica's parameters and of one pack, come from meshes of their own over the same
+    ranks: torch has no public way to flatten axes of a mesh.
+    """
+    dp_size, cp_size = dp_replicate * dp_shard, ring_degree * ulysses_degree
     world = init_device_mesh(device_type, (dp_replicate, dp_shard, ring_degree, ulysses_degree), mesh_dim_names=AXES)
-    world["dp_shard", "ring", "ulysses"]._flatten("shard")
+    parameters = init_device_mesh(
+        device_type, (dp_replicate, dp_shard * cp_size), mesh_dim_names=("dp_replicate", "shard")
+    )
+    packs = init_device_mesh(device_type, (dp_size, cp_size), mesh_dim_names=("dp", "cp"))
     place = dict(zip(AXES, world.get_coordinate() or (), strict=True))
-    cp = world["ring", "ulysses"]._flatten("cp")
     return Mesh(
         world=world,
-        parameters=world["dp_replicate", "shard"],
+        parameters=parameters,
         cp=ContextParallel(
             ulysses_degree=ulysses_degree,
             ring_degree=ring_degree,
@@ -81,12 +88,12 @@ def build_mesh(device_type: str, *, dp_replicate: int, dp_shard: int, ring_degre
             ring_rank=place["ring"],
             ulysses_group=_group(world, "ulysses"),
             ring_group=_group(world, "ring"),
-            cp_group=cp.get_group() if cp.size() > 1 else None,
+            cp_group=_group(packs, "cp"),
         ),
         dp_rank=place["dp_replicate"] * dp_shard + place["dp_shard"],
-        dp_size=dp_replicate * dp_shard,
+        dp_size=dp_size,
     )
 
 
-def _group(world: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
-    return world.get_group(axis) if world[axis].size() > 1 else None
+def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    return mesh.get_group(axis) if mesh[axis].size() > 1 else None
