@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from schemas.layout import TokenLayout
 
+ON_HOST = ("image_edges", "pool_edges", "pool_positions")
+"""What plans exchanges: read number by number on the CPU, where a device would have to be waited for."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankBatch:
-    """One pack as one rank sees it. Tensors lie on the CPU; axis ``local`` is this rank's slice, in slice order.
+    """One pack as one rank sees it. It is read onto the CPU; dim ``local`` is this rank's slice, in slice order.
 
     Beside its own part, a rank holds what it needs to know of the others': the mask's arrays of the whole pack, the
     layout of every ring rank, and everyone's image edges. None of it costs a byte more than the header part.
@@ -37,6 +41,7 @@ class RankBatch:
         images: this rank's crops as RGB, 0 to 255.
         image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]`` of the pack.
+        pool_positions: where the token that each pooled row of the pack fills stands in the pack. Every row fills one.
         cp_rank: this rank.
         bytes_read: bytes asked from the shard for this batch.
         state: for ``PackedDataset.load_state_dict``, to go on after this step. It is right whatever a ``DataLoader``
@@ -59,6 +64,7 @@ class RankBatch:
     images: UInt8[Tensor, "crops height width 3"]
     image_edges: Int64[Tensor, "cp_plus_1"]
     pool_edges: Int64[Tensor, "cp_plus_1"]
+    pool_positions: Int64[Tensor, "pooled"]
     cp_rank: int
     bytes_read: int
     state: dict[str, Any]
@@ -89,3 +95,21 @@ class RankBatch:
     def max_num_tokens(self) -> int:
         """Most pooled rows of any rank: what every rank pads to before features are gathered."""
         return int(torch.diff(self.pool_edges).max())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> RankBatch:
+        """The same batch with its tensors on a device, but for those of ``ON_HOST``, which stay on the CPU.
+
+        Args:
+            device: where to.
+            non_blocking: do not wait for the copies; they overlap with other work when the batch is pinned.
+        """
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> RankBatch:
+        """The same batch in page-locked memory. A ``DataLoader`` with ``pin_memory`` calls this."""
+        return self._with(lambda tensor: tensor.pin_memory())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> RankBatch:
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ON_HOST}
+        changed: dict[str, Any] = {name: change(x) for name, x in given.items() if isinstance(x, Tensor)}
+        return replace(self, **changed)

@@ -18,7 +18,7 @@ from schemas.sequence import PackedSequence
 from trainer.batch import RankBatch
 from trainer.files import DatasetFiles
 from trainer.order import epoch_order
-from trainer.sample import image_edges, read_header, read_images, token_layout
+from trainer.sample import image_edges, pool_positions, read_header, read_images, token_layout
 from trainer.settings import DatasetSettings
 
 LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
@@ -190,6 +190,7 @@ class PackedDataset(IterableDataset[RankBatch]):
             images=torch.from_numpy(images),
             image_edges=torch.from_numpy(edges.images),
             pool_edges=torch.from_numpy(edges.pooled),
+            pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
             cp_rank=self.cp_rank,
             bytes_read=self.bytes_read - before,
             state=state,

@@ -27,10 +27,11 @@ from schemas.errors import (
     LayoutsInvalid,
     MembersInvalid,
     PackRowInvalid,
+    PoolingInvalid,
 )
 from schemas.layout import TokenLayout, boundaries_from_edges
 from schemas.manifest import SampleHead
-from schemas.sequence import PackedSequence
+from schemas.sequence import NOT_POOLED, PackedSequence
 from trainer.files import DatasetFiles, PackPlace
 
 
@@ -147,6 +148,24 @@ def image_edges(head: SampleHead, cp_size: int, where: str) -> ImageEdges:
     raise BoundariesInvalid(
         where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored}"
     )
+
+
+def pool_positions(sequence: PackedSequence, n_rows: int, where: str) -> Int64[np.ndarray, "pooled"]:
+    """Natural position of the token that each pooled row of the pack fills.
+
+    Ranks send features to tokens by this: a row without a token, or with two, would leave a rank waiting for it.
+
+    Raises:
+        PoolingInvalid: not every one of ``n_rows`` rows fills exactly one token.
+    """
+    filled = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
+    rows = sequence.pool_ids[filled]
+    order = np.argsort(rows, kind="stable")
+    if not np.array_equal(rows[order], np.arange(n_rows)):
+        raise PoolingInvalid(
+            f"{where}.{SEQUENCE}", f"pool_ids of {len(rows)} tokens do not name each of {n_rows} pooled rows once"
+        )
+    return filled[order]
 
 
 def read_images(

@@ -11,7 +11,7 @@ from schemas.manifest import MANIFEST, Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSettings:
-    """Keys of the packer's configuration, under the same names.
+    """Keys of the packer's configuration, under the same names, and the tokenizer's size.
 
     Attributes:
         seq_len: tokens of a pack.
@@ -20,7 +20,12 @@ class DatasetSettings:
         cp_sizes: CP sizes that every sample has image boundaries for.
         image_size: side of a crop in pixels.
         image_format: ``jpeg`` or ``png``.
+        patch_size: side of a patch of the vision encoder in pixels.
+        pool_size: patches along a side of a pooling window.
+        block_size: tokens of a block of the layouts' ``needs``.
         window: packs of a group of nearly equal cost.
+        tokenizer: what the tokenizer is called.
+        vocab_size: one more than the largest token id.
     """
 
     seq_len: int
@@ -29,7 +34,12 @@ class DatasetSettings:
     cp_sizes: tuple[int, ...]
     image_size: int
     image_format: str
+    patch_size: int
+    pool_size: int
+    block_size: int
     window: int
+    tokenizer: str
+    vocab_size: int
 
     @classmethod
     def of(cls, manifest: Manifest) -> DatasetSettings:
@@ -42,7 +52,12 @@ class DatasetSettings:
             cp_sizes=tuple(_value(config, "cp_sizes", list)),
             image_size=_value(config, "vision.image_size", int),
             image_format=_value(config, "image_format", str),
+            patch_size=_value(config, "vision.patch_size", int),
+            pool_size=_value(config, "vision.pool_size", int),
+            block_size=_value(config, "block_size", int),
             window=_value(config, "order.window", int),
+            tokenizer=manifest.tokenizer.name,
+            vocab_size=manifest.tokenizer.vocab_size,
         )
 
     def check_split(self, *, layout: str, ring_degree: int, ulysses_degree: int) -> None:
