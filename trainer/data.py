@@ -39,7 +39,8 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     Iterating goes on from the current position and ends with the epoch; the next iteration is the next epoch. Workers
     have copies of the dataset, so with workers call ``set_epoch`` before each epoch, and save ``RankBatch.state``, not
-    ``state_dict()``: the dataset cannot know which of its batches have been trained on.
+    ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream that goes through
+    the epochs by itself, with workers that stay, see :func:`trainer.loader.make_loader`.
 
     Args:
         path: the dataset's folder, a path or a URI that pyarrow opens.
@@ -149,11 +150,15 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     def __iter__(self) -> Iterator[RankBatch]:
         self._begin = self._position
-        begin, worker = self._begin, get_worker_info()
+        worker = get_worker_info()
         first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        yield from self.steps(first, every)
+
+    def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
+        """Every n-th step of the pass that is under way or comes next, then goes to the start of the next epoch."""
         order = epoch_order(self.n_packs, window=self.settings.window, seed=self.seed, epoch=self.epoch)
         for step in range(first, len(self), every):
-            at = begin + step * self.dp_size
+            at = self._begin + step * self.dp_size
             batch = self._read(int(order[at + self.dp_rank]), step, self._state(at + self.dp_size))
             self._position = at + self.dp_size
             yield batch
