@@ -1,0 +1,22 @@
+"""Exact attention under the mask of a pack, over the ranks of a context-parallel group."""
+
+from trainer.attention.bind import KINDS, Attend, bind, check_heads
+from trainer.attention.gather import gather_attention
+from trainer.attention.hybrid import hybrid_attention
+from trainer.attention.mask import MaskTensors
+from trainer.attention.reference import reference_attention
+from trainer.attention.ring import ring_attention
+from trainer.attention.ulysses import ulysses_attention
+
+__all__ = [
+    "KINDS",
+    "Attend",
+    "MaskTensors",
+    "bind",
+    "check_heads",
+    "gather_attention",
+    "hybrid_attention",
+    "reference_attention",
+    "ring_attention",
+    "ulysses_attention",
+]

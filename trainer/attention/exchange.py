@@ -1,0 +1,152 @@
+# ruff: noqa: N803 (shape suffixes)
+"""Gathering keys and values along the ring axis, all or only those that are needed, and the way back of gradients.
+
+Shapes: R ring ranks, K key heads, L tokens of a slice, T gathered tokens, D head_dim; kv_2KLD holds keys, then values.
+Messages have tokens first: x_L2KD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from schemas.errors import ReaderError
+from schemas.layout import TokenLayout, slice_positions
+from trainer.attention.mask import MaskTensors
+from trainer.mesh import ContextParallel
+
+Exchange = Literal["all", "needed"]
+
+
+class KeyExchange(Protocol):
+    """One way to gather. Tokens come in rank order, and inside a rank in slice order."""
+
+    @property
+    def positions(self) -> Int64[np.ndarray, "T"]:
+        """Natural positions of the gathered tokens."""
+        ...
+
+    def gather(self, kv_2KLD: Float[Tensor, "2 K L D"]) -> Float[Tensor, "2 K T D"]:
+        """The keys and values of all ranks that this one gets."""
+        ...
+
+    def give_back(self, dkv_2KTD: Float[Tensor, "2 K T D"]) -> Float[Tensor, "2 K L D"]:
+        """Sums of what all ranks have for this rank's tokens, added in rank order so that they never differ."""
+        ...
+
+
+def plan_exchange(
+    exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, block_size: int
+) -> KeyExchange:
+    """Which tokens go where, from the layout alone: ranks agree without a message.
+
+    Raises:
+        ReaderError: ``layout.needs`` is not of blocks of ``block_size`` tokens.
+    """
+    slices = [slice_positions(layout.runs, rank) for rank in range(cp.ring_degree)]
+    if cp.ring_group is None:
+        return _NoExchange(positions=slices[cp.ring_rank])
+    if exchange == "all":
+        return _AllExchange(positions=np.concatenate(slices), degree=cp.ring_degree, group=cp.ring_group)
+    seq_len = mask.seq_len
+    if layout.needs.shape[1] != -(-seq_len // block_size):
+        raise ReaderError(
+            f"layout {layout.name} tells {layout.needs.shape[1]} blocks of needed keys; {seq_len} tokens have "
+            f"{-(-seq_len // block_size)} blocks of {block_size}: give the block_size that the dataset was packed with"
+        )
+    mine = slices[cp.ring_rank]
+    sent = [np.flatnonzero(layout.needs[rank][mine // block_size]) for rank in range(cp.ring_degree)]
+    received = [held[layout.needs[cp.ring_rank][held // block_size]] for held in slices]
+    return _NeededExchange(
+        positions=np.concatenate(received),
+        sent=tuple(torch.from_numpy(index).to(mask.doc_ids.device) for index in sent),
+        received_sizes=tuple(map(len, received)),
+        slice_len=len(mine),
+        group=cp.ring_group,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NoExchange:
+    """A ring of one rank."""
+
+    positions: Int64[np.ndarray, "T"]
+
+    def gather(self, kv_2KLD: Tensor) -> Tensor:
+        return kv_2KLD
+
+    def give_back(self, dkv_2KTD: Tensor) -> Tensor:
+        return dkv_2KTD
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AllExchange:
+    """Every rank gets every token: an all-gather, and an all-to-all back."""
+
+    positions: Int64[np.ndarray, "T"]
+    degree: int
+    group: dist.ProcessGroup
+
+    def gather(self, kv_2KLD: Tensor) -> Tensor:
+        sent = _tokens_first(kv_2KLD)
+        received = sent.new_empty(self.degree * len(sent), *sent.shape[1:])
+        dist.all_gather_into_tensor(received, sent, group=self.group)
+        return _tokens_third(received)
+
+    def give_back(self, dkv_2KTD: Tensor) -> Tensor:
+        sent = _tokens_first(dkv_2KTD)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        first, *others = received.chunk(self.degree)
+        for other in others:
+            first += other
+        return _tokens_third(first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NeededExchange:
+    """A rank gets the tokens of the key blocks that its queries see, its own among them.
+
+    ``sent[r]`` are this rank's tokens for rank r, ``received_sizes[r]`` the number of tokens from rank r.
+    """
+
+    positions: Int64[np.ndarray, "T"]
+    sent: tuple[Int64[Tensor, "_"], ...]
+    received_sizes: tuple[int, ...]
+    slice_len: int
+    group: dist.ProcessGroup
+
+    def gather(self, kv_2KLD: Tensor) -> Tensor:
+        tokens = _tokens_first(kv_2KLD)
+        sent = tokens.index_select(0, torch.cat(self.sent))
+        received = tokens.new_empty(sum(self.received_sizes), *tokens.shape[1:])
+        dist.all_to_all_single(received, sent, list(self.received_sizes), self._sent_sizes, group=self.group)
+        return _tokens_third(received)
+
+    def give_back(self, dkv_2KTD: Tensor) -> Tensor:
+        sent = _tokens_first(dkv_2KTD)
+        received = sent.new_empty(sum(self._sent_sizes), *sent.shape[1:])
+        dist.all_to_all_single(received, sent, self._sent_sizes, list(self.received_sizes), group=self.group)
+        total = sent.new_zeros(self.slice_len, *sent.shape[1:])
+        for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
+            # A rank names each token once, so the order of additions is that of the ranks.
+            total.index_add_(0, index, part)
+        return _tokens_third(total)
+
+    @property
+    def _sent_sizes(self) -> list[int]:
+        return [len(index) for index in self.sent]
+
+
+def _tokens_first(x_2KLD: Tensor) -> Float[Tensor, "L 2 K D"]:
+    return x_2KLD.permute(2, 0, 1, 3).contiguous()
+
+
+def _tokens_third(x_L2KD: Tensor) -> Float[Tensor, "2 K L D"]:
+    return x_L2KD.permute(1, 2, 0, 3)

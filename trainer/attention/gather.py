@@ -1,0 +1,89 @@
+# ruff: noqa: N803 (shape suffixes)
+"""Attention that first gathers keys and values along the ring axis, by a collective, and then computes in one go.
+
+Shapes: H query heads, K key heads, L tokens of a slice, T gathered tokens, D head_dim; kv_2KLD holds keys, then values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from schemas.layout import TokenLayout, slice_positions
+from trainer.attention.exchange import Exchange, KeyExchange, plan_exchange
+from trainer.attention.heads import gather_heads, scatter_heads
+from trainer.attention.kernels import Kernel, Prepared, kernel_for
+from trainer.attention.mask import MaskTensors
+from trainer.mesh import ContextParallel
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherPlan:
+    """What one batch needs beside the values: which keys come, and the tiles of this rank's queries among them."""
+
+    cp: ContextParallel
+    kernel: Kernel
+    exchange: KeyExchange
+    gathered: Prepared
+
+
+def plan_gather(
+    layout: TokenLayout,
+    mask: MaskTensors,
+    cp: ContextParallel,
+    block_size: int,
+    *,
+    exchange: Exchange = "needed",
+    kernel: Kernel | None = None,
+) -> GatherPlan:
+    """Decide what is sent to whom, and list the tiles.
+
+    Args:
+        block_size: tokens of a block of ``layout.needs``.
+        exchange: ``all`` gathers every key; ``needed`` only those of the blocks that a rank's queries see.
+
+    Raises:
+        ReaderError: ``layout.needs`` is not of such blocks.
+    """
+    kernel = kernel or kernel_for(mask.doc_ids.device.type)
+    keys = plan_exchange(exchange, layout, mask, cp, block_size)
+    queries = mask.at(slice_positions(layout.runs, cp.ring_rank))
+    return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=kernel.prepare(queries, mask.at(keys.positions)))
+
+
+def gather_attention(
+    q_HLD: Float[Tensor, "H L D"], k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], plan: GatherPlan
+) -> Float[Tensor, "H L D"]:
+    """Exact attention of this rank's queries over the whole pack, differentiable.
+
+    Gathering all keys is the context parallelism of Llama 3 (Grattafiori et al. 2024, section 3.3.2). The gathered keys
+    are forgotten after the forward and gathered again in the backward: what is kept between them does not grow with the
+    number of ranks. With an axis ulysses the heads are dealt along it first.
+    """
+    cp = plan.cp
+    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
+    out: Tensor = _Gather.apply(q, k, v, plan)
+    return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan) -> Tensor:
+        all_k, all_v = plan.exchange.gather(torch.stack([k, v]))
+        out, lse = plan.kernel.forward(q, all_k, all_v, plan.gathered)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.plan = plan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        plan: GatherPlan = ctx.plan
+        all_k, all_v = plan.exchange.gather(torch.stack([k, v]))
+        dq, *dkv = plan.kernel.backward(grads[0].contiguous(), q, all_k, all_v, out, lse, plan.gathered)
+        dk, dv = plan.exchange.give_back(torch.stack(dkv))
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None

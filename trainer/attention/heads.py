@@ -1,0 +1,95 @@
+# ruff: noqa: N803, N806 (shape suffixes)
+"""Ulysses: ranks that each hold a piece of the tokens with all heads trade it for all the tokens with some heads.
+
+Shapes: U ranks of the axis, H query heads, K key heads, L tokens of a rank, S = U * L tokens of all, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+
+class _TokensToHeads(torch.autograd.Function):
+    """All-to-all [U * G, L, D] -> [G, U * L, D]; its gradient is the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.degree, ctx.group = degree, group
+        return _tokens_to_heads(x, degree, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _heads_to_tokens(grads[0], ctx.degree, ctx.group), None, None
+
+
+class _HeadsToTokens(torch.autograd.Function):
+    """All-to-all [G, U * L, D] -> [U * G, L, D]; its gradient is the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.degree, ctx.group = degree, group
+        return _heads_to_tokens(x, degree, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _tokens_to_heads(grads[0], ctx.degree, ctx.group), None, None
+
+
+def _tokens_to_heads(x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor:
+    n_heads, n_tokens, head_dim = x.shape
+    sent = x.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    by_rank = received.view(degree, n_heads // degree, n_tokens, head_dim)
+    return by_rank.transpose(0, 1).reshape(n_heads // degree, degree * n_tokens, head_dim)
+
+
+def _heads_to_tokens(x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor:
+    n_heads, n_tokens, head_dim = x.shape
+    sent = x.reshape(n_heads, degree, n_tokens // degree, head_dim).transpose(0, 1).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received.view(degree * n_heads, n_tokens // degree, head_dim)
+
+
+def repeated_kv_heads(num_kv_heads: int, degree: int) -> int:
+    """Key heads that are sent: the fewest copies of each that divide evenly among the ranks."""
+    return math.lcm(num_kv_heads, degree)
+
+
+def scatter_heads(
+    q_HLD: Float[Tensor, "H L D"],
+    k_KLD: Float[Tensor, "K L D"],
+    v_KLD: Float[Tensor, "K L D"],
+    degree: int,
+    group: dist.ProcessGroup | None,
+) -> tuple[Float[Tensor, "H/U S D"], Float[Tensor, "K/U S D"], Float[Tensor, "K/U S D"]]:
+    """All tokens of the axis in rank order, with this rank's heads, in one message to each rank.
+
+    Where the key heads are fewer than the ranks, or do not divide, each is sent more than once; query head h still
+    reads key head ``h // (H / K)``, and the gradients of the copies are added (Jacobs et al. 2023, DeepSpeed Ulysses).
+    """
+    if degree == 1 or group is None:
+        return q_HLD, k_KLD, v_KLD
+    copies = repeated_kv_heads(len(k_KLD), degree) // len(k_KLD)
+    parts = [q_HLD, k_KLD.repeat_interleave(copies, dim=0), v_KLD.repeat_interleave(copies, dim=0)]
+    sizes = [len(part) // degree for part in parts]
+    by_rank = torch.cat([part.unflatten(0, (degree, size)) for part, size in zip(parts, sizes, strict=True)], dim=1)
+    q_GSD, k_GSD, v_GSD = _TokensToHeads.apply(by_rank.flatten(0, 1), degree, group).split(sizes)
+    return q_GSD, k_GSD, v_GSD
+
+
+def gather_heads(
+    out_GSD: Float[Tensor, "H/U S D"], degree: int, group: dist.ProcessGroup | None
+) -> Float[Tensor, "H L D"]:
+    """The way back: this rank's tokens, with all heads."""
+    if degree == 1 or group is None:
+        return out_GSD
+    out: Tensor = _HeadsToTokens.apply(out_GSD, degree, group)
+    return out

@@ -1,0 +1,131 @@
+# ruff: noqa: N803, N806 (shape suffixes)
+"""The CPU's kernel: for each tile of queries, the keys that it can see are laid together for ATen's flash kernel.
+
+The mask of a tile is made when it is needed and forgotten: the memory is that of one tile's keys.
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim; B queries of a tile, N keys that they can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from trainer.attention.mask import MaskedTokens, visible_block
+from trainer.attention.merge import accumulation_dtype
+from trainer.attention.tiles import Tiles, list_tiles
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashCPU:
+    """ATen's flash attention over the occupied tiles. float64, float32 and bfloat16; any head_dim.
+
+    Attributes:
+        q_tile: queries that share a list of keys.
+        k_tile: keys that are taken or left together.
+    """
+
+    q_tile: int = 128
+    k_tile: int = 64
+
+    def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> Tiles:
+        return list_tiles(queries, keys, q_tile=self.q_tile, k_tile=self.k_tile)
+
+    def forward(
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], tiles: Tiles
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+        out_HQD = torch.zeros_like(q_HQD, memory_format=torch.contiguous_format)
+        lse_HQ = torch.full(q_HQD.shape[:2], -torch.inf, dtype=accumulation_dtype(q_HQD.dtype))
+        for call in _calls(tiles):
+            mask_BN = _float_mask(tiles, call, q_HQD.dtype)
+            out, lse = _flash(
+                q_HQD[None, :, call.rows], call.take(k_KTD)[None], call.take(v_KTD)[None], 0.0, False,
+                attn_mask=mask_BN[None, None], scale=_scale(q_HQD),
+            )  # fmt: skip
+            out_HQD[:, call.rows] = out[0]
+            # ATen calls the log-sum-exp of a row that sees nothing 0.
+            unseen = mask_BN.amax(dim=-1) == -torch.inf
+            lse_HQ[:, call.rows] = lse[0].masked_fill(unseen, -torch.inf)
+        return out_HQD, lse_HQ
+
+    def backward(
+        self,
+        dout_HQD: Float[Tensor, "H Q D"],
+        q_HQD: Float[Tensor, "H Q D"],
+        k_KTD: Float[Tensor, "K T D"],
+        v_KTD: Float[Tensor, "K T D"],
+        out_HQD: Float[Tensor, "H Q D"],
+        lse_HQ: Float[Tensor, "H Q"],
+        tiles: Tiles,
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
+        accumulated = accumulation_dtype(q_HQD.dtype)
+        dq_HQD = torch.zeros(q_HQD.shape, dtype=accumulated)
+        dk_KTD, dv_KTD = torch.zeros(k_KTD.shape, dtype=accumulated), torch.zeros(v_KTD.shape, dtype=accumulated)
+        # exp(-inf - lse) is 0 for every masked pair as long as lse is a number.
+        finite_lse_HQ = lse_HQ.masked_fill(lse_HQ == -torch.inf, 0.0)
+        for call in _calls(tiles):
+            dq, dk, dv = _flash_backward(
+                dout_HQD[None, :, call.rows], q_HQD[None, :, call.rows], call.take(k_KTD)[None], call.take(v_KTD)[None],
+                out_HQD[None, :, call.rows], finite_lse_HQ[None, :, call.rows], 0.0, False,
+                attn_mask=_float_mask(tiles, call, q_HQD.dtype)[None, None], scale=_scale(q_HQD),
+            )  # fmt: skip
+            dq_HQD[:, call.rows] = dq[0]
+            call.add(dk_KTD, dk[0])
+            call.add(dv_KTD, dv[0])
+        return dq_HQD, dk_KTD, dv_KTD
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """One tile of queries and the keys that it can see, the first ``n_full`` of which it sees whole."""
+
+    rows: slice
+    keys: slice | Tensor
+    n_full: int
+
+    def take(self, x_KTD: Tensor) -> Float[Tensor, "K N D"]:
+        return x_KTD[:, self.keys] if isinstance(self.keys, slice) else x_KTD.index_select(1, self.keys)
+
+    def add(self, x_KTD: Tensor, more_KND: Tensor) -> None:
+        if isinstance(self.keys, slice):
+            x_KTD[:, self.keys] += more_KND
+        else:
+            x_KTD.index_add_(1, self.keys, more_KND.to(x_KTD.dtype))
+
+
+def _calls(tiles: Tiles) -> Iterator[_Call]:
+    """The calls of the flash kernel: one for each tile of queries that sees anything."""
+    n_queries, n_keys = len(tiles.queries), len(tiles.keys)
+    inside = np.arange(tiles.k_tile)
+    for row in np.flatnonzero(np.diff(tiles.edges)):
+        columns = tiles.columns[tiles.edges[row] : tiles.edges[row + 1]]
+        rows = slice(int(row) * tiles.q_tile, min((int(row) + 1) * tiles.q_tile, n_queries))
+        n_full = int(tiles.n_full[row]) * tiles.k_tile
+        keys: slice | Tensor
+        if (np.diff(columns) == 1).all():
+            # A view instead of a copy: most rows of a whole document.
+            keys = slice(int(columns[0]) * tiles.k_tile, min((int(columns[-1]) + 1) * tiles.k_tile, n_keys))
+        else:
+            tokens = (columns[:, None] * tiles.k_tile + inside).reshape(-1)
+            keys = torch.from_numpy(tokens[tokens < n_keys])
+        yield _Call(rows=rows, keys=keys, n_full=n_full)
+
+
+def _float_mask(tiles: Tiles, call: _Call, dtype: torch.dtype) -> Float[Tensor, "B N"]:
+    """0 where a query sees a key, else -inf: ATen's flash kernel takes no other mask."""
+    keys = torch.arange(call.keys.start, call.keys.stop) if isinstance(call.keys, slice) else call.keys
+    mask_BN = torch.zeros(call.rows.stop - call.rows.start, len(keys), dtype=dtype)
+    allowed = visible_block(tiles.queries, tiles.keys, call.rows, keys[call.n_full :])
+    mask_BN[:, call.n_full :].masked_fill_(~allowed, -torch.inf)
+    return mask_BN
+
+
+def _scale(q_HQD: Tensor) -> float:
+    return float(q_HQD.shape[-1]) ** -0.5

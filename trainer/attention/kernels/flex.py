@@ -1,0 +1,129 @@
+# ruff: noqa: N803 (shape suffixes)
+"""The GPU's kernel: FlexAttention (Dong et al. 2024) on the listed tiles, the rule of the mask inside the others.
+
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from schemas.layout import TILE
+from trainer.attention.kernels.from_forward import backward_from_forward
+from trainer.attention.mask import MaskedTokens, visible
+from trainer.attention.merge import accumulation_dtype
+from trainer.attention.tiles import Tiles, list_tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexTiles:
+    """The tiles in FlexAttention's form."""
+
+    empty: bool
+    block_mask: BlockMask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flex:
+    """FlexAttention over the occupied tiles; float32, bfloat16 and float16, head_dim 16 or more.
+
+    FlexAttention's own backward knows only the rows of its own forward, so the backward runs the forward again and
+    gives it the gradients of both results (``backward_from_forward``): forward and backward cost 4.5 forwards, where
+    they would cost 3.5 with a backward that takes the merged log-sum-exp.
+
+    Attributes:
+        compiled: compile it, as a GPU needs. Without, it is a dense matrix in plain torch, forward only.
+    """
+
+    compiled: bool = True
+
+    def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> FlexTiles:
+        tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
+        return FlexTiles(empty=tiles.empty, block_mask=block_mask(tiles))
+
+    def forward(
+        self,
+        q_HQD: Float[Tensor, "H Q D"],
+        k_KTD: Float[Tensor, "K T D"],
+        v_KTD: Float[Tensor, "K T D"],
+        tiles: FlexTiles,
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+        out, aux = _attention(self.compiled)(
+            q_HQD[None], k_KTD[None], v_KTD[None],
+            block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), return_aux=AuxRequest(lse=True),
+        )  # fmt: skip
+        return out[0], aux.lse[0].to(accumulation_dtype(q_HQD.dtype))
+
+    def backward(
+        self,
+        dout_HQD: Float[Tensor, "H Q D"],
+        q_HQD: Float[Tensor, "H Q D"],
+        k_KTD: Float[Tensor, "K T D"],
+        v_KTD: Float[Tensor, "K T D"],
+        out_HQD: Float[Tensor, "H Q D"],
+        lse_HQ: Float[Tensor, "H Q"],
+        tiles: FlexTiles,
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
+        def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return self.forward(q, k, v, tiles)
+
+        return backward_from_forward(forward, dout_HQD, q_HQD, k_KTD, v_KTD, out_HQD, lse_HQ)
+
+
+@cache
+def _attention(compiled: bool) -> Callable[..., Any]:
+    # One compiled function for all layers and batches: the mask's tensors are its inputs, not its constants.
+    # Overloaded, it is no Callable to mypy.
+    attention: Any = flex_attention
+    return torch.compile(attention) if compiled else attention
+
+
+def block_mask(tiles: Tiles) -> BlockMask:
+    """The listed tiles as a ``BlockMask``: full ones are computed without the rule, partial ones with it.
+
+    It is built from the lists. ``create_block_mask`` would evaluate the rule for every pair of the sequence.
+    """
+    queries, keys = tiles.queries, tiles.keys
+
+    def mask_mod(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return visible(queries, keys, q, k)
+
+    per_row = np.diff(tiles.edges)
+    n_columns = -(-len(keys) // tiles.k_tile)
+    rows = np.repeat(np.arange(len(per_row)), per_row)
+    place = np.arange(len(rows)) - np.repeat(tiles.edges[:-1], per_row)
+    full = place < tiles.n_full[rows]
+    n_partial = per_row - tiles.n_full
+    partial_indices = _table(
+        rows[~full], (place - tiles.n_full[rows])[~full], tiles.columns[~full], len(per_row), n_columns
+    )
+    full_indices = _table(rows[full], place[full], tiles.columns[full], len(per_row), n_columns)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.astype(np.int32)).to(queries.positions.device)[None, None]
+
+    return BlockMask.from_kv_blocks(
+        kv_num_blocks=tensor(n_partial),
+        kv_indices=tensor(partial_indices),
+        full_kv_num_blocks=tensor(tiles.n_full),
+        full_kv_indices=tensor(full_indices),
+        BLOCK_SIZE=(tiles.q_tile, tiles.k_tile),
+        mask_mod=mask_mod,
+        seq_lengths=(len(queries), len(keys)),
+    )
+
+
+def _table(rows: np.ndarray, place: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
+    """Each row's columns at the front of it; FlexAttention reads no further than their number."""
+    table = np.zeros((n_rows, n_columns), np.int64)
+    table[rows, place] = columns
+    return table

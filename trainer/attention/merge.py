@@ -1,0 +1,36 @@
+# ruff: noqa: N803 (shape suffixes)
+"""Joining attention over parts of the keys: each part's output is weighed by its share of the softmax.
+
+Shapes: H heads, Q queries, D head_dim. ``lse`` is the log of the sum of exponentials of a row's scores, -inf for a row
+that sees nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What partial results are added up in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def merge(
+    out_HQD: Float[Tensor, "H Q D"],
+    lse_HQ: Float[Tensor, "H Q"],
+    more_HQD: Float[Tensor, "H Q D"],
+    more_lse_HQ: Float[Tensor, "H Q"],
+) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+    """Output and lse over the keys of both parts, which share none (Dao et al. 2022, FlashAttention, section 3.1).
+
+    A row that sees nothing in either part stays 0 and -inf.
+    """
+    lse = torch.logaddexp(lse_HQ, more_lse_HQ)
+    return share(lse_HQ, lse) * out_HQD + share(more_lse_HQ, lse) * more_HQD, lse
+
+
+def share(part_lse_HQ: Float[Tensor, "H Q"], lse_HQ: Float[Tensor, "H Q"]) -> Float[Tensor, "H Q 1"]:
+    """The part of a row's softmax that falls on some of its keys: ``exp(part - whole)``, 0 where they see nothing."""
+    return torch.exp(part_lse_HQ - lse_HQ).masked_fill(part_lse_HQ == -torch.inf, 0.0).unsqueeze(-1)

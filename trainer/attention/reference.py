@@ -1,0 +1,42 @@
+# ruff: noqa: N803, N806 (shape suffixes)
+"""Attention under the mask with a dense matrix: the oracle of every other kind, and written independently of them.
+
+Shapes: H query heads, K key heads, S tokens, D head_dim; q_HSD is [H, S, D].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from schemas.sequence import dense_mask
+from trainer.attention.mask import MaskTensors
+
+
+def reference_attention(
+    q_HSD: Float[Tensor, "H S D"],
+    k_KSD: Float[Tensor, "K S D"],
+    v_KSD: Float[Tensor, "K S D"],
+    mask: MaskTensors,
+    positions: Int64[np.ndarray, "S"] | None = None,
+) -> Float[Tensor, "H S D"]:
+    """Exact attention of one process in the inputs' dtype; a row that sees nothing is 0. Differentiable.
+
+    Memory grows with the square of the length: for tests and short sequences.
+
+    Args:
+        q_HSD, k_KSD, v_KSD: query head h reads key head ``h // (H / K)``.
+        mask: the pack's mask.
+        positions: natural position of each token; natural order when not given.
+    """
+    n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
+    k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
+    v_HSD = v_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
+    allowed_SS = torch.from_numpy(dense_mask(mask.arrays, positions, positions)).to(q_HSD.device)
+    scores_HSS = q_HSD @ k_HSD.mT * q_HSD.shape[-1] ** -0.5
+    # The smallest finite number rather than -inf, so that rows that see nothing have no NaN, in their gradients either.
+    scores_HSS = scores_HSS.masked_fill(~allowed_SS, torch.finfo(q_HSD.dtype).min)
+    weights_HSS = torch.softmax(scores_HSS, dim=-1).masked_fill(~allowed_SS, 0.0)
+    return weights_HSS @ v_HSD

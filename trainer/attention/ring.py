@@ -1,0 +1,139 @@
+# ruff: noqa: N803, N806 (shape suffixes)
+"""Ring attention: keys and values go round the ring axis, and each rank adds up what its queries see of them.
+
+Shapes: H query heads, K key heads, L tokens of a slice, D head_dim; kv_2KLD holds keys, then values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from schemas.layout import TokenLayout, slice_positions
+from trainer.attention.heads import gather_heads, scatter_heads
+from trainer.attention.kernels import Kernel, Prepared, kernel_for
+from trainer.attention.mask import MaskTensors
+from trainer.attention.merge import accumulation_dtype, merge
+from trainer.mesh import ContextParallel
+
+_KV_TAG, _GRADIENT_TAG = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingPlan:
+    """What one batch's ring needs beside the values: ``steps[t]`` is prepared for the keys of rank ``rank - t``."""
+
+    cp: ContextParallel
+    kernel: Kernel
+    steps: tuple[Prepared, ...]
+
+
+def plan_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel | None = None) -> RingPlan:
+    """List the tiles of every step of this rank's ring."""
+    kernel = kernel or kernel_for(mask.doc_ids.device.type)
+    slices = [mask.at(slice_positions(layout.runs, rank)) for rank in range(cp.ring_degree)]
+    owners = [(cp.ring_rank - step) % cp.ring_degree for step in range(cp.ring_degree)]
+    steps = tuple(kernel.prepare(slices[cp.ring_rank], slices[owner]) for owner in owners)
+    return RingPlan(cp=cp, kernel=kernel, steps=steps)
+
+
+def ring_attention(
+    q_HLD: Float[Tensor, "H L D"], k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], plan: RingPlan
+) -> Float[Tensor, "H L D"]:
+    """Exact attention of this rank's queries over the whole pack, differentiable (Liu et al. 2023, Ring Attention).
+
+    In step t a rank holds the keys of ring rank ``rank - t``, and the next rank's are on their way while it computes.
+    A step in which it sees nothing costs no computing. With an axis ulysses the heads are dealt along it first.
+
+    Gradients of keys and values travel with them, one step behind, and are at home after as many hops as ranks: no rank
+    ever holds more than two slices of keys.
+    """
+    cp = plan.cp
+    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
+    out: Tensor = _Ring.apply(q, k, v, plan)
+    return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: RingPlan) -> Tensor:
+        out, lse = _forward(q, torch.stack([k, v]), plan)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.plan = plan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dkv = _backward(grads[0].contiguous(), q, torch.stack([k, v]), out, lse, ctx.plan)
+        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None
+
+
+def _forward(q: Tensor, kv_2KLD: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp over all steps, in the accumulation dtype."""
+    dtype = accumulation_dtype(q.dtype)
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=dtype, device=q.device)
+    seen = False
+    for step, prepared in enumerate(plan.steps):
+        coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
+        if not prepared.empty:
+            more, more_lse = plan.kernel.forward(q, kv_2KLD[0], kv_2KLD[1], prepared)
+            out, lse = merge(out, lse, more.to(dtype), more_lse) if seen else (more.to(dtype), more_lse)
+            seen = True
+        if coming is not None:
+            kv_2KLD = coming.wait()
+    return out, lse
+
+
+def _backward(
+    dout: Tensor, q: Tensor, kv_2KLD: Tensor, out: Tensor, lse: Tensor, plan: RingPlan
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q, and of this rank's own keys and values, in the accumulation dtype."""
+    dtype = accumulation_dtype(q.dtype)
+    dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    dkv_2KLD = torch.zeros(kv_2KLD.shape, dtype=dtype, device=q.device)
+    behind: _Hop | None = None
+    for step, prepared in enumerate(plan.steps):
+        coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
+        grads = None
+        if not prepared.empty:
+            grads = plan.kernel.backward(dout, q, kv_2KLD[0], kv_2KLD[1], out, lse, prepared)
+            dq += grads[0]
+        if behind is not None:
+            dkv_2KLD = behind.wait()
+        if grads is not None:
+            dkv_2KLD[0] += grads[1]
+            dkv_2KLD[1] += grads[2]
+        if coming is not None:
+            kv_2KLD = coming.wait()
+        if len(plan.steps) > 1:
+            behind = _Hop(dkv_2KLD, plan.cp, _GRADIENT_TAG)
+    return dq, behind.wait() if behind is not None else dkv_2KLD
+
+
+class _Hop:
+    """A tensor on its way to the next ring rank, while the previous rank's is coming."""
+
+    def __init__(self, sent: Tensor, cp: ContextParallel, tag: int) -> None:
+        # The sender's memory must live until the transfer has ended.
+        self._sent, self._received = sent, torch.empty_like(sent)
+        after, before = (cp.ring_rank + 1) % cp.ring_degree, (cp.ring_rank - 1) % cp.ring_degree
+        self._works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self._sent, group=cp.ring_group, group_peer=after, tag=tag),
+                dist.P2POp(dist.irecv, self._received, group=cp.ring_group, group_peer=before, tag=tag),
+            ]
+        )
+
+    def wait(self) -> Tensor:
+        """The previous rank's tensor."""
+        for work in self._works:
+            work.wait()
+        return self._received

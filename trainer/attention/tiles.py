@@ -1,0 +1,192 @@
+"""Which tiles of an attention matrix hold an allowed pair, and which hold nothing else: exact, without the matrix.
+
+A causal pair exists between a tile of queries and a tile of keys when some class (document, branch) has a query behind
+its first key there; the classes of a tile are few, so the tiles are found by a join of two short sorted lists. A pair
+in both directions exists when the two tiles share an image group. The cost follows the number of occupied tiles, not
+the square of the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from trainer.attention.mask import MaskedTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """The occupied tiles between the queries and the keys of one kernel call.
+
+    Rows are tiles of ``q_tile`` queries, columns tiles of ``k_tile`` keys, both along the order of their set; a last
+    tile may be shorter. Row i's columns are ``columns[edges[i]:edges[i + 1]]``: first ``n_full[i]`` in which every pair
+    is allowed, then those in which some are; both ascending. A short last tile never counts as full.
+    """
+
+    queries: MaskedTokens
+    keys: MaskedTokens
+    q_tile: int
+    k_tile: int
+    edges: Int64[np.ndarray, "rows_plus_1"]
+    columns: Int64[np.ndarray, "occupied"]
+    n_full: Int64[np.ndarray, "rows"]
+
+    @property
+    def empty(self) -> bool:
+        """No query sees any key."""
+        return not len(self.columns)
+
+
+def list_tiles(queries: MaskedTokens, keys: MaskedTokens, *, q_tile: int, k_tile: int) -> Tiles:
+    """The occupied tiles between two sets of tokens."""
+    n_rows, n_columns = -(-len(queries) // q_tile), max(-(-len(keys) // k_tile), 1)
+    pairs = np.unique(
+        np.concatenate([_causal_pairs(queries, keys, q_tile, k_tile), _group_pairs(queries, keys, q_tile, k_tile)])
+    )
+    rows, columns = np.divmod(pairs, n_columns)
+    full = _full(queries, keys, rows, columns, q_tile, k_tile)
+    order = np.lexsort((columns, ~full, rows))
+    return Tiles(
+        queries=queries,
+        keys=keys,
+        q_tile=q_tile,
+        k_tile=k_tile,
+        edges=np.searchsorted(rows, np.arange(n_rows + 1)),
+        columns=columns[order],
+        n_full=np.bincount(rows[full], minlength=n_rows),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stretches:
+    """Neighbouring tokens of one tile that are alike: one entry a stretch."""
+
+    tile: np.ndarray
+    doc: np.ndarray
+    branch: np.ndarray
+    group: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def _stretches(tokens: MaskedTokens, tile: int, *, by_group: bool) -> _Stretches:
+    """Stretches of one document and branch, and of one image group where asked; padding has none."""
+    doc, branch, group = (
+        a.astype(np.int64) for a in (tokens.host.doc_ids, tokens.host.branch_ids, tokens.host.group_ids)
+    )
+    place = np.arange(len(tokens)) // tile
+    alike = [place, doc, branch, group] if by_group else [place, doc, branch]
+    starts = np.flatnonzero(np.any([np.diff(a, prepend=-2) != 0 for a in alike], axis=0))
+    positions = tokens.host_positions
+    first = np.minimum.reduceat(positions, starts) if len(starts) else positions
+    last = np.maximum.reduceat(positions, starts) if len(starts) else positions
+    kept = (doc[starts] >= 0) & ((group[starts] >= 0) | (not by_group))
+    at = starts[kept]
+    return _Stretches(
+        tile=place[at], doc=doc[at], branch=branch[at], group=group[at], first=first[kept], last=last[kept]
+    )
+
+
+def _causal_pairs(queries: MaskedTokens, keys: MaskedTokens, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
+    """Tiles with a key before a query of its document that may see its branch, as row * columns + column."""
+    q, k = _stretches(queries, q_tile, by_group=False), _stretches(keys, k_tile, by_group=False)
+    n_columns = max(-(-len(keys) // k_tile), 1)
+    width = 1 + max(q.branch.max(initial=0), k.branch.max(initial=0))
+    span = 1 + max(q.last.max(initial=0), k.last.max(initial=0))
+    found = []
+    for branch, asks in _seen_branches(q.branch):
+        known, of_key = np.unique(k.doc * width + k.branch, return_inverse=True)
+        held, of_query = of_key * span + k.first, _place(known, (q.doc * width + branch)[asks])
+        order = np.argsort(held, kind="stable")
+        low, high = of_query * span, of_query * span + q.last[asks]
+        found.append(_join(q.tile[asks], k.tile[order], held[order], low, high, of_query >= 0, n_columns))
+    return np.concatenate(found)
+
+
+def _group_pairs(queries: MaskedTokens, keys: MaskedTokens, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
+    """Tiles with a query and a key of one image group whose branch the query may see."""
+    q, k = _stretches(queries, q_tile, by_group=True), _stretches(keys, k_tile, by_group=True)
+    n_columns = max(-(-len(keys) // k_tile), 1)
+    docs = np.unique(np.concatenate([q.doc, k.doc]))
+    groups = np.unique(np.concatenate([q.group, k.group]))
+    width = 1 + max(q.branch.max(initial=0), k.branch.max(initial=0))
+    q_pair = np.searchsorted(docs, q.doc) * len(groups) + np.searchsorted(groups, q.group)
+    k_pair = np.searchsorted(docs, k.doc) * len(groups) + np.searchsorted(groups, k.group)
+    held = k_pair * width + k.branch
+    order = np.argsort(held, kind="stable")
+    found = []
+    for branch, asks in _seen_branches(q.branch):
+        key = (q_pair * width + branch)[asks]
+        found.append(_join(q.tile[asks], k.tile[order], held[order], key, key, np.ones(len(key), bool), n_columns))
+    return np.concatenate(found)
+
+
+def _seen_branches(branch: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What each query's branch may see: itself, and the shared prefix where it is not that. (branch, who asks)."""
+    everyone, annotated = np.ones(len(branch), bool), branch != 0
+    return [(branch, everyone), (np.zeros_like(branch), annotated)]
+
+
+def _place(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Where each value stands among the known ones; -1 where it is not one of them."""
+    if not len(known):
+        return np.full(len(asked), -1, np.int64)
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[place] == asked, place, -1)
+
+
+def _join(
+    rows: np.ndarray,
+    columns: np.ndarray,
+    held: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    wanted: Bool[np.ndarray, "asks"],
+    n_columns: int,
+) -> Int64[np.ndarray, "pairs"]:
+    """For each ask, the columns whose sorted value ``held`` lies in ``[low, high]``."""
+    begin = np.searchsorted(held, low, side="left")
+    count = np.where(wanted, np.searchsorted(held, high, side="right") - begin, 0)
+    at = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
+    return np.repeat(rows, count) * n_columns + columns[at]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranges:
+    """Smallest and largest value of each tile."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def single(self) -> np.ndarray:
+        return self.low == self.high
+
+
+def _ranges(values: np.ndarray, tile: int) -> _Ranges:
+    starts = np.arange(0, len(values), tile)
+    return _Ranges(low=np.minimum.reduceat(values, starts), high=np.maximum.reduceat(values, starts))
+
+
+def _full(
+    queries: MaskedTokens, keys: MaskedTokens, rows: np.ndarray, columns: np.ndarray, q_tile: int, k_tile: int
+) -> Bool[np.ndarray, "occupied"]:
+    """Whether every pair of a tile is allowed. A tile that is not told so is only computed with its mask."""
+    if not len(rows):
+        return np.zeros(0, bool)
+    doc_q, doc_k = _ranges(queries.host.doc_ids, q_tile), _ranges(keys.host.doc_ids, k_tile)
+    branch_q, branch_k = _ranges(queries.host.branch_ids, q_tile), _ranges(keys.host.branch_ids, k_tile)
+    group_q, group_k = _ranges(queries.host.group_ids, q_tile), _ranges(keys.host.group_ids, k_tile)
+    place_q, place_k = _ranges(queries.host_positions, q_tile), _ranges(keys.host_positions, k_tile)
+    one_doc = doc_q.single[rows] & doc_k.single[columns] & (doc_q.low[rows] == doc_k.low[columns])
+    same_branch = branch_q.single[rows] & branch_k.single[columns] & (branch_q.low[rows] == branch_k.low[columns])
+    behind = place_k.high[columns] <= place_q.low[rows]
+    one_group = group_q.single[rows] & group_k.single[columns] & (group_q.low[rows] == group_k.low[columns])
+    whole = ((rows + 1) * q_tile <= len(queries)) & ((columns + 1) * k_tile <= len(keys))
+    return (
+        (one_doc & (doc_q.low[rows] >= 0) & whole)
+        & (same_branch | (branch_k.high[columns] == 0))
+        & (behind | (one_group & (group_q.low[rows] >= 0)))
+    )
