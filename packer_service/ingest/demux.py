@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ import av.logging
 from packer_service.ingest.media import MediaFile
 from schemas.errors import DocumentError
 
-MAX_FRAME_PIXELS = 64 << 20
-"""Largest frame: more than 8K (7680 x 4320), less than what would fill a worker's memory."""
+MAX_FRAME_PIXELS = 36 << 20
+"""Largest frame: 8K is 8192 x 4320. A decoder holds several, in up to eight bytes a pixel."""
 
 SEEK_BACK_SECONDS = (0, 2, 16)
 """How far before the wanted time a seek aims, one after the other, until it lands at or before it."""
@@ -29,6 +30,19 @@ _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,mxf,nut,rm,ivf,
 _OPEN_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 _ROTATION = re.compile(r"display ?matrix: rotation of (-?\d+(?:\.\d+)?) degrees", re.IGNORECASE)
 _log_lock = Lock()
+
+
+class _Positions:
+    """A file as FFmpeg reads it: damaged files ask for places that are none, and learn so by a negative number."""
+
+    def __init__(self, file: MediaFile) -> None:
+        self.read, self.tell, self._file = file.read, file.tell, file
+
+    def seek(self, offset: int, whence: int) -> int:
+        try:
+            return self._file.seek(offset, whence)
+        except ValueError:
+            return -errno.EINVAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +72,21 @@ def open_video(file: MediaFile) -> Iterator[Video]:
     if not file.size:
         raise DocumentError("bad_video", f"{file.label}: the file is empty")
     try:
-        container = av.open(file, options=_OPEN_OPTIONS, metadata_errors="replace", buffer_size=1 << 17)
+        options = {**_OPEN_OPTIONS, **_decoder_options()}
+        container = av.open(_Positions(file), options=options, metadata_errors="replace", buffer_size=1 << 17)
     except av.FFmpegError as error:
         reason = "not a video that can be read; legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
         raise DocumentError("bad_video", f"{file.label}: {reason}") from error
     with container:
         video = Video(container=container, stream=_first_stream(container, file.label), label=file.label)
         _check_size(video)
+        video.stream.codec_context.options = _decoder_options()
         yield video
+
+
+def _decoder_options() -> dict[str, str]:
+    # Codecs write a frame's size into their own data, too, and there it may be another than in the container's header.
+    return {"max_pixels": str(MAX_FRAME_PIXELS)}
 
 
 def _first_stream(container: Any, label: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from jaxtyping import Num
 from PIL import Image
@@ -9,41 +11,53 @@ from PIL import Image
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def grey_range(bands: Iterable[Image.Image]) -> tuple[float, float]:
+    """The values that become black and white in an image of deep greys, given in bands.
+
+    Integer greys of 32 bits take 0..65535 while their values allow it, and floating-point greys 0..1; beyond that, the
+    image's own smallest and largest values are taken, since such files say nothing of their range. No other mode has
+    a range to find: its bands are not read.
+    """
+    low, high = np.inf, -np.inf
+    full = 1.0
+    for band in bands:
+        if band.mode not in ("I", "F"):
+            return 0.0, full
+        full = 65535.0 if band.mode == "I" else 1.0
+        values = np.asarray(band)
+        known = values[np.isfinite(values)]
+        if known.size:
+            low, high = min(low, float(known.min())), max(high, float(known.max()))
+    within = low >= 0 and high <= full
+    return (0.0, full) if within or low > high else (low, high)
+
+
+def to_rgb(image: Image.Image, limits: tuple[float, float] | None = None) -> Image.Image:
     """An image as RGB: transparency over white, deep greys scaled (not clipped) to 8 bits.
 
-    16-bit greys take the full range 0..65535. Integer greys of 32 bits do so too while their values allow it; beyond
-    that, as with floating-point greys outside of 0..1, the image's own smallest and largest values become black and
-    white, since such files say nothing of their range. Values that are no numbers become black.
+    16-bit greys take the full range 0..65535; values that are no numbers become black.
+
+    Args:
+        image: of any mode.
+        limits: what :func:`grey_range` found for the image of which this is a band; the image's own when not given.
     """
     if image.mode.startswith("I;16"):
         return _grey((np.asarray(image).astype(np.int64) * 255 + 32767) // 65535)
-    if image.mode == "I":
-        return _integer_grey(np.asarray(image).astype(np.int64))
-    if image.mode == "F":
-        return _float_grey(np.asarray(image).astype(np.float64))
+    if image.mode in ("I", "F"):
+        return _deep_grey(np.asarray(image), limits or grey_range([image]))
     if image.mode in _ALPHA_MODES or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")
 
 
+def _deep_grey(values: Num[np.ndarray, "height width"], limits: tuple[float, float]) -> Image.Image:
+    low, high = limits
+    known = np.where(np.isfinite(values), values, low).astype(np.float64)
+    if high == low:  # one value alone, which says nothing of what is bright
+        return _grey(np.zeros(values.shape))
+    return _grey(np.floor((known - low) / (high - low) * 255 + 0.5))
+
+
 def _grey(values: Num[np.ndarray, "height width"]) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-
-
-def _integer_grey(values: Num[np.ndarray, "height width"]) -> Image.Image:
-    low, high = int(values.min()), int(values.max())
-    if low >= 0 and high <= 65535:
-        low, high = 0, 65535
-    return _grey(((values - low) * 255 + (high - low) // 2) // (high - low))
-
-
-def _float_grey(values: Num[np.ndarray, "height width"]) -> Image.Image:
-    finite = np.isfinite(values)
-    known = values[finite]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    if low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    scaled = np.where(finite, (np.where(finite, values, low) - low) / (high - low), 0.0)
-    return _grey(np.floor(scaled * 255 + 0.5))

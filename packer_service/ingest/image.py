@@ -9,20 +9,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import BinaryIO, Literal, cast
 
 from PIL import ExifTags, Image
 
-from packer_service.ingest.grey import to_rgb
 from packer_service.ingest.media import MediaFile, open_media
+from packer_service.ingest.shrink import Shrunk
 from schemas.errors import DocumentError
 from schemas.example import Media
 
 MAX_IMAGE_PIXELS = 178_956_970
-"""Largest image, where Pillow too takes a header for an attack: half a GiB at 24 bits a pixel."""
+"""Largest image of any format, where Pillow too takes a header for an attack."""
 
-# Formats that only hold pixels. Pillow also opens PostScript (by running a program) and multi-gigabyte scientific ones.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "MPO", "TGA", "ICO")
+MAX_DECODER_BYTES = 384 << 20
+"""Most memory that decoding an image may take, as far as its header tells."""
+
+# Bytes a pixel while an image is decoded, as measured. JPEG is decoded at a fraction of its size; the others hold an
+# animation's canvases, whole planes or strips, samples of 32 bits, or coefficients beside the picture.
+_BYTES_A_PIXEL = {"JPEG": 2, "progressive JPEG": 8, "TIFF": 10, "AVIF": 12, "WEBP": 16, "JPEG2000": 25}
+
+# Formats that hold nothing but pixels and begin with a mark. Pillow also opens PostScript (by running a program),
+# scientific files of many gigabytes, and would take random bytes for a TGA.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -34,6 +42,9 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 """What undoes each EXIF orientation; 1 is upright."""
+
+_SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
+"""Those after which rows are columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +102,7 @@ def probe_image(media: Media, base: str, *, image_size: int, max_crops: int) -> 
 
     Raises:
         DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, larger than
-            :data:`MAX_IMAGE_PIXELS`, or (PNG and WebP, whose length is known from their headers) cut short.
+            :func:`max_pixels`, or (PNG and WebP, whose length is known from their headers) cut short.
     """
     with open_media(media, base) as file:
         if not file.size:
@@ -100,9 +111,10 @@ def probe_image(media: Media, base: str, *, image_size: int, max_crops: int) -> 
             width, height = image.size
             if _orientation(image) >= 5:
                 width, height = height, width
-            kind = image.format
-        if width * height > MAX_IMAGE_PIXELS:
-            raise _too_large(file, f"{width} x {height}")
+            kind = f"progressive {image.format}" if "progressive" in image.info else image.format
+        limit = max_pixels(kind)
+        if width * height > limit:
+            raise _too_large(file, f"{width} x {height}", limit)
         if (kind == "PNG" and not _png_is_whole(file)) or (kind == "WEBP" and not _webp_is_whole(file)):
             raise DocumentError("bad_image", f"{file.label}: the file is cut short")
     rows, cols = choose_grid(width, height, image_size=image_size, max_crops=max_crops)
@@ -126,29 +138,32 @@ def decode_image(media: Media, base: str, crops: ImageCrops, *, image_size: int)
     """
     canvas = (crops.cols * image_size, crops.rows * image_size)
     with open_media(media, base) as file, _opened(file) as image:
-        orientation = _orientation(image)
+        turn = _UPRIGHT.get(_orientation(image))
+        stored = canvas[::-1] if turn in _SWAPPING else canvas
         try:
             # A JPEG far larger than its canvas is decoded at a half, a quarter or an eighth, never below twice the
             # canvas.
             side = 2 * max(canvas)
             image.draft(None, (side, side))
             image.load()
-            rgb = to_rgb(image)
+            shrunk = Shrunk(image, stored)
         except Exception as error:
             # Damaged pixels can surface as nearly any exception; one with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             reason = f"its pixels cannot be decoded ({type(error).__name__})"
             raise DocumentError("decode_failed", f"{file.label}: {reason}") from error
-    if orientation in _UPRIGHT:
-        rgb = rgb.transpose(_UPRIGHT[orientation])
-    whole = _scaled(rgb, canvas)
+    whole = _turned(shrunk.scaled(stored), turn)
     tiles = [
         whole.crop((col * image_size, row * image_size, (col + 1) * image_size, (row + 1) * image_size))
         for row in range(crops.rows)
         for col in range(crops.cols)
     ]
-    return [*tiles, _scaled(rgb, (image_size, image_size))] if crops.thumbnail else tiles
+    return [*tiles, _turned(shrunk.scaled((image_size, image_size)), turn)] if crops.thumbnail else tiles
+
+
+def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+    return image if turn is None else image.transpose(turn)
 
 
 def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jpeg_quality: int) -> bytes:
@@ -170,20 +185,15 @@ def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jp
     return out.getvalue()
 
 
-def _scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    # The gap of 3 lets whole-number reductions do the first part of a large one; the eye finds no difference.
-    return image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
-
-
 @contextmanager
 def _opened(file: MediaFile) -> Iterator[Image.Image]:
     # Where warnings are made errors, a strange but whole image must not become a bad one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            image = Image.open(file.file, formats=_FORMATS)
+            image = Image.open(cast(BinaryIO, file), formats=_FORMATS)
         except Image.DecompressionBombError as error:
-            raise _too_large(file, "its header's size") from error
+            raise _too_large(file, "its header's size", MAX_IMAGE_PIXELS) from error
         except Exception as error:
             # A damaged header can surface as nearly any exception; one with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
@@ -193,8 +203,13 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
             yield image
 
 
-def _too_large(file: MediaFile, found: str) -> DocumentError:
-    message = f"{file.label}: {found} is above the limit of {MAX_IMAGE_PIXELS} pixels; scale the image down"
+def max_pixels(kind: str | None) -> int:
+    """Most pixels of an image of a format, such that decoding it keeps to :data:`MAX_DECODER_BYTES`."""
+    return min(MAX_IMAGE_PIXELS, MAX_DECODER_BYTES // _BYTES_A_PIXEL.get(kind or "", 4))
+
+
+def _too_large(file: MediaFile, found: str, limit: int) -> DocumentError:
+    message = f"{file.label}: {found} is above the limit of {limit} pixels for its format; scale the image down"
     return DocumentError("bad_image", message)
 
 

@@ -58,7 +58,16 @@ class MediaFile:
         return self.file.read(size)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
+        """As of a file, but a place behind the end is the end.
+
+        Raises:
+            ValueError: a place before the beginning. Damaged files ask for such places, and file systems refuse them
+                with an error that looks like one of their own.
+        """
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.file.tell(), io.SEEK_END: self.size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"{self.label}: a place before its beginning")
+        return self.file.seek(min(start + offset, self.size))
 
     def tell(self) -> int:
         return self.file.tell()

@@ -89,7 +89,9 @@ class ShownFrames:
             raise self.video.bad("a packet within the clip is cut short or damaged; the file is truncated")
         tick = shown_at(packet)
         if tick is None:
-            raise self.video.bad("its packets carry no times (a raw stream); put it into an mp4 or mkv file")
+            raise self.video.bad(
+                "a packet carries no time (a raw stream or a damaged file); write it anew as mp4 or mkv"
+            )
         if self.first_key is None:
             self.first_key = tick
         self.last_read = max(tick, packet.dts or tick, self.last_read or tick)

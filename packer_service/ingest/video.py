@@ -142,15 +142,15 @@ def decode_video(media: Media, base: str, frames: VideoFrames, *, image_size: in
     with open_media(media, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
         reader, scaler = _FrameReader(video, packets), FrameScaler(image_size)
         for index, tick in enumerate(frames.pts):
-            frame = reader.read(int(tick))
-            if frame is None:
+            image = reader.read(int(tick), scaler)
+            if image is None:
                 second = frames.timestamps[index]
                 raise DocumentError(
                     "decode_failed",
                     f"{media.label}: frame {index} of {frames.n_frames} ({second:.3f} s into the clip) "
                     f"cannot be decoded{reader.reason}",
                 )
-            yield scaler.image(frame)
+            yield image
 
 
 class _FrameReader:
@@ -166,25 +166,29 @@ class _FrameReader:
         self.reason = ""
         self.flushed = False
 
-    def read(self, tick: int) -> Any | None:
+    def read(self, tick: int, scaler: FrameScaler) -> Image.Image | None:
         """The frame shown at ``tick``, or None when it cannot be had; ``reason`` then says why."""
         try:
-            self._skip_to_key(tick)
-            while True:
-                while self.decoded:
-                    frame = self.decoded.popleft()
-                    shown = frame.pts if frame.pts is not None else frame.dts
-                    if shown == tick:
-                        return self._whole(frame)
-                    if shown is not None and shown > tick:
-                        self.reason = " (the decoder went on to a later frame)"
-                        return None
-                if self.flushed:
-                    return None
-                self._decode_next()
+            frame = self._frame(tick)
+            return None if frame is None else scaler.image(frame)
         except av.FFmpegError as error:
             self.reason = f" ({error.strerror})"
             return None
+
+    def _frame(self, tick: int) -> Any | None:
+        self._skip_to_key(tick)
+        while True:
+            while self.decoded:
+                frame = self.decoded.popleft()
+                shown = frame.pts if frame.pts is not None else frame.dts
+                if shown == tick:
+                    return self._whole(frame)
+                if shown is not None and shown > tick:
+                    self.reason = " (the decoder went on to a later frame)"
+                    return None
+            if self.flushed:
+                return None
+            self._decode_next()
 
     def _whole(self, frame: Any) -> Any | None:
         if frame.is_corrupt:
