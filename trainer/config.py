@@ -1,0 +1,124 @@
+"""Everything that a training run is told, with one line of documentation for each: options, checks and docs follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from schemas.errors import ConfigError
+from trainer.attention.bind import Kind
+from trainer.features import Way
+from trainer.model_config import PRESETS, ModelConfig, parse_model_config
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+class TrainConfig(BaseModel):
+    """One run of ``trainer.train``. Each field is the option of the same name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    data: str = Field(description="The dataset's folder: a path, or a URI that pyarrow opens.")
+    steps: int = Field(ge=1, description="Optimiser steps in all, those before a resumed checkpoint among them.")
+    ulysses: int = Field(1, ge=1, description="Ranks that share a pack by attention heads.")
+    ring: int = Field(1, ge=1, description="Ranks that share a pack by the layout's slices.")
+    dp_shard: int = Field(1, ge=1, description="Packs side by side in one replica of the parameters.")
+    attention: Kind = Field("gather", description="How ranks exchange keys and values; the result is the same.")
+    layout: str = Field("contiguous", description="Which of the dataset's layouts deals the tokens.")
+    features: Way = Field(
+        "route", description="How image features reach their tokens: to their rank alone, or to every rank."
+    )
+    model: str = Field("tiny", description="A preset's name, or a YAML file with the model's dimensions.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32",
+        description="Numbers that the model computes in; with bfloat16 parameters and sums of gradients are float32.",
+    )
+    recompute: bool = Field(False, description="Compute each block again in the backward pass: less memory, more time.")
+    accumulate: int = Field(1, ge=1, description="Packs that each data-parallel rank takes in one optimiser step.")
+    lr: float = Field(1e-3, gt=0, description="Largest learning rate.")
+    min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a part of the largest.")
+    warmup: int = Field(10, ge=0, description="Steps over which the learning rate grows to its largest.")
+    weight_decay: float = Field(0.1, ge=0, description="Decay of the matrices; vectors and embeddings have none.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's memory of the gradient.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's memory of its square.")
+    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; a longer one is shortened to it.")
+    seed: int = Field(0, ge=0, description="Chooses the parameters at the start and the order of the packs.")
+    workers: int = Field(0, ge=0, description="Processes of each rank that read ahead; 0 reads between steps.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute; auto takes CUDA if there.")
+    metrics: Path | None = Field(None, description="File for one JSON object a step, written by rank 0.")
+    log_every: int = Field(10, ge=1, description="Steps between printed lines; always one of the last step.")
+    checkpoint: Path | None = Field(None, description="Folder for checkpoints, seen by all ranks.")
+    save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; always one after the last step.")
+    keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
+    resume: bool = Field(False, description="Go on from the newest checkpoint of the folder.")
+
+    @model_validator(mode="after")
+    def _checkpoint_options_have_a_folder(self) -> Self:
+        for name in ("resume", "save_every"):
+            if getattr(self, name) and self.checkpoint is None:
+                raise ValueError(f"{option(name)} is given without --checkpoint; name the folder of the checkpoints")
+        return self
+
+    @property
+    def cp_size(self) -> int:
+        """Ranks that share a pack."""
+        return self.ulysses * self.ring
+
+    def dp_replicate(self, world_size: int) -> int:
+        """Copies of the parameters that so many ranks make.
+
+        Raises:
+            ConfigError: the ranks do not divide by those of a copy.
+        """
+        each = self.dp_shard * self.cp_size
+        if world_size % each:
+            raise ConfigError(
+                f"{world_size} processes do not divide by --dp-shard {self.dp_shard} x --ring {self.ring} x "
+                f"--ulysses {self.ulysses} = {each}; start a multiple of {each}, or change the degrees"
+            )
+        return world_size // each
+
+
+def option(field: str) -> str:
+    """A field's option on the command line."""
+    return f"--{field.replace('_', '-')}"
+
+
+def make_config(values: dict[str, object]) -> TrainConfig:
+    """A configuration from the options given.
+
+    Raises:
+        ConfigError: a value is not legal; one line that names the option.
+    """
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["loc"]:
+            name = str(detail["loc"][0])
+            message = f"{option(name)} is {values.get(name)}; {message[:1].lower()}{message[1:]}"
+        raise ConfigError(message) from None
+
+
+def load_model_config(name: str) -> ModelConfig:
+    """A preset by its name, or the dimensions that a YAML file holds.
+
+    Raises:
+        ConfigError: neither a preset nor a readable file, or a dimension in it is not legal.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"--model is {name}; that is no file, and the presets are {', '.join(PRESETS)}")
+    try:
+        return parse_model_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--model {name} is not readable YAML ({' '.join(str(error).split())})") from None
+    except ConfigError as error:
+        raise ConfigError(f"--model {name}: {str(error).removeprefix('model: ')}") from None

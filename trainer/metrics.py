@@ -1,0 +1,72 @@
+"""What a step did, as one line of JSON each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFigures:
+    """One optimiser step over all ranks. But for the times, they do not depend on how many ranks share the work.
+
+    Attributes:
+        step: number of the step, from 1.
+        loss: sum of weight x cross entropy over all tokens, by the sum of weights. None when no token has a weight.
+        grad_norm: norm of the gradient of ``loss``, before clipping. None with ``loss``.
+        tokens: tokens that are no padding.
+        loss_weight: sum of the loss weights.
+        step_time: seconds of the step on rank 0.
+        data_time: seconds of it that the rank which waited longest waited for its packs.
+        bytes_read: bytes that all ranks together asked from shards.
+        lr: learning rate.
+        epoch: epoch of the packs, from 0.
+        packs: ids of the packs, in the order of the epoch.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    tokens: int
+    loss_weight: float
+    step_time: float
+    data_time: float
+    bytes_read: int
+    lr: float
+    epoch: int
+    packs: list[int]
+
+
+class MetricsFile:
+    """A file of JSON Lines in which each step stands once, however often the run was stopped and resumed.
+
+    Args:
+        path: the file. Its folder is made when missing.
+        after: step that the run goes on from: lines up to it are kept, later ones are of steps that will be done again.
+            With 0 the file begins anew.
+    """
+
+    def __init__(self, path: Path, *, after: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= after] if after else []
+        whole = path.with_name(f"{path.name}.tmp")
+        whole.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        whole.replace(path)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, figures: StepFigures) -> None:
+        """Appends a step; it is in the file when this returns, also if the process is killed next."""
+        self._file.write(json.dumps(asdict(figures)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines that end: a killed process can leave half of one."""
+    if not path.exists():
+        return []
+    return path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -1,0 +1,46 @@
+"""AdamW with decay for matrices alone, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.optim import AdamW
+
+from trainer.config import TrainConfig
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
+    """AdamW with decoupled decay (Loshchilov and Hutter 2019).
+
+    Decay pulls weights to zero that the loss leaves alone. Gains of norms and biases have a natural value that is not
+    zero or too few numbers to matter, and rows of an embedding get a gradient only in steps with their token: rare ones
+    would fade. So only matrices that multiply activations decay. A tied embedding counts as an embedding.
+    """
+    embeddings = _embeddings(model)
+    decayed: list[nn.Parameter] = []
+    other: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        (other if parameter.ndim < 2 or id(parameter) in embeddings else decayed).append(parameter)
+    return AdamW(
+        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+    )
+
+
+def _embeddings(model: nn.Module) -> set[int]:
+    """Identities of the weights of embedding layers, and of parameters that are called an embedding."""
+    layers = [id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {*layers, *(id(p) for name, p in model.named_parameters() if "embedding" in name.rpartition(".")[2])}
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Learning rate of a step, counted from 1: linear growth over ``warmup`` steps, then half a cosine to the last.
+
+    It is a function of the step alone, so a resumed run needs no state of it.
+    """
+    if step <= config.warmup:
+        return config.lr * step / config.warmup
+    done = (step - config.warmup) / max(config.steps - config.warmup, 1)
+    return config.lr * (config.min_lr + (1 - config.min_lr) * (1 + math.cos(math.pi * min(done, 1.0))) / 2)

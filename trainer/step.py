@@ -1,0 +1,145 @@
+"""One optimiser step: packs in, updated parameters and the step's figures out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float64
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from schemas.errors import PreshardError
+from trainer.batch import RankBatch
+
+
+class DivergedError(PreshardError):
+    """The loss or its gradient is no number any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """A step over all ranks. Every rank computes the same bits from the same gathered numbers, in rank order.
+
+    Attributes:
+        loss_sum: sum of weight x cross entropy over all tokens.
+        loss_weight: sum of the weights.
+        tokens: tokens that are no padding.
+        bytes_read: bytes asked from shards.
+        data_time: seconds for which the slowest rank waited for its packs.
+        grad_norm: norm of the gradient of ``loss_sum``.
+        stop: whether a rank was asked to stop.
+        packs: ids of the packs, in the order of the epoch.
+    """
+
+    loss_sum: float
+    loss_weight: float
+    tokens: int
+    bytes_read: int
+    data_time: float
+    grad_norm: float
+    stop: bool
+    packs: list[int]
+
+
+@dataclass(kw_only=True, slots=True)
+class Local:
+    """This rank's share of a step, as its packs pass."""
+
+    loss_sum: Float64[Tensor, ""]
+    loss_weight: Float64[Tensor, ""]
+    tokens: Float64[Tensor, ""]
+    bytes_read: int = 0
+    data_time: float = 0.0
+    packs: list[int]
+
+    @classmethod
+    def nothing(cls, device: torch.device) -> Local:
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        return cls(loss_sum=zero, loss_weight=zero, tokens=zero, packs=[])
+
+    def add(self, batch: RankBatch, loss_sum: Tensor) -> None:
+        """Counts one pack. Nothing here waits for the device."""
+        self.loss_sum = self.loss_sum + loss_sum.detach()
+        self.loss_weight = self.loss_weight + batch.loss_weights.double().sum()
+        self.tokens = self.tokens + (batch.doc_ids[batch.positions] >= 0).sum()
+        self.bytes_read += batch.bytes_read
+        self.packs.append(batch.pack_id)
+
+
+def take(batches: Iterator[RankBatch], local: Local) -> RankBatch:
+    """The next batch; the wait for it counts as data time."""
+    began = time.perf_counter()
+    batch = next(batches)
+    local.data_time += time.perf_counter() - began
+    return batch
+
+
+def totals(local: Local, parameters: list[nn.Parameter], *, shard_size: int, cp_size: int, stop: bool) -> Totals:
+    """Joins the ranks' shares by one all-gather of a few numbers, each summed in rank order.
+
+    Args:
+        local: this rank's share.
+        parameters: with the gradients of the sum of all ranks' losses, each rank with its shard.
+        shard_size: ranks of a replica. The first so many ranks are one, and hold each number of the gradient once.
+        cp_size: ranks that share a pack.
+        stop: whether this rank was asked to stop.
+    """
+    device = local.loss_sum.device
+    counted = torch.tensor([local.bytes_read, local.data_time, stop, *local.packs], dtype=torch.float64, device=device)
+    measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, _squares(parameters, device)])
+    mine = torch.cat([measured, counted])
+    every = mine.new_empty(dist.get_world_size() * len(mine))
+    dist.all_gather_into_tensor(every, mine)
+    ranks = every.view(-1, len(mine)).tolist()
+    loss_sum, loss_weight, tokens, squares, bytes_read, data_time, stops, *packs = zip(*ranks, strict=True)
+    return Totals(
+        loss_sum=sum(loss_sum),
+        loss_weight=sum(loss_weight),
+        tokens=int(sum(tokens)),
+        bytes_read=int(sum(bytes_read)),
+        data_time=max(data_time),
+        grad_norm=sum(squares[:shard_size]) ** 0.5,
+        stop=any(stops),
+        packs=[int(pack) for of_ranks in packs for pack in of_ranks[::cp_size]],
+    )
+
+
+def _squares(parameters: list[nn.Parameter], device: torch.device) -> Float64[Tensor, ""]:
+    """Sum of squares of this rank's part of the gradient, in float64: a sum of millions loses digits in float32."""
+    found = [_own(parameter.grad).double().square().sum() for parameter in parameters if parameter.grad is not None]
+    return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64, device=device)
+
+
+def _own(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def apply_gradients(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], of: Totals, *, lr: float, clip: float
+) -> None:
+    """Turns gradients of the sum into those of the weighted mean, clipped by their norm, and takes the step.
+
+    Without any loss weight there is no mean and nothing to learn: the parameters and the optimiser stay as they are.
+
+    Raises:
+        DivergedError: the gradient's norm is infinite or no number.
+    """
+    if of.loss_weight > 0:
+        norm = of.grad_norm / of.loss_weight
+        if not norm < float("inf"):
+            raise DivergedError(
+                f"the gradient's norm is {norm} and the loss {of.loss_sum / of.loss_weight}, on the packs {of.packs}; "
+                f"go on from a checkpoint with a smaller --lr"
+            )
+        factor = min(1.0, clip / norm if norm else 1.0) / of.loss_weight
+        for parameter in parameters:
+            if parameter.grad is not None:
+                _own(parameter.grad).mul_(factor)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,172 @@
+"""The trainer's command: ``torchrun --nproc-per-node N -m trainer.train``. One process needs no torchrun."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar, get_args
+
+import click
+import torch.distributed as dist
+from pydantic.fields import FieldInfo
+
+from schemas.errors import ConfigError, PreshardError
+from trainer.config import TrainConfig, make_config, option
+from trainer.job import Job, prepare
+from trainer.loop import run
+from trainer.mesh import build_mesh
+from trainer.metrics import MetricsFile, StepFigures
+from trainer.processes import Processes, first_problem, start_processes
+
+T = TypeVar("T")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def cli(**given: Any) -> TrainConfig:
+    """Trains a vision-language model on a packed dataset. Each rank reads only its own part of each pack."""
+    return make_config({name: value for name, value in given.items() if value is not None})
+
+
+def _as_option(name: str, field: FieldInfo) -> click.Option:
+    """A field as an option. Its range is checked with the whole configuration."""
+    kind, default = field.annotation, field.get_default()
+    choices = get_args(kind) if all(isinstance(choice, str) for choice in get_args(kind)) else ()
+    if kind is bool:
+        return click.Option([option(name)], is_flag=True, help=field.description)
+    return click.Option(
+        [option(name)],
+        type=click.Choice(choices) if choices else kind if kind in (int, float) else str,
+        required=field.is_required(),
+        default=None if field.is_required() else default,
+        help=field.description,
+    )
+
+
+cli.params.extend(_as_option(name, field) for name, field in TrainConfig.model_fields.items())
+
+
+class StopRequest:
+    """Whether the process was asked to stop. The loop looks at it between steps; a second signal stops at once."""
+
+    def __init__(self) -> None:
+        self.given = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:  # noqa: ARG002
+        self.given = True
+        signal.signal(number, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self.given
+
+
+def train(job: Job, here: Processes) -> int:
+    """Runs a prepared job on this process, with its metrics and its printed lines. Exit status."""
+    config = job.config
+    mesh = build_mesh(
+        here.device.type,
+        dp_replicate=job.dp_replicate,
+        dp_shard=config.dp_shard,
+        ring_degree=config.ring,
+        ulysses_degree=config.ulysses,
+    )
+    if here.rank == 0:
+        click.echo(_begins(job, here.world_size), err=True)
+    metrics = None
+    if here.rank == 0 and config.metrics is not None:
+        metrics = MetricsFile(config.metrics, after=job.start.step)
+
+    def report(figures: StepFigures) -> None:
+        if metrics is not None:
+            metrics.write(figures)
+        if here.rank == 0 and (figures.step % config.log_every == 0 or figures.step in (1, config.steps)):
+            click.echo(_line(figures))
+
+    stop = StopRequest()
+    done = run(job, mesh, here.device, report, stop)
+    if metrics is not None:
+        metrics.close()
+    if done < config.steps:
+        if here.rank == 0:
+            saved = "; give --resume to go on" if config.checkpoint is not None else ", without a --checkpoint to keep"
+            click.echo(f"trainer: stopped by a signal after step {done}{saved}", err=True)
+        return 1
+    return 0
+
+
+def _begins(job: Job, world_size: int) -> str:
+    config = job.config
+    ranks = f"{world_size} processes, {job.dataset.dp_size} packs at a time on {config.cp_size} of them each"
+    if job.checkpoint is not None:
+        return f"trainer: {ranks}; going on after step {job.start.step} from {job.checkpoint}"
+    return f"trainer: {ranks}; beginning at step 1" + f" (no checkpoint in {config.checkpoint})" * config.resume
+
+
+def _line(figures: StepFigures) -> str:
+    if figures.loss is None:
+        return f"step {figures.step:6d}  no token of the packs {figures.packs} has a loss: nothing learnt"
+    return (
+        f"step {figures.step:6d}  loss {figures.loss:8.4f}  grad norm {figures.grad_norm:9.4f}  "
+        f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status 0 done, 1 failed or stopped, 2 when something does not fit, before the first step."""
+    config, problem = _attempt(lambda: _parse(arguments))
+    here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
+    # without the device that was asked for, the ranks still have to hear of each other's problems
+    here = here or start_processes("cpu")
+    problem = problem or missing
+    job = None
+    if config is not None and problem is None:
+        job, problem = _attempt(lambda: prepare(config, rank=here.rank, world_size=here.world_size))
+    problem = first_problem(problem)
+    if job is None or problem is not None:
+        if here.rank == 0:
+            click.echo(f"trainer: {problem}", err=True)
+        _leave(2)
+    try:
+        _leave(train(job, here))
+    except (PreshardError, OSError) as error:
+        # no goodbye to the other ranks, which are in the middle of a step: torchrun ends them
+        click.echo(f"trainer: rank {here.rank}: {_one_line(error)}", err=True)
+        sys.exit(1)
+
+
+def _parse(arguments: Sequence[str] | None) -> TrainConfig:
+    """Raises ConfigError: an option is unknown, missing or not legal."""
+    try:
+        config = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="trainer.train", standalone_mode=False
+        )
+    except click.ClickException as error:
+        raise ConfigError(f"{error.format_message()} (--help lists the options)") from None
+    if not isinstance(config, TrainConfig):  # --help has been printed
+        sys.exit(0)
+    return config
+
+
+def _attempt(what: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What a call gives, or the one line that says why it cannot."""
+    try:
+        return what(), None
+    except (PreshardError, OSError) as error:
+        return None, _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process when all ranks have come here, so that none is ended by torchrun before it could speak."""
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
