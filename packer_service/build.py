@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
 
 from packer_service.balance import BalanceRows
 from packer_service.config import PackConfig
-from packer_service.ingest.image import ImageCrops, decode_image, encode_image
+from packer_service.ingest.crops import EncodedCrop
+from packer_service.ingest.image import ImageCrops
+from packer_service.ingest.isolated import crops as crops_of
 from packer_service.ingest.render import RenderedDocument
 from packer_service.ingest.tokenizer import Tokenizer, load_tokenizer
-from packer_service.ingest.video import decode_video
 from packer_service.lay_out import lay_out, pack_figures
 from packer_service.planned import PlannedDocument, ReadDocument, read_planned
 from packer_service.shards.store import Folder
@@ -171,17 +171,17 @@ def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *,
         Crop(
             doc_id=planned.doc_id,
             unit=first_unit + unit,
-            width=image.width,
-            height=image.height,
+            width=crop.width,
+            height=crop.height,
             timestamp=None if np.isnan(timestamps[unit]) else float(timestamps[unit]),
-            data=encode_image(image, image_format=config.image_format, jpeg_quality=config.jpeg_quality),
+            data=crop.data,
         )
-        for unit, image in _decode(read, planned.file.folder, config.vision.image_size)
+        for unit, crop in _decode(read, planned.file.folder, config)
     ]
     return _Loaded(planned=planned, rendered=read.rendered, crops=crops)
 
 
-def _decode(read: ReadDocument, folder: str, image_size: int) -> Iterator[tuple[int, Image.Image]]:
+def _decode(read: ReadDocument, folder: str, config: PackConfig) -> Iterator[tuple[int, EncodedCrop]]:
     """The crops of a document's units, with the number of the unit among them. Each media is decoded once."""
     numbers = read.rendered.unit_numbers
     first = taken = 0
@@ -189,9 +189,8 @@ def _decode(read: ReadDocument, folder: str, image_size: int) -> Iterator[tuple[
         n_units = 1 if isinstance(shape, ImageCrops) else shape.n_frames
         mine = numbers[(numbers >= first) & (numbers < first + n_units)] - first
         if len(mine) and isinstance(shape, ImageCrops):
-            yield from ((taken, crop) for crop in decode_image(media, folder, shape, image_size=image_size))
+            yield from ((taken, crop) for crop in crops_of(media, folder, shape, config))
         elif len(mine) and not isinstance(shape, ImageCrops):
             frames = replace(shape, pts=shape.pts[mine], timestamps=shape.timestamps[mine])
-            decoded = decode_video(media, folder, frames, image_size=image_size)
-            yield from ((taken + i, frame) for i, frame in enumerate(decoded))
+            yield from ((taken + i, frame) for i, frame in enumerate(crops_of(media, folder, frames, config)))
         first, taken = first + n_units, taken + len(mine)

@@ -7,16 +7,15 @@ from typing import Any
 import pyarrow as pa
 
 from packer_service.config import PackConfig
-from packer_service.ingest.image import ImageCrops, probe_image
+from packer_service.ingest.isolated import probe
 from packer_service.ingest.oversize import fit
 from packer_service.ingest.render import MediaShape, RenderedDocument, group_ids, render
 from packer_service.ingest.rows import parse_document, row_identity
 from packer_service.ingest.sources import Fragment, RowReference, read_fragment
 from packer_service.ingest.tokenizer import Tokenizer, load_tokenizer
-from packer_service.ingest.video import VideoFrames, probe_video
 from packer_service.layout.area import attention_area
 from schemas.errors import DocumentError
-from schemas.example import Document, Media
+from schemas.example import Document
 from schemas.sequence import MaskArrays
 
 MEASURED = pa.schema(
@@ -92,8 +91,9 @@ def pieces_of(
 
     Raises:
         DocumentError: a media is missing or broken, or the document does not fit.
+        OSError: the file system failed, which is no document's fault.
     """
-    shapes = [_probe(media, folder, config) for media in document.media()]
+    shapes = [probe(media, folder, config) for media in document.media()]
     rendered = render(
         document,
         shapes,
@@ -103,12 +103,6 @@ def pieces_of(
     )
     pieces = fit(rendered, seq_len=config.seq_len, max_images=config.max_images, oversize=config.oversize)
     return pieces, shapes
-
-
-def _probe(media: Media, folder: str, config: PackConfig) -> ImageCrops | VideoFrames:
-    if media.kind == "video":
-        return probe_video(media, folder, fps=config.video.fps, max_frames=config.video.max_frames)
-    return probe_image(media, folder, image_size=config.vision.image_size, max_crops=config.vision.max_crops)
 
 
 def _mask(piece: RenderedDocument, bidirectional: str) -> MaskArrays:
