@@ -26,6 +26,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
+        fused=True,
     )
 
 

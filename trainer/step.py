@@ -92,9 +92,9 @@ def totals(local: Local, parameters: list[nn.Parameter], *, shard_size: int, cp_
     counted = torch.tensor([local.bytes_read, local.data_time, stop, *local.packs], dtype=torch.float64, device=device)
     measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, _squares(parameters, device)])
     mine = torch.cat([measured, counted])
-    every = mine.new_empty(dist.get_world_size() * len(mine))
-    dist.all_gather_into_tensor(every, mine)
-    ranks = every.view(-1, len(mine)).tolist()
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    ranks = torch.stack(every).tolist()
     loss_sum, loss_weight, tokens, squares, bytes_read, data_time, stops, *packs = zip(*ranks, strict=True)
     return Totals(
         loss_sum=sum(loss_sum),

@@ -1,0 +1,78 @@
+"""Mistakes made on purpose, for the comparison with one process to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import trainer.loop
+from trainer.batch import RankBatch
+
+Change = Callable[[RankBatch], RankBatch]
+
+
+def _shifted_labels(batch: RankBatch) -> RankBatch:
+    """Labels shifted once more, over the local slice, as a trainer does that shifts them itself."""
+    return replace(batch, labels=torch.cat([batch.labels[1:], batch.labels[:1]]))
+
+
+def _heavier(batch: RankBatch) -> RankBatch:
+    return replace(batch, loss_weights=batch.loss_weights * 1.001)
+
+
+def _late_positions(batch: RankBatch) -> RankBatch:
+    """Positions counted from the start of the slice instead of the document's."""
+    return replace(batch, position_ids=batch.position_ids - batch.position_ids[0])
+
+
+def _swapped_runs(batch: RankBatch) -> RankBatch:
+    """The last two blocks of the slice exchanged in the layout, but not in the tokens."""
+    runs = batch.layout.runs.copy()
+    mine = [i for i in range(len(runs)) if runs[i, 0] == runs[-1, 0]]
+    first, last = mine[0], mine[-1]
+    if first == last:
+        start, length = runs[last, 1], runs[last, 2] // 2
+        halves = [[runs[last, 0], start + length, runs[last, 2] - length], [runs[last, 0], start, length]]
+        swapped = [*runs[:last].tolist(), *halves]
+    else:
+        runs[[first, last]] = runs[[last, first]]
+        swapped = runs.tolist()
+    return replace(batch, layout=replace(batch.layout, runs=torch.tensor(swapped, dtype=torch.int32).numpy()))
+
+
+def _exchanged_images(batch: RankBatch) -> RankBatch:
+    """The rank's images in the opposite order: features that fill each other's tokens."""
+    return replace(batch, images=batch.images.flip(0))
+
+
+@contextmanager
+def _change_batches(change: Change, rank: int, world_size: int) -> Iterator[None]:
+    """Changes the batches of the last rank alone; the other ranks have the right ones."""
+    whole: Any = trainer.loop.make_loader
+
+    def loader(*args: Any, **kwargs: Any) -> Any:
+        return (change(batch) for batch in whole(*args, **kwargs))
+
+    wrong = rank == world_size - 1
+    with patch.object(trainer.loop, "make_loader", loader) if wrong else nullcontext():
+        yield
+
+
+def _plant(change: Change) -> Callable[[int, int], AbstractContextManager[None]]:
+    return lambda rank, world_size: _change_batches(change, rank, world_size)
+
+
+PLANTS: dict[str | None, Callable[[int, int], AbstractContextManager[None]]] = {
+    None: lambda *_: nullcontext(),
+    "label-shift": _plant(_shifted_labels),
+    "loss-weight": _plant(_heavier),
+    "rope-position": _plant(_late_positions),
+    "layout-run": _plant(_swapped_runs),
+    "boundary-order": _plant(_exchanged_images),
+}
+"""By name, how to make each mistake on one rank of so many."""
