@@ -68,6 +68,12 @@ def _rows() -> list[dict[str, Any]]:
     return [*rows, {"id": "annotated", "media": media, "annotations": annotations}]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small matrices on several threads are slower, and many times so where the processors are shared."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
     """Images, text and annotations in 10 packs. Read only."""
@@ -110,6 +116,12 @@ def whole(packed: Path) -> list[WholeSample]:
 def whole_in_tiles(packed_in_tiles: Path) -> list[WholeSample]:
     """Every sample of ``packed_in_tiles``, by pack_id."""
     return _read_whole(packed_in_tiles)
+
+
+@pytest.fixture(scope="session")
+def tiny_whole(tiny_dataset: Path) -> list[WholeSample]:
+    """Every sample of ``tiny_dataset``, by pack_id."""
+    return _read_whole(tiny_dataset)
 
 
 def _read_whole(dataset: Path) -> list[WholeSample]:
