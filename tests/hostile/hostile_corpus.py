@@ -125,9 +125,11 @@ def write_corpus(folder: Path, files: Iterator[HostileFile]) -> list[dict[str, o
     """Writes the files and ``rows.jsonl``, one document a file, and gives the rows; also paths that are no files."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, object]] = []
+    for kind in ("image", "video"):
+        (folder / kind).mkdir()
     for file in files:
-        (folder / file.name).write_bytes(file.data)
-        rows.append(_row(file.name, file.kind))
+        (folder / row_id(file)).write_bytes(file.data)
+        rows.append(_row(row_id(file), file.kind))
     (folder / "folder.mp4").mkdir()
     (folder / "circle.png").symlink_to("circle.png")
     (folder / "nowhere.png").symlink_to("not/there.png")
@@ -136,6 +138,11 @@ def write_corpus(folder: Path, files: Iterator[HostileFile]) -> list[dict[str, o
     rows += [_row("pipe.mp4", "video"), _row("x" * 5000, "image"), _row("rows.jsonl/a.png", "image")]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return rows
+
+
+def row_id(file: HostileFile) -> str:
+    """Id of a file's document, and its path below the corpus."""
+    return f"{file.kind}/{file.name}"
 
 
 def _row(name: str, kind: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -136,3 +137,45 @@ def test_frames_above_the_limit_are_bad(make_video: Callable[..., Path], monkeyp
     with pytest.raises(DocumentError, match="96 x 64 are above the limit of 6143 pixels") as caught:
         probe(path)
     assert caught.value.code == "bad_video"
+
+
+def test_a_frame_that_grows_within_its_video_fails_to_decode(
+    make_video: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fails when only the container's size is looked at: the codec's own data may name another, and do so later on.
+    halves = [make_video(f"{i}.mkv", codec="mjpeg", pix_fmt="yuvj420p", size=(96 << i, 64 << i)) for i in range(2)]
+    path = halves[0].with_name("grows.mkv")
+    join(halves, path)
+    assert len(decode(path, probe(path))) == 80, "the second half cannot be decoded at all"
+    monkeypatch.setattr("packer_service.ingest.demux.MAX_FRAME_PIXELS", 2 * 96 * 64)
+    frames = probe(path)
+    with pytest.raises(DocumentError, match="frame 40 of 80") as caught:
+        decode(path, frames)
+    assert caught.value.code == "decode_failed"
+
+
+def join(halves: list[Path], path: Path) -> None:
+    """The packets of two videos of 40 frames in one stream, which says the size of the first."""
+    with av.open(str(path), "w") as out:
+        stream = None
+        for number, half in enumerate(halves):
+            with av.open(str(half)) as container:
+                stream = stream or out.add_stream_from_template(container.streams.video[0])
+                for packet in container.demux(video=0):
+                    if packet.size:
+                        packet.pts, packet.dts = packet.pts + 1600 * number, packet.dts + 1600 * number
+                        packet.stream = stream
+                        out.mux(packet)
+
+
+def test_a_place_outside_of_the_file_is_the_files_fault(make_video: Callable[..., Path]) -> None:
+    # Fails when a damaged index, by which FFmpeg seeks far away, looks like a failing disk and ends the job.
+    path = make_video("plain.nut")
+    with open_media(clip(path), str(path.parent)) as file:
+        with pytest.raises(ValueError, match="before its beginning"):
+            file.seek(-1)
+        assert file.seek(2**63) == file.size
+    data = bytearray(path.read_bytes())
+    data[-12] = 255  # the distance from the end to the index
+    path.write_bytes(data)
+    assert probe(path).n_frames == 40, "the frames themselves are not damaged"

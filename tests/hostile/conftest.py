@@ -1,0 +1,68 @@
+"""The generators of this folder as fixtures; nothing that they make is kept in the repository."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hostile_corpus import HostileFile, damaged, lies, row_id, seed_files, write_corpus
+from hostile_images import deep_colour_png
+from hostile_rows import broken_lines, row_strategy
+from hostile_videos import Form, encode
+
+
+@pytest.fixture(scope="session")
+def hostile_seeds() -> list[HostileFile]:
+    """Whole oddities: each must be packed."""
+    return seed_files()
+
+
+@pytest.fixture(scope="session")
+def hostile_files(hostile_seeds: list[HostileFile]) -> list[HostileFile]:
+    """A selection that is quickly made and packed: every whole oddity, every fifth lie, and 60 damaged files."""
+    light = (file for file in lies() if len(file.data) < 1 << 20)
+    return [*hostile_seeds, *islice(light, 0, None, 5), *damaged(hostile_seeds, 60, seed=7)]
+
+
+@pytest.fixture(scope="session")
+def corpus_writer() -> Callable[[Path, Iterator[HostileFile]], list[dict[str, object]]]:
+    return write_corpus
+
+
+@pytest.fixture(scope="session")
+def id_of() -> Callable[[HostileFile], str]:
+    return row_id
+
+
+@pytest.fixture(scope="session")
+def encode_form() -> Callable[..., bytes]:
+    """Encodes pictures as a video: ``encode_form(pictures, name="x.mkv", codec=..., ...)``."""
+
+    def make(pictures: list[Any], **form: Any) -> bytes:
+        return encode(Form(**form), pictures)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def deep_png() -> Callable[[Any], bytes]:
+    return deep_colour_png
+
+
+@pytest.fixture(scope="session")
+def hostile_rows() -> Any:
+    """A strategy for rows of every wrong form."""
+    return row_strategy()
+
+
+@pytest.fixture(scope="session")
+def hostile_lines() -> list[bytes]:
+    """Lines that are no rows, or hardly."""
+    return broken_lines()
