@@ -4,10 +4,11 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 DEMO := demo
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo train test lint bench clean help
 
 help:
 	@echo "make demo   install, make a real source, pack it, verify it, print the report"
+	@echo "make train  pack the demo source into short packs and train a tiny model on them, two ranks a pack"
 	@echo "make test   install, lint, check types and imports, run all tests"
 	@echo "make lint   the first part of make test: lint, types, imports"
 	@echo "make bench  run the benchmarks and print their figures"
@@ -30,6 +31,18 @@ demo: .venv/installed
 	@$(BIN)/preshard verify $(DEMO)/dataset
 	@echo "==> reporting"
 	@$(BIN)/preshard report $(DEMO)/dataset
+
+# Short packs of small images, so that two CPUs train 200 steps in a few minutes.
+SHORT := seq_len=1024 block_size=64 max_images=32 vision.image_size=84 video.max_frames=8 oversize=split \
+	order.window=16 cp_sizes=[1,2,4] ring_degrees=[1,2,4]
+
+train: .venv/installed
+	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
+	@echo "==> packing $(DEMO)/source into short packs in $(DEMO)/short"
+	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/short $(addprefix --set ,$(SHORT))
+	@echo "==> training on 2 processes, each with half of every pack; figures of each step in $(DEMO)/metrics.jsonl"
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m trainer.train --data $(DEMO)/short --ring 2 \
+		--attention ring --layout balanced_ring --steps 200 --lr 3e-3 --log-every 20 --metrics $(DEMO)/metrics.jsonl
 
 lint: .venv/installed
 	@echo "==> ruff"

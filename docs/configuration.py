@@ -1,20 +1,21 @@
-"""Writes the table of configuration keys into ``packing.md``, from the configuration itself."""
+"""Writes the tables of keys and options into their pages, from the configurations themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from packer_service.config import PackConfig
+from trainer.config import TrainConfig, option
 
-PAGE = Path(__file__).with_name("packing.md")
 BEGIN, END = "<!-- configuration -->", "<!-- end of configuration -->"
 
 
-def table() -> str:
-    """Every key with its default and meaning, as Markdown."""
+def keys() -> str:
+    """Every key of a packing job with its default and meaning, as Markdown."""
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *_rows(PackConfig(), "")])
 
 
@@ -36,12 +37,28 @@ def _rows(section: BaseModel, path: str) -> list[str]:
     return rows
 
 
-def page(text: str) -> str:
+def options() -> str:
+    """Every option of the trainer with its default and meaning, as Markdown."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for name, field in TrainConfig.model_fields.items():
+        default = "must be given" if field.is_required() else field.default
+        rows.append(f"| `{option(name)}` | {'' if default in (None, False) else default} | {field.description} |")
+    return "\n".join(rows)
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    Path(__file__).with_name("packing.md"): keys,
+    Path(__file__).with_name("training.md"): options,
+}
+
+
+def page(text: str, table: str) -> str:
     """A page with its table made anew."""
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2] if END in rest else rest
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, make_table in PAGES.items():
+        path.write_text(page(path.read_text(encoding="utf-8"), make_table()), encoding="utf-8")

@@ -12,16 +12,17 @@ from schemas.errors import REJECT_CODES
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_configuration_table_is_made_from_the_configuration() -> None:
-    """Fails when a key, a default or a meaning changes and `python docs/configuration.py` was not run."""
+def test_the_tables_of_keys_and_options_are_made_from_the_configurations() -> None:
+    """Fails when a key, an option, a default or a meaning changes and `python docs/configuration.py` was not run."""
     spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs" / "configuration.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = module.PAGE.read_text(encoding="utf-8")
-    assert module.page(text) == text
-    assert "| `video.fps` | 2.0 |" in text
+    texts = {path.name: (path.read_text(encoding="utf-8"), table()) for path, table in module.PAGES.items()}
+    assert [name for name, (text, table) in texts.items() if module.page(text, table) != text] == []
+    assert "| `video.fps` | 2.0 |" in texts["packing.md"][0]
+    assert "| `--ring` | 1 |" in texts["training.md"][0]
 
 
 def test_every_reject_code_is_documented() -> None:
