@@ -103,11 +103,8 @@ class HelperProcess:
 
     def _ended(self) -> CallFailedError | KilledError:
         """Why the process ended."""
-        try:
-            _, status, used = os.wait4(self.pid, 0)
-        except ChildProcessError:  # where SIGCHLD is ignored, the kernel keeps no status
-            return CallFailedError("ended its process")
-        code = self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._process.wait()
+        code = self._process.returncode
         if code >= 0:
             return CallFailedError(f"ended its process (exit status {code})")
         if -code == signal.SIGXCPU:
@@ -115,10 +112,8 @@ class HelperProcess:
         name = signal.Signals(-code).name
         if -code in OUTSIDE:
             return KilledError(f"the helper process was ended from outside ({name}); is the machine out of memory?")
-        # Many libraries do not look whether they were given memory.
-        full = used.ru_maxrss * 1024 > 0.8 * self.limits.memory
-        near = f" near its limit of {_mib(self.limits.memory)} of memory" if full else ""
-        return CallFailedError(f"crashed ({name}){near}")
+        # Many libraries do not look whether they were given memory, and nothing tells these crashes from others.
+        return CallFailedError(f"crashed ({name}; its memory is limited to {_mib(self.limits.memory)})")
 
     def close(self) -> None:
         """Ends the process, whatever it does."""

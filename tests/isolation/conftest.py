@@ -1,0 +1,28 @@
+"""Broken decoders that a helper process can import, and helpers with small limits."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from packer_service.isolation.isolated import Isolated
+from packer_service.isolation.limits import Limits
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Functions that break the process which calls them; helpers started from now on find them too."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "decoders"))
+    return importlib.import_module("broken_decoders")
+
+
+@pytest.fixture
+def isolated(broken: ModuleType) -> Iterator[Isolated]:
+    """Calls in a helper process with limits that a test can wait for."""
+    helper = Isolated(Limits(memory=256 << 20, cpu_seconds=1, asleep_seconds=2))
+    yield helper
+    helper.close()

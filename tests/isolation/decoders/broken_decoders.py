@@ -1,0 +1,169 @@
+"""Decoders that do what decoders do on hostile files. Called in the helper process, by their names."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from packer_service.ingest.crops import encoded_crops
+from packer_service.ingest.image import probe_image
+from schemas.errors import DocumentError
+
+
+def aborts(*_: Any, **__: Any) -> None:
+    os.abort()
+
+
+def segfaults(*_: Any, **__: Any) -> None:
+    ctypes.string_at(0)
+
+
+def loops(*_: Any, **__: Any) -> None:
+    while True:
+        pass
+
+
+def loops_in_c(*_: Any, **__: Any) -> None:
+    """Without giving any other Python thread a turn."""
+    sum(iter(int, 1))
+
+
+def sleeps(*_: Any, **__: Any) -> None:
+    time.sleep(1000)
+
+
+def eats(*_: Any, **__: Any) -> None:
+    held = []
+    while True:
+        held.append(b"x" * (1 << 20))
+
+
+def eats_at_once(*_: Any, **__: Any) -> None:
+    bytearray(1 << 40)
+
+
+def eats_and_calls_it_damage(*_: Any, **__: Any) -> None:
+    try:
+        bytearray(1 << 40)
+    except MemoryError as error:
+        raise DocumentError("decode_failed", "its pixels cannot be decoded (MemoryError)") from error
+
+
+def eats_and_crashes(*_: Any, **__: Any) -> None:
+    """As a library that does not look at what malloc gave."""
+    held = []
+    try:
+        while True:
+            held.append(b"x" * (1 << 20))
+    except MemoryError:
+        ctypes.string_at(0)
+
+
+def exits(*_: Any, **__: Any) -> None:
+    sys.exit(3)
+
+
+def exits_at_once(*_: Any, **__: Any) -> None:
+    os._exit(0)
+
+
+def raises(*_: Any, **__: Any) -> None:
+    raise IndexError("a fault of a library")
+
+
+def raises_eof(*_: Any, **__: Any) -> None:
+    raise EOFError
+
+
+def writes_everywhere(*_: Any, **__: Any) -> None:
+    """Garbage into every pipe that is open."""
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b"\xff" * 64)
+        except OSError:
+            continue
+    os._exit(0)
+
+
+def killed(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def finds_no_file(*_: Any, **__: Any) -> None:
+    raise FileNotFoundError(2, "No such file or directory", "clip.mp4")
+
+
+def times_out(*_: Any, **__: Any) -> None:
+    raise TimeoutError("the object store did not answer")
+
+
+def rejects(*_: Any, **__: Any) -> None:
+    raise DocumentError("bad_image", "photo.png: the file is cut short")
+
+
+def prints(*_: Any, **__: Any) -> str:
+    print("garbage on the standard output")
+    os.write(1, b"\xff" * 100_000)
+    sys.stdin.read()
+    return "good"
+
+
+def counts(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+def counts_slowly(n: int, seconds: float) -> Iterator[int]:
+    """Takes processor time for each value."""
+    for i in range(n):
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            pass
+        yield i
+
+
+def crashes_once(marker: str, n: int) -> Iterator[int]:
+    """Crashes in its first process, after half of its values."""
+    for i in range(n):
+        if i == n // 2 and not Path(marker).exists():
+            Path(marker).touch()
+            os.abort()
+        yield i
+
+
+def pid_of(*_: Any, **__: Any) -> int:
+    return os.getpid()
+
+
+def probe_that_crashes_on_one(media: Any, base: str, **options: Any) -> Any:
+    if media.uri == "3.png":
+        os.abort()
+    return probe_image(media, base, **options)
+
+
+def crops_that_crash_on_one(media: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    if media.uri == "3.png":
+        ctypes.string_at(0)
+    yield from encoded_crops(media, base, shape, **options)
+
+
+def crops_that_eat_on_one(media: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    crops = encoded_crops(media, base, shape, **options)
+    yield next(crops)
+    if media.uri == "3.png":
+        eats()
+    yield from crops
+
+
+def crops_that_crash_once(media: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    """Each media in its first process."""
+    marker = Path(base, f"tried {media.uri}")
+    if not marker.exists():
+        marker.touch()
+        os.abort()
+    yield from encoded_crops(media, base, shape, **options)

@@ -1,0 +1,198 @@
+"""Media through the helper process, alone and in whole packs: the document that breaks the decoder is the only loss."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from packer_service.config import PackConfig
+from packer_service.ingest import isolated as media_calls
+from packer_service.ingest.crops import encoded_crops
+from packer_service.ingest.image import probe_image
+from packer_service.ingest.video import probe_video
+from packer_service.isolation.isolated import Isolated
+from packer_service.isolation.limits import Limits
+from packer_service.isolation.process import CallFailedError
+from packer_service.job import PlainExecutor, pack
+from packer_service.verify import verify_dataset
+from schemas.errors import DocumentError
+from schemas.example import Media
+
+
+def write_video(path: Path, *, n_frames: int = 30) -> None:
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=10, options={"threads": "1"})
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for number in range(n_frames):
+            pixels = np.full((64, 96, 3), 8 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_the_same_bytes_as_in_this_process(tmp_path: Path, tiny_config: PackConfig, kind: str, inline: bool) -> None:
+    """Fails when the way through the helper changes a shape or a byte of a crop."""
+    path = tmp_path / kind
+    if kind == "image":
+        noise = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
+        Image.fromarray(noise).save(path, "PNG")
+        media = Media(kind="image", data=path.read_bytes()) if inline else Media(kind="image", uri="image")
+        here = probe_image(media, str(tmp_path), image_size=56, max_crops=1)
+    else:
+        write_video(path.with_suffix(".mp4"))
+        data = path.with_suffix(".mp4").read_bytes()
+        media = Media(kind="video", data=data) if inline else Media(kind="video", uri="video.mp4")
+        here = probe_video(media, str(tmp_path), fps=2.0, max_frames=384)
+    options = {"image_size": 56, "image_format": "jpeg", "jpeg_quality": 90}
+    shape = media_calls.probe(media, str(tmp_path), tiny_config)
+    assert repr(shape) == repr(here)
+    crops = media_calls.crops(media, str(tmp_path), shape, tiny_config)
+    assert crops == list(encoded_crops(media, str(tmp_path), here, **options))
+    assert [Image.open(io.BytesIO(crop.data)).size for crop in crops] == [(56, 56)] * (6 if kind == "video" else 1)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_decoder_that_breaks_has_the_code_of_its_step(
+    monkeypatch: pytest.MonkeyPatch, broken: ModuleType, isolated: Isolated, tiny_config: PackConfig, kind: str
+) -> None:
+    """Fails when a crash of the probe or of the decoder ends in another code, or does not name the media."""
+    media = Media(kind=kind, uri="x/y.bin")
+    monkeypatch.setattr(media_calls, "_DECODER", isolated)
+    for name in ("probe_image", "probe_video", "encoded_crops"):
+        monkeypatch.setattr(media_calls, name, broken.segfaults)
+    with pytest.raises(DocumentError) as probed:
+        media_calls.probe(media, "/", tiny_config)
+    with pytest.raises(DocumentError) as decoded:
+        media_calls.crops(media, "/", None, tiny_config)
+    assert (probed.value.code, decoded.value.code) == (f"bad_{kind}", "decode_failed")
+    reason = "the decoder crashed (SIGSEGV; its memory is limited to 256 MiB) in 2 of 2 tries"
+    assert str(probed.value) == str(decoded.value) == f"x/y.bin: {reason}"
+
+
+def rejected(dataset: Path) -> dict[str, tuple[str, str, str]]:
+    rows = pq.read_table(dataset / "rejects.parquet").to_pylist()
+    return {row["doc_id"]: (row["stage"], row["code"], row["message"]) for row in rows}
+
+
+def documents(dataset: Path) -> set[str]:
+    return set(pq.read_table(dataset / "documents.parquet").column("doc_id").to_pylist())
+
+
+WITH_3 = {"question-3", "question-4", "question-8", "question-9"}
+"""Documents of the tiny source that show 3.png."""
+
+CRASHED = "3.png: the decoder crashed ({}; its memory is limited to 256 MiB) in 2 of 2 tries"
+ATE = "3.png: the decoder needs more than its 256 MiB of memory in 2 of 2 tries"
+CASES = {
+    "probe": ("probe_image", "probe_that_crashes_on_one", "measure", "bad_image", CRASHED.format("SIGABRT")),
+    "crash": ("encoded_crops", "crops_that_crash_on_one", "write", "decode_failed", CRASHED.format("SIGSEGV")),
+    "memory": ("encoded_crops", "crops_that_eat_on_one", "write", "decode_failed", ATE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_document_that_breaks_the_decoder_is_all_that_a_pack_loses(
+    monkeypatch: pytest.MonkeyPatch,
+    broken: ModuleType,
+    isolated: Isolated,
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tiny_rejects: dict[str, str],
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+    case: str,
+) -> None:
+    """Fails when a crash ends the job, takes a neighbour with it, or leaves layouts of what is not there."""
+    name, function, stage, code, message = CASES[case]
+    monkeypatch.setattr(media_calls, "_DECODER", isolated)
+    monkeypatch.setattr(media_calls, name, getattr(broken, function))
+    out = tmp_path / "out"
+    manifest = pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress).manifest
+    found = rejected(out)
+    assert {doc_id: found[doc_id] for doc_id in WITH_3} == dict.fromkeys(WITH_3, (stage, code, message))
+    assert found.keys() == tiny_rejects.keys() | WITH_3
+    assert documents(out) == documents(tiny_dataset) - WITH_3
+    assert verify_dataset(str(out), processes=1, progress=progress).sound
+    if stage == "write":
+        before = pq.read_table(tiny_dataset / "packs.parquet")
+        assert manifest.counts.packs == before.num_rows
+
+
+def test_decoders_that_crash_once_leave_no_trace_in_a_dataset(
+    monkeypatch: pytest.MonkeyPatch,
+    broken: ModuleType,
+    isolated: Isolated,
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+) -> None:
+    """Fails when the second try gives other bytes than an undisturbed run."""
+    source = shutil.copytree(tiny_source, tmp_path / "tiny")
+    monkeypatch.setattr(media_calls, "_DECODER", isolated)
+    monkeypatch.setattr(media_calls, "encoded_crops", broken.crops_that_crash_once)
+    pack([str(source)], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress)
+    assert len(list(source.glob("tried *"))) == 4
+    for shard in (tiny_dataset / "shards").iterdir():
+        assert (tmp_path / "out" / "shards" / shard.name).read_bytes() == shard.read_bytes()
+
+
+def test_a_machine_that_ends_the_decoder_ends_the_job_and_loses_no_document(
+    monkeypatch: pytest.MonkeyPatch,
+    broken: ModuleType,
+    isolated: Isolated,
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+) -> None:
+    """Fails when a kernel that is out of memory turns good documents into rejects."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(media_calls, "_DECODER", isolated)
+        patch.setattr(media_calls, "encoded_crops", broken.killed)
+        with pytest.raises(OSError, match="ended from outside"):
+            pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
+    assert not (out / "manifest.json").exists()
+    pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
+    assert documents(out) == documents(tiny_dataset)
+
+
+def _crash_or_count(word: str) -> tuple[int, str]:
+    """Runs in a Ray task."""
+    helper = Isolated(Limits())
+    try:
+        return os.getpid(), str(helper.call(*((len, word) if word else (os.abort,))))
+    except CallFailedError as error:
+        return os.getpid(), str(error)
+    finally:
+        helper.close()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_crash_kills_no_ray_worker() -> None:
+    """Fails when a crashing decoder takes the task's process with it: Ray would start another."""
+    from packer_service.pipeline import ray_cluster
+
+    words = ["a", "", "abc", "", "ab", ""]
+    with ray_cluster(None, None) as executor:
+        found = dict(executor.run(_crash_or_count, words))
+        again = dict(executor.run(_crash_or_count, words))
+    crashed = "crashed (SIGABRT; its memory is limited to 512 MiB) in 2 of 2 tries"
+    assert [found[i][1] for i in range(6)] == ["[1]", crashed, "[3]", crashed, "[2]", crashed]
+    # As many workers as CPUs, and the same after six crashes.
+    assert len({pid for pid, _ in [*found.values(), *again.values()]}) <= 2
