@@ -26,7 +26,7 @@ MAX_DECODER_BYTES = 384 << 20
 
 # Bytes a pixel while an image is decoded, as measured. JPEG is decoded at a fraction of its size; the others hold an
 # animation's canvases, whole planes or strips, samples of 32 bits, or coefficients beside the picture.
-_BYTES_A_PIXEL = {"JPEG": 2, "progressive JPEG": 8, "TIFF": 10, "AVIF": 12, "WEBP": 16, "JPEG2000": 25}
+_BYTES_A_PIXEL = {"JPEG": 2, "progressive JPEG": 8, "TIFF": 10, "PPM": 10, "AVIF": 12, "WEBP": 16, "JPEG2000": 25}
 
 # Formats that hold nothing but pixels and begin with a mark. Pillow also opens PostScript (by running a program),
 # scientific files of many gigabytes, and would take random bytes for a TGA.

@@ -8,7 +8,7 @@ from PIL import Image
 
 from packer_service.ingest.grey import grey_range, to_rgb
 
-BAND_PIXELS = 1 << 21
+BAND_PIXELS = 1 << 19
 """Pixels that are converted at a time."""
 
 _GAP = 3
