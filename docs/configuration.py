@@ -42,7 +42,9 @@ def options() -> str:
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for name, field in TrainConfig.model_fields.items():
         default = "must be given" if field.is_required() else field.default
-        rows.append(f"| `{option(name)}` | {'' if default in (None, False) else default} | {field.description} |")
+        rows.append(
+            f"| `{option(name)}` | {'' if default is None or default is False else default} | {field.description} |"
+        )
     return "\n".join(rows)
 
 

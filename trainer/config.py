@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -105,6 +106,15 @@ def make_config(values: dict[str, object]) -> TrainConfig:
         raise ConfigError(message) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Takes 1e-6 for a number, as YAML 1.2 does; PyYAML reads YAML 1.1, where that is a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def load_model_config(name: str) -> ModelConfig:
     """A preset by its name, or the dimensions that a YAML file holds.
 
@@ -117,7 +127,7 @@ def load_model_config(name: str) -> ModelConfig:
     if not path.is_file():
         raise ConfigError(f"--model is {name}; that is no file, and the presets are {', '.join(PRESETS)}")
     try:
-        return parse_model_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return parse_model_config(yaml.load(path.read_text(encoding="utf-8"), _Loader))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--model {name} is not readable YAML ({' '.join(str(error).split())})") from None
     except ConfigError as error:

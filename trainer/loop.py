@@ -112,8 +112,8 @@ def _backward(
 def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:
     """The batches without those at the end of an epoch that do not fill a step of all ranks and micro-batches.
 
-    So steps take the same packs however ``dp_size`` and ``accumulate`` share them, in later epochs too. How many batches
-    are left out follows from the position alone, which all ranks have in common.
+    So steps take the same packs however ``dp_size`` and ``accumulate`` share them, in later epochs too. How many are
+    left out follows from the position alone, which all ranks have in common.
     """
     position, n_packs = job.start.data["position"], job.dataset.n_packs
     while True:

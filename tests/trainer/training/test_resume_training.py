@@ -1,0 +1,256 @@
+"""A run that is stopped goes on as if it had not been, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import trainer.checkpoint
+from schemas.errors import ConfigError
+from trainer.checkpoint import find_checkpoint, read_run_state
+from trainer.config import make_config
+from trainer.data import PackedDataset
+from trainer.job import Job, prepare
+from trainer.loop import run, whole_steps
+from trainer.mesh import Mesh
+from trainer.metrics import MetricsFile, StepFigures
+
+STEPS, SAVED = 9, 5
+PACKS_PER_STEP = 4
+OPTIONS: dict[str, object] = {"steps": STEPS, "dtype": "float64", "lr": 0.003, "warmup": 2, "keep": 9}
+
+Train = Callable[..., list[StepFigures]]
+
+
+def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
+    """Runs on each rank of the pool."""
+    job = prepare(make_config(options), rank=dist.get_rank(), world_size=dist.get_world_size())
+    figures: list[StepFigures] = []
+    run(job, mesh, torch.device("cpu"), figures.append)
+    return figures
+
+
+@pytest.fixture(scope="module")
+def train_on(gloo_pool: Any, lessons: Path) -> Train:
+    """``train_on(ulysses=, ring=, dp_shard=, dp_replicate=, **options)``: what rank 0 reports."""
+
+    def train(
+        ulysses: int = 1, ring: int = 1, dp_shard: int = 1, dp_replicate: int = 1, **options: object
+    ) -> list[StepFigures]:
+        degrees = {"ulysses": ulysses, "ring": ring, "dp_shard": dp_shard}
+        given = {"data": str(lessons), **OPTIONS, **degrees, **options}
+        given["accumulate"] = PACKS_PER_STEP // (dp_shard * dp_replicate)
+        reports = gloo_pool.run(train_job, given, **degrees, dp_replicate=dp_replicate)
+        return reports[0]
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def whole(train_on: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[StepFigures], Path]:
+    """A run without a stop, on two ranks, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("whole") / "checkpoints"
+    return train_on(ring=2, layout="zigzag", checkpoint=str(folder), save_every=SAVED), folder
+
+
+def _stopped(whole: tuple[list[StepFigures], Path], folder: Path) -> Path:
+    """The checkpoints as they were when the run was stopped after the step SAVED."""
+    shutil.copytree(whole[1] / f"step-{SAVED:08d}", folder / f"step-{SAVED:08d}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"ring": 2, "layout": "zigzag"},
+        {"attention": "reference"},
+        {"ring": 2, "ulysses": 2, "attention": "hybrid", "layout": "balanced_ring"},
+        {"dp_shard": 2},
+        {"dp_replicate": 2, "ring": 2, "attention": "ring"},
+    ],
+    ids=lambda ranks: "-".join(f"{name}={value}" for name, value in ranks.items()),
+)
+def test_resumed_on_any_ranks_the_steps_are_those_of_the_whole_run(
+    whole: tuple[list[StepFigures], Path], train_on: Train, tmp_path: Path, ranks: dict[str, Any]
+) -> None:
+    """Fails when parameters, moments, data position or learning rate are not restored, or not on another mesh."""
+    rest = train_on(**ranks, checkpoint=str(_stopped(whole, tmp_path)), resume=True)
+    expected = whole[0][SAVED:]
+    assert [figures.step for figures in rest] == list(range(SAVED + 1, STEPS + 1))
+    assert [figures.packs for figures in rest] == [figures.packs for figures in expected]
+    for ours, theirs in zip(rest, expected, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-9)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-9)
+        assert (ours.tokens, ours.lr, ours.epoch) == (theirs.tokens, theirs.lr, theirs.epoch)
+
+
+def test_the_run_passed_the_end_of_an_epoch_and_took_each_pack_once(
+    whole: tuple[list[StepFigures], Path], lessons: Path
+) -> None:
+    """Fails when a pack is taken twice or never, or when the resumed part has no change of epoch to get wrong."""
+    n_packs = PackedDataset(lessons).n_packs
+    per_epoch = n_packs // PACKS_PER_STEP
+    assert SAVED < per_epoch < STEPS
+    first = [pack for figures in whole[0][:per_epoch] for pack in figures.packs]
+    assert len(set(first)) == len(first) == per_epoch * PACKS_PER_STEP
+    assert [figures.epoch for figures in whole[0]] == [0] * per_epoch + [1] * (STEPS - per_epoch)
+
+
+@pytest.mark.parametrize(("dp_size", "accumulate"), [(1, 6), (2, 3), (3, 2), (6, 1)])
+def test_packs_that_fill_no_step_are_left_out_however_ranks_share_it(dp_size: int, accumulate: int) -> None:
+    """Fails when another split of the same step takes other packs after the end of an epoch: 20 packs, 6 a step."""
+
+    class Stub:
+        """What ``whole_steps`` reads of a job."""
+
+        config = make_config({"data": "", "steps": 1, "accumulate": accumulate})
+        packs_per_step = 6
+
+        def __init__(self, position: int) -> None:
+            self.dataset = type("Packs", (), {"n_packs": 20, "dp_size": dp_size})
+            self.start = type("Start", (), {"data": {"position": position}})
+
+    def batches(position: int) -> Any:
+        for epoch in range(3):
+            for at in range(position if epoch == 0 else 0, 20 - dp_size + 1, dp_size):
+                yield (epoch, at)
+
+    for position in (0, 6, 12, 18):
+        job: Any = Stub(position)
+        stream = whole_steps(batches(position), job)
+        packs = [(epoch, at + i) for epoch, at in (next(stream) for _ in range(6 * accumulate)) for i in range(dp_size)]
+        kept = [(epoch, i) for epoch in range(3) for i in range(18) if epoch or i >= position]
+        assert packs == kept[: len(packs)]
+
+
+def crash_while_saving(mesh: Mesh, options: dict[str, object], where: str) -> str:
+    """Runs on each rank of the pool: the second save ends where ``kill -9`` might end it."""
+    module, name, call = {"before the parts": (dcp, "save", 2), "before the rename": (trainer.checkpoint, "_sync", 5)}[
+        where
+    ]
+    calls, whole = [], getattr(module, name)
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return whole(*args, **kwargs)
+
+    with patch.object(module, name, dies):
+        try:
+            train_job(mesh, options)
+        except KeyboardInterrupt:
+            return "died"
+    return "lived"
+
+
+@pytest.mark.parametrize("where", ["before the parts", "before the rename"])
+def test_a_save_that_was_cut_short_is_not_found(
+    gloo_pool: Any, lessons: Path, tmp_path: Path, train_on: Train, where: str
+) -> None:
+    """Fails when half a checkpoint is taken for a whole one, or what it left stops the next save."""
+    options = {**OPTIONS, "data": str(lessons), "accumulate": 1, "steps": 4, "checkpoint": str(tmp_path)}
+    said = gloo_pool.run(crash_while_saving, {**options, "save_every": 1}, where)
+    assert said == ["died"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"step-00000001", "unfinished-step-00000002"}
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert read_run_state(found).step == 1
+    gloo_pool.run(train_job, {**options, "resume": True})
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "step-00000004"}
+
+
+def test_only_the_newest_checkpoints_are_kept(gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
+    """Fails when a long run fills the disk, or when the newest is among those removed."""
+    options = {**OPTIONS, "data": str(lessons), "steps": 4, "checkpoint": str(tmp_path), "save_every": 1, "keep": 2}
+    gloo_pool.run(train_job, options)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004"}
+
+
+def _prepare(**options: object) -> Job:
+    return prepare(make_config(options), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"seed": 1}, "seed 0, not 1"), ({"model": "{model}"}, "of model"), ({"data": "{other}"}, "of dataset")],
+    ids=lambda value: str(value) if isinstance(value, str) else next(iter(value)),
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    whole: tuple[list[StepFigures], Path],
+    lessons: Path,
+    tiny_dataset: Path,
+    tmp_path: Path,
+    change: dict[str, object],
+    named: str,
+) -> None:
+    """Fails when a run goes on with other packs, parameters or data than it began with."""
+    model = tmp_path / "model.yaml"
+    model.write_text(
+        "decoder: {hidden_size: 32, num_layers: 1, num_attention_heads: 8, num_key_value_heads: 2, head_dim: 8,"
+        " intermediate_size: 32}\n"
+        "vision: {hidden_size: 16, num_layers: 1, num_attention_heads: 2, intermediate_size: 16}",
+        encoding="utf-8",
+    )
+    stands = {"{model}": str(model), "{other}": str(tiny_dataset)}
+    changed = {name: stands.get(str(value), value) for name, value in change.items()}
+    options = {"data": str(lessons), **OPTIONS, "checkpoint": str(whole[1]), "resume": True}
+    assert _prepare(**options).start.step == STEPS
+    with pytest.raises(ConfigError, match=named):
+        _prepare(**{**options, **changed})
+
+
+def test_a_folder_with_checkpoints_is_not_written_into_by_a_new_run(
+    whole: tuple[list[StepFigures], Path], lessons: Path
+) -> None:
+    """Fails when forgetting --resume mixes the checkpoints of two runs."""
+    with pytest.raises(ConfigError, match=f"holds step-{STEPS:08d}; give --resume"):
+        _prepare(data=str(lessons), **OPTIONS, checkpoint=str(whole[1]))
+
+
+def test_resume_begins_anew_where_there_is_no_checkpoint_yet(lessons: Path, tmp_path: Path) -> None:
+    """Fails when a job that is always started with --resume cannot be started a first time."""
+    job = _prepare(data=str(lessons), **OPTIONS, checkpoint=str(tmp_path / "none"), resume=True)
+    assert (job.start.step, job.checkpoint) == (0, None)
+
+
+@pytest.mark.parametrize("ring", [1, 2])
+def test_bfloat16_and_recomputation_train_nearly_as_float32(
+    whole: tuple[list[StepFigures], Path], train_on: Train, ring: int
+) -> None:
+    """Fails when a dtype is mixed with another where torch cannot, or a recomputed block computes something else."""
+    low = train_on(ring=ring, attention="ring", steps=2, dtype="bfloat16", recompute=True, lr=1e-6)
+    full = train_on(ring=ring, attention="ring", steps=2, dtype="float32", lr=1e-6)
+    for ours, theirs in zip(low, full, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=0.01)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.05)
+        assert ours.loss != theirs.loss
+
+
+def test_the_metrics_hold_each_step_once(tmp_path: Path) -> None:
+    """Fails when steps done again after a resume stand twice, or half a line of a killed run breaks the file."""
+    common: dict[str, Any] = {"loss": 1.0, "grad_norm": 1.0, "tokens": 1, "loss_weight": 1.0, "step_time": 1.0}
+    common |= {"data_time": 0.0, "bytes_read": 1, "lr": 1.0, "epoch": 0, "packs": [0]}
+    path = tmp_path / "new" / "metrics.jsonl"
+    first = MetricsFile(path, after=0)
+    for step in (1, 2, 3):
+        first.write(StepFigures(step=step, **common))
+    first.close()
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"step": 4, "lo')
+    second = MetricsFile(path, after=2)
+    second.write(StepFigures(step=3, **common))
+    second.close()
+    assert [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()] == [1, 2, 3]
+    MetricsFile(path, after=0).close()
+    assert path.read_text(encoding="utf-8") == ""

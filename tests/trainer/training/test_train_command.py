@@ -1,0 +1,196 @@
+"""The command as a user runs it: alone, under torchrun, killed, and with what does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from schemas.errors import PreshardError
+from trainer.config import TrainConfig, load_model_config, make_config, option
+from trainer.job import Job, prepare
+from trainer.loop import run
+from trainer.mesh import Mesh
+from trainer.train import cli
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def steps_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_torchrun_and_one_process_train_alike(train: Command, tmp_path: Path) -> None:
+    """Fails when the command does not run, alone or under torchrun, when a key of the metrics is missing, or when
+    ranks read more than their parts.
+    """
+    common = ("--steps", 2, "--dtype", "float64", "--log-every", 1)
+    alone = train(*common, "--metrics", tmp_path / "1.jsonl")
+    assert alone.returncode == 0, alone.stderr
+    split = ("--ring", 2, "--attention", "ring", "--layout", "zigzag", "--workers", 1)
+    two = train(*common, *split, "--metrics", tmp_path / "2.jsonl", processes=2)
+    assert two.returncode == 0, two.stderr
+    assert "step      2  loss" in alone.stdout
+    assert "step      2  loss" in two.stdout
+    one, both = steps_of(tmp_path / "1.jsonl"), steps_of(tmp_path / "2.jsonl")
+    for ours, theirs in zip(both, one, strict=True):
+        assert " ".join(ours) == "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs"
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-9)
+        assert ours["loss_weight"] == pytest.approx(theirs["loss_weight"], rel=1e-12)
+        assert (ours["packs"], ours["tokens"], ours["lr"]) == (theirs["packs"], theirs["tokens"], theirs["lr"])
+    # both ranks read the header part, and one of them each image
+    alone_read, both_read = (sum(step["bytes_read"] for step in steps) for steps in (one, both))
+    assert alone_read < both_read < 2 * alone_read
+
+
+def train_whole(mesh: Mesh, options: dict[str, object]) -> list[dict[str, Any]]:
+    """Runs on a rank of the pool."""
+    figures: list[dict[str, Any]] = []
+    job = prepare(make_config(options), rank=0, world_size=1)
+    run(job, mesh, torch.device("cpu"), lambda step: figures.append(asdict(step)))
+    return figures
+
+
+def test_killed_in_a_save_it_goes_on_without_a_step_lost_or_twice(
+    train: Command, gloo_pool: Any, lessons: Path, tmp_path: Path
+) -> None:
+    """Fails when ``kill -9`` leaves a checkpoint that stops the next start, or metrics that miss or repeat a step."""
+    given = ["--steps", "12", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
+    given += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume"]
+    command = [sys.executable, "-m", "trainer.train", "--data", str(lessons), *given]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not list((tmp_path / "kept").glob("unfinished-step-0000000[3-9]")):
+            time.sleep(0.0005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert len(steps_of(tmp_path / "metrics.jsonl")) < 12
+    rest = train(*given)
+    assert rest.returncode == 0, rest.stderr
+    assert "going on after step" in rest.stderr
+    options = {"data": str(lessons), "steps": 12, "dtype": "float64", "device": "cpu"}
+    whole = gloo_pool.run(train_whole, options)[0]
+    ours = steps_of(tmp_path / "metrics.jsonl")
+    assert [(step["step"], step["packs"]) for step in ours] == [(step["step"], step["packs"]) for step in whole]
+    assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in whole], rel=1e-9)
+
+
+def test_a_signal_ends_it_after_a_step_with_a_checkpoint(lessons: Path, tmp_path: Path) -> None:
+    """Fails when a preempted job loses what it did since the last checkpoint, or only one of its ranks stops."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "trainer.train", "--data", str(lessons), "--steps", "100000", "--ring", "2"]
+    command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(tmp_path / "metrics.jsonl")]
+    metrics = tmp_path / "metrics.jsonl"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.05)
+        process.terminate()
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode != 0
+    done = len(steps_of(metrics))
+    assert f"trainer: stopped by a signal after step {done}; give --resume to go on" in said
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"step-{done:08d}"]
+
+
+MISFITS = {
+    "heads": (["--ulysses", "3", "--ring", "1"], 3, "3 ranks, which does not divide"),
+    "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
+    "scheme": (["--layout", "spiral"], 1, "layout is 'spiral'; the dataset was packed for contiguous, zigzag"),
+    "degree": (["--ring", "16"], 16, "ring_degree is 16; the dataset was packed for 1, 2, 4, 8"),
+    "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
+    "packs": (["--accumulate", "100"], 1, "has 24 packs"),
+    "more ranks than packs": ([], 25, "dp_size is 25; the dataset's 24 packs"),
+    "model": (["--model", "huge"], 1, "--model is huge; that is no file, and the presets are tiny"),
+    "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
+    "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
+    "resume": (["--resume"], 1, "--resume is given without --checkpoint"),
+    "save": (["--save-every", "5"], 1, "--save-every is given without --checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("options", "world_size", "said"), MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit_is_said_before_the_first_step(
+    lessons: Path, options: list[str], world_size: int, said: str
+) -> None:
+    """Fails when a run that cannot work starts, or is refused without the value and what there is."""
+
+    def start(*more: str, world_size: int) -> Job:
+        config = cli.main(["--data", str(lessons), "--steps", "1", *more], standalone_mode=False)
+        return prepare(config, rank=0, world_size=world_size)
+
+    assert start(world_size=1).start.step == 0
+    with pytest.raises(PreshardError) as raised:
+        start(*options, world_size=world_size)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("decoder: {num_layers: 0}", "model.yaml: decoder"),
+        ("- a\n- b", "model.yaml: input should be"),
+        ("a: [", "is not readable YAML"),
+        ("", "model.yaml: input should be"),
+    ],
+)
+def test_a_model_file_that_is_not_one_is_said(tmp_path: Path, text: str, said: str) -> None:
+    """Fails when a broken YAML file ends in a traceback, or without the key that is wrong."""
+    path = tmp_path / "model.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PreshardError, match=said):
+        load_model_config(str(path))
+
+
+@pytest.mark.parametrize("size", ["vision.image_size", "vision.patch_size", "decoder.vocab_size"])
+def test_a_model_of_other_sizes_than_the_dataset_is_refused(lessons: Path, tmp_path: Path, size: str) -> None:
+    """Fails when crops, patches or tokens of the dataset do not fit the model, and the run starts."""
+    tiny = load_model_config("tiny").model_dump()
+    section, _, key = size.partition(".")
+    tiny[section][key] = 28
+    path = tmp_path / "model.yaml"
+    path.write_text(json.dumps(tiny), encoding="utf-8")
+    config = make_config({"data": str(lessons), "steps": 1, "model": str(path)})
+    with pytest.raises(PreshardError, match=f"{size} is 28; the dataset"):
+        prepare(config, rank=0, world_size=1)
+
+
+def test_under_torchrun_one_line_says_it_and_all_end(train: Command) -> None:
+    """Fails when a rank waits for others that have gone, a traceback of ours is printed, or each rank says the same."""
+    done = train("--steps", 1, "--ring", 2, "--layout", "spiral", processes=2)
+    assert done.returncode != 0
+    assert done.stderr.count("trainer: layout is 'spiral'; the dataset was packed for contiguous, zigzag") == 1
+    assert "trainer/train.py" not in done.stderr
+    assert "exitcode  : 2" in done.stderr
+
+
+def test_alone_a_misfit_ends_with_status_2(train: Command, tmp_path: Path) -> None:
+    """Fails when a script cannot tell a wrong command from a failure, or gets more than a line."""
+    for done, said in (
+        (train("--steps", 1, data=tmp_path / "nowhere"), "nowhere"),
+        (train("--steps", 1, "--rings", 2), "No such option: --rings"),
+    ):
+        assert done.returncode == 2
+        assert done.stderr.startswith("trainer: ")
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
+
+
+def test_every_field_is_an_option_with_a_description() -> None:
+    """Fails when an option is added without a word on what it does, or its name is not the field's."""
+    shown = CliRunner().invoke(cli, ["--help"]).output
+    for name, field in TrainConfig.model_fields.items():
+        assert field.description, name
+        assert option(name) in shown
