@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from packer_service.interrupt import Interrupted, interruptible
+from packer_service.progress import ConsoleProgress
 from schemas.errors import ConfigError, PlanError, PreshardError
 from schemas.version import VERSION
 
@@ -20,27 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class ConsoleProgress:
-    """Says on standard error what is being done, a line at most every few seconds."""
-
-    def __init__(self, every_seconds: float = 2.0) -> None:
-        self.every = every_seconds
-        self.started = time.monotonic()
-        self.last: dict[str, tuple[float, float]] = {}
-
-    def note(self, message: str) -> None:
-        click.echo(f"[{time.monotonic() - self.started:6.1f} s] {message}", err=True)
-
-    def step(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        first, last = self.last.setdefault(what, (now, now))
-        if done < total and now - last < self.every:
-            return
-        self.last[what] = (first, now)
-        rest = f", about {(now - first) * (total - done) / max(done - 1, 1):.0f} s left" if 1 < done < total else ""
-        self.note(f"{what}: {done} of {total}{rest}")
 
 
 class _RayOnUse:
@@ -58,6 +39,8 @@ class _RayOnUse:
             return
         if self.executor is None:
             self.progress.note("starting Ray")
+            # a thread that outlives the job for a moment must not start another Ray
+            os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
             from packer_service.pipeline import ray_cluster
 
             self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus))
@@ -141,6 +124,7 @@ def pack(
     config = load_config(config_file, settings)
     progress = ConsoleProgress()
     with ExitStack() as stack:
+        stack.callback(progress.close)
         executor = _RayOnUse(stack, ray_address, num_cpus, progress)
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
@@ -187,6 +171,7 @@ def plan(
         return
     progress = ConsoleProgress()
     with ExitStack() as stack:
+        stack.callback(progress.close)
         executor = _RayOnUse(stack, ray_address, num_cpus, progress)
         report = plan_sources(sources, config, executor, progress, dp_sizes)
     _print_report(report, as_json)
@@ -230,25 +215,33 @@ def _print_report(figures: dict[str, Any], as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of ``preshard``. Exit status 0 done, 1 failed, 2 bad usage or configuration."""
+    """Entry point of ``preshard``.
+
+    Exit status 0 done, 1 failed, 2 bad usage or configuration, 130 and 143 stopped by SIGINT (Ctrl-C) and SIGTERM.
+    """
     try:
-        code = cli.main(
-            args=None if arguments is None else list(arguments), prog_name="preshard", standalone_mode=False
-        )
+        with interruptible():
+            code = cli.main(
+                args=None if arguments is None else list(arguments), prog_name="preshard", standalone_mode=False
+            )
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as error:
         _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
-    except (click.Abort, KeyboardInterrupt):
-        _fail(1, "interrupted; run the same command again to go on")
+    except Interrupted as stop:
+        _fail(stop.exit_status, "interrupted; run the same command again to go on")
     except (ConfigError, PlanError) as error:
         _fail(2, str(error))
     except (PreshardError, OSError) as error:
-        _fail(1, str(error))
+        _fail(1, str(error), at_once=getattr(error, "leaves_threads", False))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(status: int, message: str) -> None:
+def _fail(status: int, message: str, *, at_once: bool = False) -> None:
     click.echo(f"preshard: {' '.join(message.split())}", err=True)
+    if at_once:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)

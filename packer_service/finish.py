@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from packer_service.config import PackConfig
 from packer_service.identity import dataset_id
+from packer_service.kept import read_record
 from packer_service.shards.store import Folder
 from packer_service.survey import Survey
 from schemas.codec import seal_manifest
-from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
+from schemas.manifest import FORMAT_VERSION, Counts, Manifest, TableEntry, TokenizerEntry
 from schemas.pack import Plan
 from schemas.tables import TABLES
 from schemas.version import VERSION
@@ -35,7 +36,7 @@ def make_manifest(
 
     Args:
         folder: the dataset.
-        records: holds a folder ``NAME`` a shard with its part of every table and its ``entry.json``.
+        records: holds a folder a shard, with its part of every table and its entry (see ``kept.ShardRecord``).
         shards: names of the shards, in order.
         found: what measuring found.
         plan: what was written.
@@ -52,7 +53,7 @@ def make_manifest(
         sources=[file.label for file in found.files],
         counts=_count(folder, found.n_rows),
         tables=tables,
-        shards=[ShardEntry.model_validate_json(records.read(f"{shard}/entry.json")) for shard in shards],
+        shards=[read_record(records, shard).entry for shard in shards],
     )
     return seal_manifest(manifest)
 

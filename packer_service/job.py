@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import importlib.metadata
-import io
 import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from packer_service.build import BuiltShard, ShardTask, build_shard
+from packer_service.claim import Claim, claimed, finished_before, now
 from packer_service.config import PackConfig
 from packer_service.finish import make_manifest
 from packer_service.ingest.sources import Fragment, list_fragments, list_sources
 from packer_service.ingest.tokenizer import load_tokenizer
-from packer_service.job_record import job_record, refuse_difference
+from packer_service.job_record import job_record
+from packer_service.kept import (
+    MEASURED_FOLDER,
+    RECORD,
+    build_and_keep,
+    count_rows,
+    is_kept,
+    measure_and_keep,
+    measured_name,
+    read_measured,
+    read_record,
+)
 from packer_service.measure import measure_fragment
 from packer_service.progress import Progress
 from packer_service.shards.store import Folder
-from packer_service.survey import Survey, plan_of, shard_ranges, shard_task, survey
-from schemas.codec import decode_manifest, encode_json, encode_table
+from packer_service.survey import ShardTasks, Survey, plan_of, shard_ranges, survey
+from schemas.codec import encode_json
 from schemas.errors import ConfigError
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest, ShardEntry
+from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest, TokenizerEntry
 from schemas.pack import Plan
 
 T = TypeVar("T")
@@ -50,7 +60,10 @@ class PlainExecutor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a job did. ``already_done``: the dataset was whole before, and nothing was done."""
+    """What a job did. ``already_done``: the dataset was whole before, and nothing was done.
+
+    ``seconds`` of this run's phases, by the clock on the wall.
+    """
 
     manifest: Manifest
     already_done: bool
@@ -62,44 +75,52 @@ def pack(sources: Sequence[str], out: str, config: PackConfig, executor: Executo
 
     Raises:
         ConfigError: a source does not exist, or ``out`` holds something else than this job's work.
+        FolderInUseError: another job is at work in ``out``.
+        DatasetDamagedError: ``out`` was whole, and a file of it is missing.
+        WorkError: what an earlier run kept is damaged.
     """
-    clock = _Clock()
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens).entry
     fragments = list_fragments(list_sources(sources))
-    job = _Job(folder=Folder(out), config=config, executor=executor, progress=progress)
-    record = job_record(config, tokenizer, fragments)
-    if job.folder.is_file(MANIFEST):
-        return _finished_before(job, record)
-    _claim(job, record)
-    found = survey(fragments, _measure_missing(job, fragments))
-    clock.lap("measure_seconds")
-    plan = plan_of(found.documents, config)
-    clock.lap("plan_seconds")
-    progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
-    shards = _write_missing(job, found, plan)
-    clock.lap("write_seconds")
-    manifest = make_manifest(
-        job.folder, job.work / SHARDS, shards, found=found, plan=plan, config=config, tokenizer=tokenizer
-    )
-    clock.lap("finish_seconds")
-    job.folder.write(RUN, json.dumps({"job": record, **_host_facts(), **clock.laps}, indent=1).encode())
-    job.folder.write(MANIFEST, encode_json(manifest))
-    job.work.delete_all()
-    return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
+    folder, record = Folder(out), job_record(config, tokenizer, fragments)
+    manifest = finished_before(folder, record)
+    if manifest is not None:
+        return Outcome(manifest=manifest, already_done=True, seconds={})
+    _check_writable(folder)
+    with claimed(folder, record, progress) as claim:
+        job = _Job(claim=claim, config=config, executor=executor, progress=progress)
+        try:
+            return _run(job, fragments, tokenizer)
+        except FileNotFoundError:
+            # in an object store two runs of one job can meet, and the first to end clears the work of both away
+            manifest = None if folder.is_local else finished_before(folder, record)
+            if manifest is None:
+                raise
+            return Outcome(manifest=manifest, already_done=True, seconds={})
+
+
+def _check_writable(folder: Folder) -> None:
+    try:
+        folder.make()
+    except OSError as error:
+        raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     """What every step of the job needs."""
 
-    folder: Folder
+    claim: Claim
     config: PackConfig
     executor: Executor
     progress: Progress
 
     @property
+    def folder(self) -> Folder:
+        return self.claim.folder
+
+    @property
     def work(self) -> Folder:
-        return self.folder / WORK
+        return self.claim.work
 
 
 class _Clock:
@@ -115,119 +136,111 @@ class _Clock:
         self.last = now
 
 
+def _run(job: _Job, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) -> Outcome:
+    clock = _Clock()
+    found, measure_task_seconds = _survey(job, fragments)
+    clock.lap("measure_seconds")
+    job.claim.check()
+    plan = plan_of(found.documents, job.config)
+    clock.lap("plan_seconds")
+    job.progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
+    shards = _write_missing(job, found, plan)
+    clock.lap("write_seconds")
+    job.claim.check()
+    records = job.work / SHARDS
+    manifest = make_manifest(
+        job.folder, records, shards, found=found, plan=plan, config=job.config, tokenizer=tokenizer
+    )
+    tasks = {"measure_task_seconds": measure_task_seconds, "write_task_seconds": _task_seconds(records, shards)}
+    clock.lap("finish_seconds")
+    _commit(job, manifest, {**clock.laps, **tasks})
+    return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
+
+
+def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
+    """Makes the folder a dataset: from the moment in which the manifest is there."""
+    job.folder.delete_temporary()  # of tasks whose process was killed, and that ran again elsewhere
+    facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **seconds}
+    job.folder.write(RUN, json.dumps(facts, indent=1).encode())
+    job.folder.write(MANIFEST, encode_json(manifest))
+    job.work.delete_all()
+
+
 def measure_all(
     fragments: Sequence[Fragment], config: PackConfig, executor: Executor, progress: Progress
 ) -> list[tuple[pa.Table, int]]:
     """Measures every fragment, keeping nothing on disk: for ``plan``, which writes no dataset."""
     results: list[tuple[pa.Table, int]] = [(None, 0)] * len(fragments)
+    amounts: Counter[str] = Counter()
     for done, (index, result) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
         results[index] = result
-        progress.step("measured fragments", done, len(fragments))
+        amounts.update(count_rows(result[0]))
+        progress.step("measured fragments", done, len(fragments), amounts)
     return results
 
 
-def _finished_before(job: _Job, record: dict[str, Any]) -> Outcome:
-    manifest = decode_manifest(job.folder.read(MANIFEST), MANIFEST)
-    if not job.folder.is_file(RUN):
-        raise ConfigError(
-            f"--out {job.folder.location}: is a whole dataset without {RUN}, so of which job is not known"
-        )
-    before = json.loads(job.folder.read(RUN))["job"]
-    refuse_difference(before, record, job.folder.location)
-    job.work.delete_all()
-    return Outcome(manifest=manifest, already_done=True, seconds={})
-
-
-def _claim(job: _Job, record: dict[str, Any]) -> None:
-    """Takes a new folder for this job, or goes on with one that it took before."""
-    folder, work = job.folder, job.work
-    if work.is_file("job.json"):
-        refuse_difference(json.loads(work.read("job.json")), record, folder.location)
-        folder.delete_temporary()
-        return
-    try:
-        names = [name for name in folder.names() if not name.startswith(f"{WORK}/")]
-        if names:
-            reason = f"holds {names[0]}, of no job of ours; give a new or empty folder"
-            raise ConfigError(f"--out {folder.location}: {reason}")
-        work.delete_all()
-        work.write("job.json", json.dumps(record).encode())
-    except OSError as error:
-        raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
-
-
-def _measure_missing(job: _Job, fragments: Sequence[Fragment]) -> list[tuple[pa.Table, int]]:
-    """Measures what no earlier run has, and keeps every fragment's result."""
-    missing = [i for i in range(len(fragments)) if not job.work.is_file(_measured_name(i))]
+def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
+    """Measures what no earlier run has, and joins it all; the seconds are those of all tasks of all runs."""
+    names = set((job.work / MEASURED_FOLDER).names())
+    missing = [i for i in range(len(fragments)) if measured_name(i).rpartition("/")[2] not in names]
     if len(missing) < len(fragments):
         job.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
-    measure = partial(measure_fragment, config=job.config)
-    results = job.executor.run(measure, [fragments[i] for i in missing])
-    for done, (index, (table, n_lines)) in enumerate(results, start=1):
-        kept = table.replace_schema_metadata({"n_lines": str(n_lines)})
-        job.work.write(_measured_name(missing[index]), encode_table(kept))
-        job.progress.step("measured fragments", done, len(missing))
-    return [_read_measured(job.work, i) for i in range(len(fragments))]
+    measure = partial(measure_and_keep, config=job.config, work=job.work.location)
+    _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing])
+    seconds = 0.0
 
+    def read_all() -> Iterator[tuple[pa.Table, int]]:
+        nonlocal seconds
+        for i in range(len(fragments)):
+            measured = read_measured(job.work, i)
+            seconds += measured.seconds
+            yield measured.table, measured.n_lines
 
-def _measured_name(index: int) -> str:
-    return f"measured/{index:08d}.parquet"
-
-
-def _read_measured(work: Folder, index: int) -> tuple[pa.Table, int]:
-    table = pq.read_table(io.BytesIO(work.read(_measured_name(index))))
-    return table.replace_schema_metadata(None), int(table.schema.metadata[b"n_lines"])
+    return survey(fragments, read_all()), round(seconds, 3)
 
 
 def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
-    """Builds every shard that no earlier run has, and gives the names of all.
-
-    A shard is done when its record is, which is written last.
-    """
+    """Builds every shard that is not there as its record says, and gives the names of all."""
     ranges = shard_ranges(plan, job.config.packs_per_shard)
-    missing = [each for each in ranges if not _is_built(job, each[0])]
-    if len(missing) < len(ranges):
-        job.progress.note(f"found {len(ranges) - len(missing)} of {len(ranges)} shards written before")
-    tasks = [shard_task(found, plan, *each) for each in missing]
-    build = partial(_build_and_record, config=job.config, out=job.folder.location)
-    for done, _ in enumerate(job.executor.run(build, tasks), start=1):
-        job.progress.step("written shards", done, len(tasks))
+    kept = _kept_shards(job, {name for name, _, _ in ranges})
+    missing = [each for each in ranges if each[0] not in kept]
+    build = partial(build_and_keep, config=job.config, out=job.folder.location)
+    _run_tasks(job, "written shards", build, ShardTasks(found=found, plan=plan, ranges=missing))
     return [name for name, _, _ in ranges]
 
 
-def _build_and_record(task: ShardTask, config: PackConfig, out: str) -> str:
-    """Runs in a task: writes the shard, then its table rows, then the record that says that all of it is there."""
-    folder = Folder(out)
-    built = build_shard(task, config, folder / SHARDS)
-    record = folder / WORK / SHARDS / built.name
-    for name, table in built.tables.items():
-        record.write(name, encode_table(table))
-    record.write("entry.json", encode_json(_entry(built)))
-    return built.name
+def _kept_shards(job: _Job, names: set[str]) -> set[str]:
+    """Shards that an earlier run has written, found again by their hash."""
+    files = set((job.work / SHARDS).names())
+    recorded = sorted(name for name in names if f"{name}/{RECORD}" in files)
+    kept: set[str] = set()
+    checks = job.executor.run(partial(is_kept, out=job.folder.location), recorded)
+    for done, (index, is_whole) in enumerate(checks, start=1):
+        job.progress.step("checked shards", done, len(recorded))
+        if is_whole:
+            kept.add(recorded[index])
+    if recorded:
+        changed = f", {len(recorded) - len(kept)} changed since" if len(kept) < len(recorded) else ""
+        job.progress.note(f"found {len(kept)} of {len(names)} shards written before{changed}")
+    return kept
 
 
-def _entry(built: BuiltShard) -> ShardEntry:
-    return ShardEntry(
-        name=built.name,
-        bytes=built.size,
-        sha256=built.sha256,
-        packs=len(built.tables["packs.parquet"]),
-        first_pack=built.first_pack,
-    )
+def _run_tasks(job: _Job, what: str, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    """Runs tasks that keep their results themselves, and says how far they are."""
+    amounts: Counter[str] = Counter()
+    for done, (_, result) in enumerate(job.executor.run(function, items), start=1):
+        amounts.update(result.amounts)
+        job.progress.step(what, done, len(items), amounts)
 
 
-def _is_built(job: _Job, name: str) -> bool:
-    record = job.work / SHARDS / name
-    if not record.is_file("entry.json"):
-        return False
-    entry = ShardEntry.model_validate_json(record.read("entry.json"))
-    return (job.folder / SHARDS).size(name) == entry.bytes
+def _task_seconds(records: Folder, shards: Sequence[str]) -> float:
+    return round(sum(read_record(records, name).seconds for name in shards), 3)
 
 
 def _host_facts() -> dict[str, Any]:
     packages = ("av", "numpy", "pillow", "pyarrow", "ray")
     return {
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "finished": now(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {package: importlib.metadata.version(package) for package in packages},

@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import ray
 import ray.data
 import ray.data.exceptions
 import ray.exceptions
 
-from schemas.errors import ConfigError, PreshardError
+from packer_service.watch import RayLostError, Service, TaskError, Watch, watched
+from schemas.errors import ConfigError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,15 +37,13 @@ class RayExecutor:
     so that one CPU is enough; what is expensive to load, a process keeps.
     """
 
+    watch: Watch
+
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
             return
-        _keep_quiet()
-        rows = [{"index": index, "item": pickle.dumps(item)} for index, item in enumerate(items)]
-        blocks = ray.data.from_items(rows, override_num_blocks=len(rows))
-        task = _Task(function)
         try:
-            for row in blocks.map(task, num_cpus=1).iter_rows():
+            for row in watched(partial(_rows, _Task(function), items), self.watch):
                 yield row["index"], _result(row)
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
@@ -49,8 +52,13 @@ class RayExecutor:
             ) from error
 
 
-class TaskError(PreshardError):
-    """A task failed for a reason that is no document's fault: a full disk, an outage, a lost node."""
+def _rows(task: _Task, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """A row a finished item."""
+    _keep_quiet()
+    # one item at a time: the driver holds references, and Ray's store the items, which it can spill
+    blocks = [ray.put(pa.table({"index": [i], "item": [pickle.dumps(item)]})) for i, item in enumerate(items)]
+    rows: Iterator[dict[str, Any]] = ray.data.from_arrow_refs(blocks).map(task, num_cpus=1).iter_rows()
+    return rows
 
 
 def _result(row: dict[str, Any]) -> Any:
@@ -101,16 +109,37 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         ConfigError: no Ray answers at the address, or ``num_cpus`` is given for a cluster.
     """
     if ray.is_initialized():
-        yield RayExecutor()
+        yield RayExecutor(watch=_watch())
         return
     target = address or os.environ.get("RAY_ADDRESS") or "local"
     if target != "local" and num_cpus is not None:
         raise ConfigError(f"--num-cpus {num_cpus}: sets the size of a local Ray; the cluster at {target} has its own")
     _connect(target, num_cpus)
     try:
-        yield RayExecutor()
-    finally:
+        yield RayExecutor(watch=_watch())
+    except RayLostError:
+        raise  # shutting down would wait for processes that are gone
+    except BaseException:
         ray.shutdown()
+        raise
+    else:
+        ray.shutdown()
+
+
+def _watch() -> Watch:
+    """The two processes without which this one cannot go on: Ray's on this machine, and the cluster's head."""
+    context = ray.get_runtime_context()
+    [mine] = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    host, _, port = context.gcs_address.rpartition(":")
+    return Watch(
+        {
+            "its process on this machine": Service(
+                address=(mine["NodeManagerAddress"], mine["NodeManagerPort"]), patience=3.0
+            ),
+            # one that was set up to be fault tolerant is back within seconds
+            "the head of the cluster": Service(address=(host.strip("[]"), int(port)), patience=30.0),
+        }
+    )
 
 
 def _check_answers(target: str) -> None:
@@ -128,6 +157,10 @@ def _check_answers(target: str) -> None:
         raise ConfigError(f"--ray-address {target}: no Ray there ({error.strerror or error})") from None
 
 
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def _keep_quiet() -> None:
     """The job says itself how far it is; Ray Data would add a line or a bar a pipeline."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -139,8 +172,13 @@ def _keep_quiet() -> None:
 def _connect(target: str, num_cpus: int | None) -> None:
     _check_answers(target)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.getsignal(signal.SIGTERM)
     local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
     try:
         ray.init(address=target, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"--ray-address {target}: no Ray there ({' '.join(str(error).split())[:200]})") from None
+        raise ConfigError(f"--ray-address {target}: no Ray there ({_one_line(error)})") from None
+    except Exception as error:  # Ray raises plain ones when its processes end while it starts
+        raise RayLostError(f"it could not be started: {_one_line(error)}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray puts its own in place, which ends the process without a word

@@ -1,8 +1,18 @@
-"""What long work tells of itself."""
+"""What long work tells of itself, and how a terminal and a log show it."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+RATED = ("crops", "bytes")
+"""Amounts whose speed is worth a word; the others are only counted."""
 
 
 class Progress(Protocol):
@@ -10,4 +20,95 @@ class Progress(Protocol):
 
     def note(self, message: str) -> None: ...
 
-    def step(self, what: str, done: int, total: int) -> None: ...
+    def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None:
+        """``done`` of ``total`` are done, since this run began; ``amounts`` of what that has given, by name."""
+
+
+@dataclass(kw_only=True)
+class _Phase:
+    """When a phase was first heard of, how much was done then, and when it was last shown."""
+
+    began: float
+    done_before: int
+    shown: float
+
+
+class ConsoleProgress:
+    """Says on standard error what is being done: a log gets a line every few seconds, a terminal one that moves.
+
+    Args:
+        every_seconds: seconds between two lines of a phase.
+        terminal: whether to move one line; by default, whether standard error is a terminal.
+    """
+
+    def __init__(self, every_seconds: float = 5.0, terminal: bool | None = None) -> None:
+        self.every = every_seconds
+        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+        self.started = time.monotonic()
+        self.phases: dict[str, _Phase] = {}
+        self.moving: Status | None = None
+
+    def note(self, message: str) -> None:
+        line = self._stamped(message)
+        if self.moving is not None:
+            self.moving.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None:
+        now = time.monotonic()
+        phase = self.phases.setdefault(what, _Phase(began=now, done_before=done, shown=float("-inf")))
+        if done < total and now - phase.shown < (0.2 if self.terminal else self.every):
+            return
+        phase.shown = now
+        line = progress_line(what, done, total, amounts or {}, now - phase.began, done - phase.done_before)
+        if done >= total or not self.terminal:
+            self.close()
+            self.note(line)
+        else:
+            self._move(line)
+
+    def close(self) -> None:
+        """Takes the moving line away, so that the terminal is as it was."""
+        if self.moving is not None:
+            self.moving.stop()
+            self.moving = None
+
+    def _move(self, line: str) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        text = Text(self._stamped(line))
+        if self.moving is None:
+            self.moving = Console(stderr=True).status(text)
+            self.moving.start()
+        self.moving.update(text)
+
+    def _stamped(self, message: str) -> str:
+        return f"[{time.monotonic() - self.started:6.1f} s] {message}"
+
+
+def progress_line(
+    what: str, done: int, total: int, amounts: Mapping[str, int], seconds: float, done_in_them: int
+) -> str:
+    """How far a phase is: ``what``, the amounts it gave, their speeds over ``seconds``, and a guess of what is left."""
+    parts = [f"{what}: {done} of {total}"]
+    parts += [_amount(name, number, seconds) for name, number in amounts.items() if number or name not in RATED]
+    if done_in_them > 0 and done < total:
+        parts.append(f"about {_duration(seconds * (total - done) / done_in_them)} left")
+    return ", ".join(parts)
+
+
+def _amount(name: str, number: int, seconds: float) -> str:
+    if name == "bytes":
+        speed = f" ({number / 1e6 / seconds:.1f} MB/s)" if seconds >= 0.1 else ""
+        return f"{number / 1e6:,.1f} MB{speed}"
+    speed = f" ({number / seconds:,.0f} a second)" if name in RATED and seconds >= 0.1 else ""
+    return f"{number:,} {name}{speed}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,7 @@ class Survey:
     n_rows: int
 
 
-def survey(fragments: Sequence[Fragment], measured: Sequence[tuple[pa.Table, int]]) -> Survey:
+def survey(fragments: Sequence[Fragment], measured: Iterable[tuple[pa.Table, int]]) -> Survey:
     """Joins measured fragments: numbers the rows, names those without an id, and rejects ids that came before."""
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
     number = {file: i for i, file in enumerate(files)}
@@ -154,3 +155,26 @@ def shard_task(found: Survey, plan: Plan, name: str, first_pack: int, end_pack: 
     cuts = edges[first_pack : end_pack + 1] - edges[first_pack]
     packs = [documents[a:b] for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)]
     return ShardTask(name=name, first_pack=first_pack, packs=packs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardTasks(Sequence[ShardTask]):
+    """The tasks of shards, each made when it is asked for: all at once would hold an object a document."""
+
+    found: Survey
+    plan: Plan
+    ranges: list[tuple[str, int, int]]
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardTask: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> ShardTasks: ...
+
+    def __getitem__(self, index: int | slice) -> ShardTask | ShardTasks:
+        if isinstance(index, slice):
+            return ShardTasks(found=self.found, plan=self.plan, ranges=self.ranges[index])
+        return shard_task(self.found, self.plan, *self.ranges[index])

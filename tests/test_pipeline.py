@@ -69,24 +69,35 @@ def test_a_failed_task_gives_its_own_reason(capfd: pytest.CaptureFixture[str]) -
     assert "Exception occurred" not in capfd.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on_and_the_next_run_does(
-    tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "status", "moment"),
+    [(signal.SIGINT, 130, "starting Ray"), (signal.SIGTERM, 143, "planned 29 documents")],
+)
+def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tiny_settings: list[str],
+    tmp_path: Path,
+    number: signal.Signals,
+    status: int,
+    moment: str,
 ) -> None:
-    """Fails when an interrupt ends in a traceback, or leaves something that is taken for whole."""
-    words = command(tiny_source, tmp_path / "out", tiny_settings, "--num-cpus", "1")
+    """Fails when an interrupt ends in a traceback or waits for tasks, or leaves something that is taken for whole."""
+    out = tmp_path / "out"
+    words = command(tiny_source, out, tiny_settings, "--num-cpus", "1")
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
         assert running.stderr is not None
-        said = running.stderr.readline()
-        assert "starting Ray" in said
-        os.kill(running.pid, signal.SIGINT)
+        assert any(moment in line for line in running.stderr)
+        os.killpg(running.pid, number)  # as a terminal does, to all processes of the command
         rest = running.stderr.read()
-        assert running.wait(timeout=120) == 1
-    assert "interrupted; run the same command again to go on" in rest
+        assert running.wait(timeout=60) == status
+    assert rest.splitlines()[-1] == "preshard: interrupted; run the same command again to go on"
     assert "Traceback" not in rest
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not (out / "manifest.json").exists()
+    assert not [path for path in out.rglob(".tmp-*") if "shards" not in path.parts]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+    assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
 def test_no_ray_at_the_address_is_one_line(tiny_source: Path, tmp_path: Path, tiny_settings: list[str]) -> None:

@@ -57,11 +57,20 @@ class Folder:
         info = self._filesystem.get_file_info(self.path(name))
         return info.size if info.type == fs.FileType.File else None
 
+    def make(self) -> None:
+        """Makes the folder, if it is not there; an object store has no folders to make."""
+        if self.is_local:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+
     def names(self) -> list[str]:
         """Every file below the folder, by its path from here, sorted."""
+        return sorted(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file below the folder, by its path from here."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         infos = self._filesystem.get_file_info(selector)
-        return sorted(info.path[len(self._root) :].strip("/") for info in infos if info.is_file)
+        return {info.path[len(self._root) :].strip("/"): info.size for info in infos if info.is_file}
 
     def read(self, name: str) -> bytes:
         with self._filesystem.open_input_file(self.path(name)) as file:
@@ -109,6 +118,8 @@ class Folder:
 
     def delete_temporary(self) -> None:
         """Removes what a killed process left half-written anywhere below the folder."""
+        if not self.is_local:
+            return  # an object store has no temporary names, and listing it costs requests
         for name in self.names():
             if name.rpartition("/")[2].startswith(TEMPORARY):
                 self.delete(name)

@@ -41,7 +41,7 @@ class Silent:
     def note(self, message: str) -> None:
         pass
 
-    def step(self, what: str, done: int, total: int) -> None:
+    def step(self, what: str, done: int, total: int, amounts: object = None) -> None:
         pass
 
 

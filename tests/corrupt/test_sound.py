@@ -72,7 +72,7 @@ def test_a_document_that_was_lost_in_writing_leaves_a_sound_dataset(
                 Image.new("RGB", (3, 3)).save(source / "1.png")
                 (source / "1.png").write_bytes((source / "1.png").read_bytes()[:60])
 
-        def step(self, what: str, done: int, total: int) -> None:
+        def step(self, what: str, done: int, total: int, amounts: object = None) -> None:
             pass
 
     out = tmp_path / "out"

@@ -1,0 +1,116 @@
+"""Notices that Ray is gone. Ray's own library takes up to a minute for it, and then ends the process in mid-call."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from schemas.errors import PreshardError
+
+T = TypeVar("T")
+
+
+class TaskError(PreshardError):
+    """A task failed for a reason that is no document's fault: a full disk, an outage, a lost node."""
+
+
+class RayLostError(TaskError):
+    """Ray itself is gone; nothing can be asked of it any more, not even to shut down.
+
+    Args:
+        how: what was noticed of it.
+    """
+
+    leaves_threads = True
+    """Ending the process in the usual way would wait for Ray's threads, which wait for Ray."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"Ray is gone ({how}); what was done is kept, run the same command again")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """A process that Ray needs, where it listens, and for how many seconds it may be out of reach."""
+
+    address: tuple[str, int]
+    patience: float
+
+
+class Watch:
+    """Asks services whether they still listen."""
+
+    def __init__(self, services: Mapping[str, Service]) -> None:
+        self.services = services
+        self.last_seen = dict.fromkeys(services, time.monotonic())
+
+    def lost(self, *, patient: bool = True) -> str | None:
+        """Name of a service that is out of reach, and has been for as long as it may be if ``patient``."""
+        for name, service in self.services.items():
+            if _answers(service.address):
+                self.last_seen[name] = time.monotonic()
+            elif not patient or time.monotonic() - self.last_seen[name] > service.patience:
+                return name
+        return None
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def watched(results: Callable[[], Iterable[T]], watch: Watch, every_seconds: float = 1.0) -> Iterator[T]:
+    """What ``results()`` yields, taken in a thread, for as long as no service is lost.
+
+    The caller's thread never waits inside of Ray, so that an interrupt reaches it at once.
+
+    Raises:
+        RayLostError: a service is lost.
+        Exception: what the iterator raised while none was.
+    """
+    # bounded, so that a slow caller slows the tasks
+    found: queue.Queue[_Found] = queue.Queue(maxsize=64)
+    threading.Thread(target=_take, args=(results, found), daemon=True, name="results").start()
+    asked = time.monotonic()
+    while True:
+        try:
+            event = found.get(timeout=every_seconds)
+        except queue.Empty:
+            event = None
+        if (event is not None and event.error is not None) or time.monotonic() - asked >= every_seconds:
+            asked = time.monotonic()
+            lost = watch.lost(patient=event is None or event.error is None)
+            if lost is not None:
+                raise RayLostError(f"{lost} does not answer")
+        if event is None:
+            continue
+        if event.error is not None:
+            raise event.error
+        if event.ended:
+            return
+        yield event.value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """A result, or how the results ended."""
+
+    value: Any = None
+    error: BaseException | None = None
+    ended: bool = False
+
+
+def _take(results: Callable[[], Iterable[Any]], found: queue.Queue[_Found]) -> None:
+    try:
+        for result in results():
+            found.put(_Found(value=result))
+        found.put(_Found(ended=True))
+    except BaseException as error:  # it belongs to the thread that waits
+        found.put(_Found(error=error))
