@@ -66,10 +66,11 @@ def serve(pipe: Connection) -> None:
     world = World()
     while True:
         try:
-            path, name, store, rank, degrees, args = pickle.loads(pipe.recv_bytes())
+            task = pipe.recv_bytes()
         except EOFError:
             return
         try:
+            path, name, store, rank, degrees, args = pickle.loads(task)
             function: Callable[..., Any] = getattr(load(path), name)
             answer = (True, function(world.join(store, rank, degrees), *args))
         except Exception:

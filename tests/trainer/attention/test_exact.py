@@ -1,0 +1,69 @@
+"""Every kind of attention on every mesh gives the reference's output and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from schemas.layout import SCHEMES
+from schemas.sequence import dense_mask
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("ring", {}),
+    ("gather", {"exchange": "needed"}),
+    ("gather", {"exchange": "all"}),
+    ("hybrid", {}),
+    ("ulysses", {}),
+]
+MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8), (8, 1)]
+EXAMPLES = {1: 10, 2: 6, 4: 4, 8: 2}
+"""Examples of each scheme by the number of ranks, which share the machine's few cores."""
+
+
+def met(case: Any) -> set[str]:
+    """What is special about a case."""
+    mask, slices = case.mask, case.slices()
+    allowed = dense_mask(mask)
+    tokens = len(slices[0]) * case.ulysses
+    special = {
+        "grouped heads": case.kv_heads < case.heads,
+        "key heads are copied": case.kv_heads % (case.ulysses * case.ring) > 0,
+        "padding": bool((mask.doc_ids < 0).any()),
+        "annotations": bool((mask.branch_ids > 0).any()),
+        "tokens see later ones": bool(np.triu(allowed, 1).any()),
+        "a slice is no multiple of a tile": tokens % 64 > 0,
+        "a slice of several tiles": tokens > 128,
+        "a rank of padding": any((mask.doc_ids[rows] < 0).all() for rows in slices),
+        "a rank sees nothing of another": any(
+            not allowed[np.ix_(rows, columns)].any() for rows in slices for columns in slices
+        ),
+    }
+    return {name for name, there in special.items() if there}
+
+
+ALWAYS = {"grouped heads", "padding", "annotations", "tokens see later ones", "a slice is no multiple of a tile"}
+BETWEEN_RANKS = {"a rank sees nothing of another", "key heads are copied"}
+
+
+@pytest.mark.parametrize(("ulysses", "ring"), MESHES)
+def test_every_kind_is_the_reference(
+    ulysses: int, ring: int, cases: Any, attend: Any, expected: Any, assert_same: Any
+) -> None:
+    # Any error of positions, of the order of slices, of merging, of heads or of the way back of gradients shows here.
+    seen: set[str] = set()
+    for scheme in (*SCHEMES, "random"):
+
+        @settings(max_examples=EXAMPLES[ulysses * ring], deadline=None, derandomize=True, database=None)
+        @given(cases(scheme, ulysses, ring))
+        def check(case: Any) -> None:
+            seen.update(met(case))
+            right = expected(case)
+            for ours in attend(case, CALLS):
+                assert_same(ours, right)
+
+        check()
+    wanted = ALWAYS | (BETWEEN_RANKS if ulysses * ring > 1 else {"a slice of several tiles"})
+    assert seen >= wanted or ulysses * ring == 8, wanted - seen

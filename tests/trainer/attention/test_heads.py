@@ -1,0 +1,43 @@
+"""Which heads can be dealt, and how many copies of key heads that takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.errors import ConfigError
+from trainer.attention import KINDS, check_heads
+from trainer.attention.heads import repeated_kv_heads
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "degree", "sent"), [(8, 4, 8), (2, 4, 4), (1, 8, 8), (3, 4, 12), (6, 4, 12), (4, 1, 4)]
+)
+def test_key_heads_are_copied_no_more_than_needed(kv_heads: int, degree: int, sent: int) -> None:
+    # One copy too many is traffic for nothing; one too few does not divide.
+    assert repeated_kv_heads(kv_heads, degree) == sent
+
+
+def test_what_divides_is_accepted() -> None:
+    for kind in set(KINDS) - {"reference"}:
+        check_heads(kind, 8, 2, ulysses_degree=4, ring_degree=2)
+    check_heads("ring", 8, 2, ulysses_degree=1, ring_degree=3)
+    check_heads("reference", 7, 7, ulysses_degree=1, ring_degree=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "kv_heads", "ulysses", "ring", "said"),
+    [
+        ("none", 8, 2, 1, 1, "attention is 'none'; it is one of reference, ulysses, ring, gather, hybrid"),
+        ("reference", 8, 2, 2, 1, "on 2 context-parallel ranks; it runs on 1"),
+        ("ring", 8, 3, 1, 1, r"num_kv_heads is 3; it must divide num_heads 8: take one of \[1, 2, 4, 8\]"),
+        ("ring", 8, 0, 1, 1, "num_kv_heads is 0"),
+        ("gather", 6, 2, 4, 2, r"num_heads 6 over ulysses_degree = 4 ranks.*a degree of \[1, 2, 3, 6\]"),
+        ("ulysses", 4, 2, 4, 2, r"over ulysses_degree \* ring_degree = 8 ranks.*, or attention ring, gather or hybrid"),
+    ],
+)
+def test_what_does_not_is_told_with_a_remedy(
+    kind: str, heads: int, kv_heads: int, ulysses: int, ring: int, said: str
+) -> None:
+    # Without it the first step would end in a shape error of a collective, or hang on the other ranks.
+    with pytest.raises(ConfigError, match=said):
+        check_heads(kind, heads, kv_heads, ulysses_degree=ulysses, ring_degree=ring)

@@ -1,0 +1,205 @@
+"""Kernels on parts of the keys, merged, against the reference on all of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from schemas.errors import ConfigError
+from schemas.sequence import MaskArrays
+from trainer.attention import MaskTensors, reference_attention
+from trainer.attention.kernels import Kernel, kernel_for
+from trainer.attention.kernels.dense import Dense
+from trainer.attention.kernels.flash_cpu import FlashCPU
+from trainer.attention.kernels.flex import Flex, block_mask
+from trainer.attention.merge import accumulation_dtype, merge
+from trainer.attention.tiles import list_tiles
+
+KERNELS = {
+    "flash": FlashCPU(),
+    "flash in small tiles": FlashCPU(q_tile=16, k_tile=8),
+    "dense": Dense(),
+}
+
+
+def random_inputs(heads: int, kv_heads: int, seq_len: int, head_dim: int) -> list[torch.Tensor]:
+    """q, k, v and dout in float64."""
+    rng = torch.Generator().manual_seed(seq_len)
+    sizes = (heads, kv_heads, kv_heads, heads)
+    return [torch.randn(n, seq_len, head_dim, generator=rng, dtype=torch.float64) for n in sizes]
+
+
+def in_parts(kernel: Kernel, mask: MaskArrays, parts: list[np.ndarray], inputs: list[torch.Tensor]) -> Any:
+    """Output, log-sum-exp and gradients when the keys come in parts, as in a ring."""
+    tensors = MaskTensors.from_arrays(mask)
+    q, k, v, dout = inputs
+    queries, dtype = tensors.at(np.arange(mask.seq_len)), accumulation_dtype(q.dtype)
+    out, lse = torch.zeros(q.shape, dtype=dtype), torch.full(q.shape[:2], -torch.inf, dtype=dtype)
+    prepared = [kernel.prepare(queries, tensors.at(part)) for part in parts]
+    for part, ready in zip(parts, prepared, strict=True):
+        more, more_lse = kernel.forward(q, k[:, part], v[:, part], ready)
+        out, lse = merge(out, lse, more.to(dtype), more_lse)
+    out = out.to(q.dtype)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
+    for part, ready in zip(parts, prepared, strict=True):
+        more_dq, dk[:, part], dv[:, part] = kernel.backward(dout, q, k[:, part], v[:, part], out, lse, ready)
+        dq += more_dq
+    return (out, dq, dk, dv), lse
+
+
+def whole(mask: MaskArrays, inputs: list[torch.Tensor]) -> Any:
+    """The same by the reference."""
+    q, k, v, dout = inputs
+    wanted = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = reference_attention(*wanted, MaskTensors.from_arrays(mask))
+    return out.detach(), *torch.autograd.grad(out, wanted, dout)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
+    # The merge, the backward by the merged log-sum-exp, and for the dense kernel the one from a forward.
+    met = {"a row sees nothing of a part": 0, "a row sees nothing": 0}
+
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from([1, 7, 33]))
+    def check(pack: Any, seed: int, n_parts: int, head_dim: int) -> None:
+        mask = pack[0]
+        parts = np.array_split(np.random.default_rng(seed).permutation(mask.seq_len), n_parts)
+        inputs = random_inputs(4, 2, mask.seq_len, head_dim)
+        ours, lse = in_parts(KERNELS[name], mask, parts, inputs)
+        for mine, right in zip(ours, whole(mask, inputs), strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
+        unseen = mask.doc_ids < 0
+        assert ((lse == -torch.inf) == torch.from_numpy(unseen)).all()
+        met["a row sees nothing"] += int(unseen.sum())
+        met["a row sees nothing of a part"] += n_parts > 1
+
+    check()
+    assert all(met.values()), met
+
+
+@pytest.mark.parametrize("name", ["flash", "dense"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision(name: str, dtype: torch.dtype) -> None:
+    zero = np.zeros(300, np.int32)
+    mask = MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)
+    inputs = [x.to(dtype) for x in random_inputs(4, 2, 300, 16)]
+    ours, lse = in_parts(KERNELS[name], mask, np.array_split(np.arange(300), 3), inputs)
+    near = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    assert lse.dtype == torch.float32
+    assert ours[0].dtype == dtype
+    for mine, right in zip(ours, whole(mask, [x.double() for x in inputs]), strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=near, atol=near)
+
+
+def test_a_row_whose_first_thousand_keys_are_hidden() -> None:
+    # ATen goes through keys in blocks of 512, and a row may see none of the first blocks of its tile's keys.
+    doc = np.repeat(np.array([0, 1], np.int32), 1100)
+    order = np.arange(2200)
+    doc[[1099, 2199]] = [1, 0]  # the tiles at the edge and at the end see keys of both documents
+    zero = np.zeros(2200, np.int32)
+    mask = MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
+    inputs = random_inputs(1, 1, 2200, 8)
+    ours, _ = in_parts(FlashCPU(), mask, [order], inputs)
+    for mine, right in zip(ours, whole(mask, inputs), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+def test_memory_does_not_grow_with_the_square() -> None:
+    # 32,768 x 32,768 numbers would be 4 GB; a tile's own mask is 128 x its keys.
+    seq_len, document = 1 << 15, 1 << 10
+    zero = np.zeros(seq_len, np.int32)
+    mask = MaskArrays(doc_ids=(np.arange(seq_len) // document).astype(np.int32), branch_ids=zero, group_ids=zero - 1)
+    inputs = [x.float() for x in random_inputs(1, 1, seq_len, 4)]
+    with Largest() as largest:
+        in_parts(FlashCPU(), mask, [np.arange(seq_len)], inputs)
+    assert largest.numel <= max(seq_len * 4, 128 * (document + 128))
+
+
+def test_flex_has_the_same_tiles(packs: Any) -> None:
+    # A table that is shifted by one, or full and partial tiles mixed up, is a wrong result on a GPU alone.
+    full_tiles = 0
+
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @given(packs(1, 4), st.sampled_from([1, 4, 16]))
+    def check(pack: Any, tile: int) -> None:
+        nonlocal full_tiles
+        tokens = MaskTensors.from_arrays(pack[0]).at(np.arange(pack[0].seq_len))
+        tiles = list_tiles(tokens, tokens, q_tile=tile, k_tile=tile)
+        made = block_mask(tiles)
+        expected = np.zeros(made.to_dense().shape[2:], np.int32)
+        for row in range(len(expected)):
+            columns = tiles.columns[tiles.edges[row] : tiles.edges[row + 1]]
+            expected[row, columns] = 1
+            full = made.full_kv_indices[0, 0, row, : made.full_kv_num_blocks[0, 0, row]]
+            assert full.tolist() == columns[: tiles.n_full[row]].tolist()
+        np.testing.assert_array_equal(made.to_dense()[0, 0].numpy(), expected)
+        full_tiles += int(tiles.n_full.sum())
+
+    check()
+    assert full_tiles
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_flex_forward_without_a_gpu(kv_heads: int, make_mask: Any) -> None:
+    # The rule inside the tiles, the scale, grouped heads and rows without keys, as far as they run uncompiled.
+    rows = [(0, 0, -1)] * 50 + [(0, 0, 3)] * 40 + [(0, 1, -1)] * 60 + [(0, 2, -1)] * 30 + [(-1, 0, -1)] * 20
+    mask = make_mask(rows + [(1, 0, -1)] * 107)
+    q, k, v, _ = (x.float() for x in random_inputs(4, kv_heads, mask.seq_len, 16))
+    tensors = MaskTensors.from_arrays(mask)
+    order = np.roll(np.arange(mask.seq_len), 77)
+    kernel = Flex(compiled=False)
+    with warnings.catch_warnings(action="ignore"):
+        out, lse = kernel.forward(
+            q, k[:, order], v[:, order], kernel.prepare(tensors.at(np.arange(mask.seq_len)), tensors.at(order))
+        )
+    torch.testing.assert_close(out, reference_attention(q, k, v, tensors), rtol=1e-5, atol=1e-5)
+    assert ((lse == -torch.inf) == torch.from_numpy(mask.doc_ids < 0)).all()
+
+
+def test_devices() -> None:
+    assert isinstance(kernel_for("cpu"), FlashCPU)
+    assert isinstance(kernel_for("cuda"), Flex)
+    with pytest.raises(ConfigError, match="device is 'mps'; attention runs on cpu and cuda"):
+        kernel_for("mps")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_flex_on_a_gpu(kv_heads: int, make_mask: Any) -> None:
+    # Compiled forward, and the backward from it, in parts.
+    mask = make_mask([(0, 0, -1)] * 500 + [(0, 0, 3)] * 200 + [(-1, 0, -1)] * 24 + [(1, 0, -1)] * 300)
+    tensors, kernel = MaskTensors.from_arrays(mask).to("cuda"), Flex()
+    inputs = [x.float() for x in random_inputs(4, kv_heads, mask.seq_len, 64)]
+    q, k, v, dout = (x.cuda() for x in inputs)
+    queries, parts = tensors.at(np.arange(mask.seq_len)), np.array_split(np.arange(mask.seq_len), 2)
+    prepared = [kernel.prepare(queries, tensors.at(part)) for part in parts]
+    results = [kernel.forward(q, k[:, p], v[:, p], ready) for p, ready in zip(parts, prepared, strict=True)]
+    out, lse = merge(results[0][0].float(), results[0][1], results[1][0].float(), results[1][1])
+    grads = [
+        kernel.backward(dout, q, k[:, p], v[:, p], out, lse, ready) for p, ready in zip(parts, prepared, strict=True)
+    ]
+    ours = out, grads[0][0] + grads[1][0], *(torch.cat([g[i] for g in grads], dim=1) for i in (1, 2))
+    for mine, right in zip(ours, whole(mask, [x.double() for x in inputs]), strict=True):
+        torch.testing.assert_close(mine.double().cpu(), right, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,157 @@
+"""Cases that chance might not bring: each is made, checked to be what it should be, and compared with the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from schemas.errors import ConfigError, ReaderError
+from schemas.sequence import dense_mask
+from trainer.attention import MaskTensors, bind
+from trainer.mesh import ContextParallel, Mesh
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("ring", {}),
+    ("gather", {}),
+    ("gather", {"exchange": "all"}),
+    ("ulysses", {}),
+]
+
+
+def text(*lengths: int) -> list[tuple[int, int, int]]:
+    """Documents of text, one after the other; a negative length is padding."""
+    return [(doc if n > 0 else -1, 0, -1) for doc, n in enumerate(lengths) for _ in range(abs(n))]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2), (8, 1), (12, 3)])
+@pytest.mark.parametrize("head_dim", [7, 33])
+def test_grouped_heads_and_odd_dims(
+    heads: int, kv_heads: int, head_dim: int, make_mask: Any, make_layout: Any, make_case: Any, attend: Any,
+    expected: Any, assert_same: Any,
+) -> None:  # fmt: skip
+    # Ratios 1, 4 and 8, and three key heads on four ranks: a query head that reads the wrong key head shows here.
+    mask = make_mask(text(37, 91, -16))
+    case = make_case(
+        mask=mask, layout=make_layout(mask, "random", 2), ulysses=2, heads=heads, kv_heads=kv_heads, head_dim=head_dim
+    )
+    for ours in attend(case, CALLS):
+        assert_same(ours, expected(case))
+
+
+def test_a_rank_of_padding(
+    make_mask: Any, make_layout: Any, make_case: Any, attend: Any, assert_same: Any, expected: Any
+) -> None:
+    # Rows that see nothing anywhere: exactly 0 forward and backward, on a rank that still takes part in everything.
+    mask = make_mask(text(50, 14, -64))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
+    assert (mask.doc_ids[case.slices()[3]] == -1).all()
+    for ours in attend(case, CALLS):
+        assert_same(ours, expected(case))
+        assert all(not x[:, 64:].any() for x in ours)
+
+
+def test_a_pack_of_padding(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
+    # Nothing is sent in the needed exchange: an all-to-all of nothing must not hang or fail.
+    mask = make_mask(text(-64))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
+    assert not case.layout.needs.any()
+    for ours in attend(case, CALLS):
+        assert all(not x.any() for x in ours)
+
+
+def test_ring_steps_without_a_visible_key(
+    make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
+) -> None:
+    # A step that is skipped must still pass keys and gradients on.
+    mask = make_mask(text(32, 32, 32, 32))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
+    slices, allowed = case.slices(), dense_mask(mask)
+    assert all(allowed[np.ix_(q, k)].any() == (i == j) for i, q in enumerate(slices) for j, k in enumerate(slices))
+    for ours in attend(case, CALLS):
+        assert_same(ours, expected(case))
+
+
+@pytest.mark.parametrize("length", [8, 8 * 37, 8 * 67])
+def test_slices_of_one_token_and_of_broken_tiles(
+    length: int, make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
+) -> None:
+    # Tiles at the end of a slice are shorter than the others, down to a single token.
+    mask = make_mask(text(length // 3, length - length // 3))
+    case = make_case(mask=mask, layout=make_layout(mask, "random", 4, seed=1), ulysses=2)
+    assert len(case.slices()[0]) in (1, 37, 67)
+    for ours in attend(case, CALLS):
+        assert_same(ours, expected(case))
+
+
+def test_bfloat16(
+    make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
+) -> None:
+    # The collectives and kernels take bfloat16, and partial results are not added up in it.
+    mask = make_mask(text(100, 300, 112))
+    case = make_case(mask=mask, layout=make_layout(mask, "random", 4), dtype=torch.bfloat16)
+    for ours in attend(case, CALLS):
+        assert_same(ours, expected(case))
+
+
+def test_the_same_numbers_every_time(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
+    # Sums over ranks in the order of arrival would differ in the last bit.
+    mask = make_mask(text(100, 300, 112))
+    case = make_case(mask=mask, layout=make_layout(mask, "random", 4), dtype=torch.float32)
+    results = attend(case, CALLS * 2)
+    for first, second in zip(results[: len(CALLS)], results[len(CALLS) :], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def two_layers(mesh: Mesh, fields: dict[str, Any], kind: str, recompute: bool) -> torch.Tensor:
+    """Gradient of the input of two layers that share what is bound, the second recomputed in the backward or not."""
+    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 8)
+    rank_tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
+    x = torch.ones(4, rank_tokens, 8, dtype=torch.float64).cumsum(dim=1).sin().requires_grad_()
+    hidden = attend(x, x.sin(), x.cos())
+    out = checkpoint(attend, hidden, x, hidden, use_reentrant=False) if recompute else attend(hidden, x, hidden)
+    (grad,) = torch.autograd.grad(out.square().sum(), x)
+    return grad
+
+
+@pytest.mark.parametrize("kind", ["ring", "gather", "ulysses"])
+def test_layers_share_what_is_bound(
+    kind: str, make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
+) -> None:
+    # Anything that one layer left behind for the next, or for its own recomputation, would change the gradient.
+    mask = make_mask(text(20, 44))
+    case = make_case(mask=mask, layout=make_layout(mask, "random", 2))
+    kept = gloo_pool.run(two_layers, vars(case), kind, False, ring=2)
+    again = gloo_pool.run(two_layers, vars(case), kind, True, ring=2)
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+    assert all(bool(grad.abs().sum() > 0) for grad in kept)
+
+
+def test_what_cannot_be_bound_is_told(make_mask: Any, make_layout: Any) -> None:
+    mask = make_mask(text(64))
+    layout, tensors = make_layout(mask, "contiguous", 2), MaskTensors.from_arrays(mask)
+    with pytest.raises(ConfigError, match="'dense'; it is one of reference, ulysses, ring, gather, hybrid"):
+        bind("dense", layout, tensors, ContextParallel(), 8)
+    with pytest.raises(ConfigError, match="'reference' on 2 context-parallel ranks; it runs on 1"):
+        bind("reference", layout, tensors, ContextParallel(ring_degree=2), 8)
+    with pytest.raises(ConfigError, match="ring_degree 2; the mesh has 1: take the layout contiguous of ring_degree 1"):
+        bind("ring", layout, tensors, ContextParallel(), 8)
+
+
+def wrong_block_size(mesh: Mesh, fields: dict[str, Any]) -> str:
+    try:
+        bind("gather", fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 16)
+    except ReaderError as error:
+        return str(error)
+    return ""
+
+
+def test_needs_of_another_block_size_are_told(make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any) -> None:
+    # Read with the wrong block size, needs would fetch other keys than those that are seen.
+    mask = make_mask(text(64))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2))
+    for said in gloo_pool.run(wrong_block_size, vars(case), ring=2):
+        assert "tells 8 blocks of needed keys; 64 tokens have 4 blocks of 16" in said

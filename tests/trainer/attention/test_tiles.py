@@ -1,0 +1,103 @@
+"""The lists of tiles, against the dense matrix."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.sequence import MaskArrays, dense_mask
+from trainer.attention import MaskTensors
+from trainer.attention.tiles import Tiles, list_tiles
+
+
+def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
+    """Which tiles are listed, and which of them as full."""
+    listed = np.zeros((-(-len(tiles.queries) // tiles.q_tile), -(-len(tiles.keys) // tiles.k_tile)), bool)
+    full = np.zeros_like(listed)
+    for row, n_full in enumerate(tiles.n_full):
+        columns = tiles.columns[tiles.edges[row] : tiles.edges[row + 1]]
+        assert len(np.unique(columns)) == len(columns)
+        listed[row, columns] = True
+        full[row, columns[:n_full]] = True
+    return listed, full
+
+
+def by_brute_force(mask: MaskArrays, queries: np.ndarray, keys: np.ndarray, q_tile: int, k_tile: int) -> Any:
+    """Which tiles hold an allowed pair, and which hold only such, the short last ones not among them."""
+    allowed = dense_mask(mask, queries, keys)
+    shape = (-(-len(queries) // q_tile), -(-len(keys) // k_tile))
+    some, every = np.zeros(shape, bool), np.zeros(shape, bool)
+    for i, j in np.ndindex(shape):
+        tile = allowed[i * q_tile : (i + 1) * q_tile, j * k_tile : (j + 1) * k_tile]
+        some[i, j], every[i, j] = tile.any(), tile.all() and tile.size == q_tile * k_tile
+    return some, every
+
+
+def test_listed_tiles_are_those_of_the_matrix(packs: Any) -> None:
+    # One tile too few is a wrong result without an error; one too many is time for nothing.
+    met: dict[str, int] = {"skipped": 0, "full": 0, "partial": 0, "empty": 0}
+
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @given(packs(1, 4), st.integers(0, 2**16), st.sampled_from([1, 3, 8, 64]), st.sampled_from([1, 2, 5, 16]))
+    def check(pack: Any, seed: int, q_tile: int, k_tile: int) -> None:
+        mask, rng = pack[0], np.random.default_rng(seed)
+        pieces = np.array_split(np.arange(mask.seq_len), max(1, mask.seq_len // int(rng.integers(1, 40))))
+        chosen = [np.concatenate([pieces[i] for i in rng.permutation(len(pieces))[:n]]) for n in rng.integers(1, 9, 2)]
+        tensors = MaskTensors.from_arrays(mask)
+        tiles = list_tiles(tensors.at(chosen[0]), tensors.at(chosen[1]), q_tile=q_tile, k_tile=k_tile)
+        listed, full = both_as_matrices(tiles)
+        some, every = by_brute_force(mask, *chosen, q_tile, k_tile)
+        np.testing.assert_array_equal(listed, some)
+        assert not (full & ~every).any()
+        assert tiles.empty == (not some.any())
+        for name, found in (("skipped", ~some), ("full", full), ("partial", some & ~full), ("empty", not some.any())):
+            met[name] += int(np.sum(found))
+
+    check()
+    assert all(met.values()), met
+
+
+def test_whole_documents_are_listed_as_full() -> None:
+    # Tiles that are full and not told so cost the time of a mask.
+    seq_len, tile = 1024, 64
+    zero = np.zeros(seq_len, np.int32)
+    tokens = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)).at(
+        np.arange(seq_len)
+    )
+    _, full = both_as_matrices(list_tiles(tokens, tokens, q_tile=tile, k_tile=tile))
+    np.testing.assert_array_equal(full, np.tri(seq_len // tile, k=-1, dtype=bool))
+    tokens = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero)).at(np.arange(seq_len))
+    _, full = both_as_matrices(list_tiles(tokens, tokens, q_tile=tile, k_tile=tile))
+    assert full.all()
+
+
+def test_no_queries_or_keys() -> None:
+    # A rank that needs no key at all has an empty list, and no error.
+    zero = np.zeros(4, np.int32)
+    tensors = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero))
+    every, none = tensors.at(np.arange(4)), tensors.at(np.arange(0))
+    for queries, keys in ((every, none), (none, every), (none, none)):
+        assert list_tiles(queries, keys, q_tile=2, k_tile=2).empty
+
+
+@pytest.mark.parametrize("document", [512, 1 << 17])
+def test_memory_follows_the_occupied_tiles(document: int) -> None:
+    # A matrix of 131,072 x 131,072 pairs would be 17 GB.
+    seq_len = 1 << 17
+    zero = np.zeros(seq_len, np.int32)
+    doc = (np.arange(seq_len) // document).astype(np.int32)
+    tokens = MaskTensors.from_arrays(MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)).at(
+        np.arange(seq_len)
+    )
+    tracemalloc.start()
+    tiles = list_tiles(tokens, tokens, q_tile=128, k_tile=128)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    per_document = document // 128
+    assert len(tiles.columns) == seq_len // document * per_document * (per_document + 1) // 2
+    assert peak < 200 * seq_len + 120 * len(tiles.columns)

@@ -1,0 +1,124 @@
+"""What each kind sends, counted at the collectives: the table of docs/attention.md."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from schemas.layout import slice_positions
+from trainer.attention import MaskTensors, bind
+from trainer.attention.exchange import plan_exchange
+from trainer.mesh import ContextParallel, Mesh
+
+
+def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> tuple[int, int]:
+    """Bytes that this rank sends to others in a forward, and in a backward."""
+    sent = [0]
+
+    def count_all_to_all(out: Any, data: Any, out_sizes: Any = None, in_sizes: Any = None, group: Any = None) -> None:
+        ranks = dist.get_world_size(group)
+        sizes = in_sizes or [len(data) // ranks] * ranks
+        sent[0] += (len(data) - sizes[dist.get_group_rank(group, dist.get_rank())]) * data[:1].nbytes
+        all_to_all(out, data, out_sizes, in_sizes, group=group)
+
+    def count_all_gather(out: Any, data: Any, group: Any = None) -> None:
+        sent[0] += data.nbytes * (dist.get_world_size(group) - 1)
+        all_gather(out, data, group=group)
+
+    def count_p2p(operations: list[Any]) -> Any:
+        sent[0] += sum(operation.tensor.nbytes for operation in operations if operation.op is dist.isend)
+        return p2p(operations)
+
+    all_to_all, all_gather, p2p = dist.all_to_all_single, dist.all_gather_into_tensor, dist.batch_isend_irecv
+    rank_tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
+    shape = (rank_tokens, fields["head_dim"])
+    inputs = [
+        torch.ones(n, *shape, dtype=fields["dtype"], requires_grad=True)
+        for n in (fields["heads"], fields["kv_heads"], fields["kv_heads"])
+    ]
+    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 8, **options)
+    with (
+        mock.patch.object(dist, "all_to_all_single", count_all_to_all),
+        mock.patch.object(dist, "all_gather_into_tensor", count_all_gather),
+        mock.patch.object(dist, "batch_isend_irecv", count_p2p),
+    ):
+        out = attend(*inputs)
+        forward = sent[0]
+        torch.autograd.grad(out.sum(), inputs)
+    return forward, sent[0] - forward
+
+
+HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 16, 512
+
+
+@pytest.fixture
+def sent(gloo_pool: Any, make_mask: Any, make_layout: Any, make_case: Any) -> Any:
+    """Bytes of each rank, forward and backward, on one document in bfloat16."""
+
+    def run(kind: str, ulysses: int, ring: int, **options: Any) -> list[tuple[int, int]]:
+        mask = make_mask([(0, 0, -1)] * TOKENS)
+        case = make_case(
+            mask=mask, layout=make_layout(mask, "contiguous", ring), ulysses=ulysses, heads=HEADS, kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM, dtype=torch.bfloat16,
+        )  # fmt: skip
+        counted: list[tuple[int, int]] = gloo_pool.run(
+            bytes_sent, vars(case), kind, options, ulysses=ulysses, ring=ring
+        )
+        return counted
+
+    return run
+
+
+def test_bytes_of_each_kind(sent: Any) -> None:
+    # The table of the docs; a second copy of the keys, or float32 where bfloat16 would do, shows here.
+    keys = 2 * KV_HEADS * HEAD_DIM * TOKENS  # keys and values of the pack, in numbers
+    queries = HEADS * HEAD_DIM * TOKENS
+    ring = 4
+    slice_of_keys = keys // ring
+    assert (
+        sent("ring", 1, ring) == [(2 * (ring - 1) * slice_of_keys, (2 * (ring - 1) + 4 * ring) * slice_of_keys)] * ring
+    )
+    assert (
+        sent("gather", 1, ring, exchange="all")
+        == [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
+    )
+    # Under a causal mask rank s sends its keys to the ranks behind it, and gets gradients back.
+    assert sent("gather", 1, ring) == [
+        (2 * (ring - 1 - s) * slice_of_keys, (2 * (ring - 1 - s) + 4 * s) * slice_of_keys) for s in range(ring)
+    ]
+    there_and_back = 2 * (2 * queries + 2 * keys) * 3 // 4 // 4  # two key heads on four ranks are sent twice
+    assert sent("ulysses", 4, 1) == [(there_and_back, there_and_back)] * 4
+
+
+def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
+    # Each of the two ranks at a place of the ring sends its own key head's part.
+    keys, queries = 2 * KV_HEADS * HEAD_DIM * TOKENS, HEADS * HEAD_DIM * TOKENS
+    heads = 2 * (2 * queries + keys) // 4 // 2
+    assert sent("hybrid", 2, 2) == [(heads + 2 * keys // 4, heads + (2 + 2 * 4) * keys // 4)] * 4
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced_ring", "balanced_gather", "random"])
+def test_needed_keys_are_all_that_are_seen_and_no_block_more(scheme: str, make_mask: Any, make_layout: Any) -> None:
+    # Too few is a wrong result; all of them would be the other exchange.
+    rows = [(doc, 0, -1) for doc in range(8) for _ in range(32)]
+    mask, ring = make_mask(rows), 4
+    layout = make_layout(mask, scheme, ring, seed=3)
+    fewer = 0
+    for rank in range(ring):
+        group: Any = object()
+        cp = ContextParallel(ring_degree=ring, ring_rank=rank, ring_group=group)
+        got = plan_exchange("needed", layout, MaskTensors.from_arrays(mask), cp, 8).positions
+        every = plan_exchange("all", layout, MaskTensors.from_arrays(mask), cp, 8).positions
+        assert len(every) == 256
+        mine = slice_positions(layout.runs, rank)
+        seen = {k for q in mine for k in range(q + 1) if mask.doc_ids[q] == mask.doc_ids[k]}
+        assert len(np.unique(got)) == len(got)
+        assert set(np.unique(got // 8)) == {k // 8 for k in seen}
+        assert set(got) >= seen
+        fewer += len(got) < 256
+    assert fewer
