@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import pickle
 import resource
@@ -14,8 +15,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from packer_service.isolation.peak import forget_peak, peak
 from packer_service.isolation.wire import Tag, receive, send
-from schemas.errors import PreshardError
+from schemas.errors import DocumentError, PreshardError
 
 
 def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int) -> None:
@@ -32,7 +34,7 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
     try:
         send(answers, Tag.READY)
         while True:
-            _answer(calls, answers, cpu_seconds)
+            _answer(calls, answers, memory, cpu_seconds)
     except (EOFError, BrokenPipeError):  # the caller is gone, or wants no more
         os._exit(0)
 
@@ -62,19 +64,24 @@ def _end_with(lifeline: int) -> None:
         os._exit(0)
 
 
-def _answer(calls: int, answers: int, cpu_seconds: int) -> None:
+def _answer(calls: int, answers: int, memory: int, cpu_seconds: int) -> None:
     try:
+        forget_peak()
         _allow(cpu_seconds)
         for value in _values(calls):
             send(answers, Tag.VALUE, pickle.dumps(value))
+            del value
+            # Decoded frames of PyAV can refer to themselves in a circle. Python counts such objects, not their bytes,
+            # and would keep hundreds.
+            gc.collect()
             _allow(cpu_seconds)
         end = Tag.END, b""
     except _CallerGoneError:
         raise EOFError from None
     except Exception as error:
-        end = _failure(error)
+        end = _failure(error, memory)
     send(answers, *end)
-    if end[0] in (Tag.MEMORY, Tag.FAILED):  # in no known state, and a call may be half read
+    if end[0] not in (Tag.END, Tag.ERROR):  # in no known state, and a call may be half read
         os._exit(0)
 
 
@@ -92,6 +99,8 @@ def _values(calls: int) -> Iterator[Any]:
     except Exception as error:
         raise _NoCallError(f"{type(error).__name__}: {error}") from error
     del payload  # inline media would lie in memory twice
+    gc.collect()
+    gc.freeze()  # the modules: collecting what a call leaves takes microseconds then, not milliseconds
     result = function(*args, **kwargs)
     del args, kwargs
     if isinstance(result, Iterator):
@@ -111,11 +120,15 @@ def _allow(cpu_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
-def _failure(error: Exception) -> tuple[Tag, bytes]:
+def _failure(error: Exception, memory: int) -> tuple[Tag, bytes]:
     if _is_memory(error):
         return Tag.MEMORY, b""
     if isinstance(error, _NoCallError):
         return Tag.ERROR, pickle.dumps(PreshardError(f"the helper process cannot make the call ({error})"))
+    if isinstance(error, DocumentError) and peak() > memory * 3 // 4:
+        # Many decoders call it damage when they are given no memory.
+        near = f"{error} (its decoder came near its limit of {memory >> 20} MiB of memory)"
+        return Tag.NEAR_MEMORY, pickle.dumps(DocumentError(error.code, near))
     if isinstance(error, PreshardError | OSError):
         return Tag.ERROR, _pickled(error)
     traceback.print_exception(error)

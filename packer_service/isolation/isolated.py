@@ -47,7 +47,7 @@ class Isolated:
                 except CallFailedError as error:
                     reasons.append(str(error))
                     if len(reasons) >= self.limits.tries:
-                        raise CallFailedError(self._all(reasons)) from None
+                        raise error.rejection or CallFailedError(self._all(reasons)) from None
 
     def _try(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         helper = self._helper = self._helper or HelperProcess(self.limits)

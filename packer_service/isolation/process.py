@@ -15,13 +15,21 @@ from typing import Any
 
 from packer_service.isolation.limits import Limits
 from packer_service.isolation.wire import MAX_ANSWER, Tag, receive, send
+from schemas.errors import DocumentError
 
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGIO)
 """Signals that no decoder raises by a fault of its own: somebody ended the process, such as a kernel out of memory."""
 
 
 class CallFailedError(Exception):
-    """The call came to no end, and the process cannot be used any more. The text says what the call did."""
+    """The call came to no end, and the process cannot be used any more. The text says what the call did.
+
+    ``rejection`` is what the function itself said, where it may not have known better.
+    """
+
+    def __init__(self, reason: str, rejection: DocumentError | None = None) -> None:
+        super().__init__(reason)
+        self.rejection = rejection
 
 
 class KilledError(ChildProcessError):
@@ -73,6 +81,8 @@ class HelperProcess:
                 error = _unpickled(payload)
                 self.is_idle = True
                 raise error
+            elif tag is Tag.NEAR_MEMORY:
+                raise CallFailedError("came near its limit of memory", rejection=_unpickled(payload))
             elif tag is Tag.MEMORY:
                 raise CallFailedError(f"needs more than its {_mib(self.limits.memory)} of memory")
             else:

@@ -29,6 +29,8 @@ class Tag(IntEnum):
     """The name of an exception that nobody foresaw."""
     MEMORY = 7
     """The memory was not enough."""
+    NEAR_MEMORY = 8
+    """A pickled ``DocumentError`` of a call that may have had too little memory."""
 
 
 def send(fd: int, tag: Tag, payload: bytes = b"") -> None:

@@ -55,6 +55,27 @@ def eats_and_calls_it_damage(*_: Any, **__: Any) -> None:
         raise DocumentError("decode_failed", "its pixels cannot be decoded (MemoryError)") from error
 
 
+def eats_and_knows_nothing(*_: Any, **__: Any) -> None:
+    """As decoders that call it damage when they get no memory."""
+    held = []
+    while True:
+        try:
+            held.append(b"x" * (1 << 20))
+        except MemoryError:
+            break
+    del held
+    raise DocumentError("decode_failed", "clip.mp4: frame 7 cannot be decoded")
+
+
+def rejects_below_the_limit(*_: Any, **__: Any) -> None:
+    bytearray(40 << 20)
+    raise DocumentError("decode_failed", "clip.mp4: frame 7 cannot be decoded")
+
+
+def eats_most(*_: Any, **__: Any) -> int:
+    return len(b"x" * (120 << 20))
+
+
 def eats_and_crashes(*_: Any, **__: Any) -> None:
     """As a library that does not look at what malloc gave."""
     held = []
