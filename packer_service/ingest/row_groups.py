@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,17 @@ KEPT_BYTES = 256 * 2**20
 """Most memory for row groups that a process keeps, as Arrow has them; the last one read is kept whatever its size."""
 
 
+class DamagedGroupError(Exception):
+    """A row group whose bytes can be read and are no rows, so that none of its documents is known.
+
+    ``n_rows`` is what the file's footer promises, which may be as wrong as the rest.
+    """
+
+    def __init__(self, group: int, n_rows: int) -> None:
+        super().__init__(f"row group {group} is damaged: none of its {n_rows} rows can be read; write the file anew")
+        self.n_rows = n_rows
+
+
 class RowGroups:
     """Row groups that were read last. Packs take documents from all over a source, so the same group comes often."""
 
@@ -29,6 +41,7 @@ class RowGroups:
         ``mtime_ns`` tells two states of a file apart.
 
         Raises:
+            DamagedGroupError: its bytes are there, but are no rows.
             OSError: the file cannot be read.
         """
         key = (uri, mtime_ns, group)
@@ -45,9 +58,58 @@ ROW_GROUPS = RowGroups(KEPT_BYTES)
 
 def _read(uri: str, group: int) -> pa.Table:
     filesystem, path = locate(uri)
-    with filesystem.open_input_file(path) as opened:
-        # Other columns may be large, or hold what Python has no value for, and no document needs them.
-        return pq.ParquetFile(opened).read_row_group(group, columns=list(FIELDS))
+    try:
+        with filesystem.open_input_file(path) as opened:
+            return _parse(opened, group)
+    except (OSError, UnicodeDecodeError, pa.ArrowException):
+        # Arrow raises OSError for damaged data, too: read once more, looking at what the file system itself says.
+        with filesystem.open_input_file(path) as opened:
+            return _parse_watched(_Watched(opened), group)
+
+
+def _parse(opened: Any, group: int) -> pa.Table:
+    # Other columns may be large, or hold what Python has no value for, and no document needs them.
+    return pq.ParquetFile(opened).read_row_group(group, columns=list(FIELDS))
+
+
+def _parse_watched(watched: _Watched, group: int) -> pa.Table:
+    n_rows = 0
+    try:
+        n_rows = pq.ParquetFile(watched).metadata.row_group(group).num_rows
+        return _parse(watched, group)
+    except IndexError:
+        raise DamagedGroupError(group, 0) from None
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        if watched.failure is not None:
+            raise watched.failure from error
+        raise DamagedGroupError(group, n_rows) from error
+
+
+class _Watched(io.RawIOBase):
+    """A file that remembers its file system's error."""
+
+    def __init__(self, opened: pa.NativeFile) -> None:
+        self.opened = opened
+        self.failure: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self.opened.read(None if size < 0 else size)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self.opened.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self.opened.tell())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 def rows_of(table: pa.Table) -> Iterator[Any]:

@@ -134,9 +134,16 @@ def _reference(given: dict[str, Any], kind: str, where: str) -> tuple[str | None
 def _seconds(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         _bad(f"{where} is {value!r:.80}, not a number of seconds")
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def _string(value: Any, where: str) -> str:

