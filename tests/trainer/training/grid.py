@@ -1,5 +1,6 @@
 """Trains the same steps on every kind of attention, layout and split, and compares each with one process.
 
+    python tests/trainer/training/lessons.py demo/source FOLDER  # makes DATASET, FOLDER/dataset
     python tests/trainer/training/grid.py DATASET                # the whole grid in float64, some minutes
     python tests/trainer/training/grid.py DATASET --dtype float32
     python tests/trainer/training/grid.py DATASET --cases ring/zigzag/u1r2d1 gather/balanced_gather/u1r2d2
