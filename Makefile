@@ -54,6 +54,7 @@ lint: .venv/installed
 	@$(BIN)/lint-imports
 
 test: lint
+	@sh tests/browser/chromium.sh
 	@echo "==> tests"
 	@$(BIN)/python -m pytest
 
