@@ -148,7 +148,7 @@ class _AllGather(Function):
     def forward(ctx: Any, part: Float[Tensor, "part hidden"], group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         parts = part.new_empty(dist.get_world_size(group) * len(part), *part.shape[1:])
-        dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
+        dist.all_gather_single(parts, part.contiguous(), group=group)
         return parts
 
     @staticmethod

@@ -96,7 +96,7 @@ class _AllExchange:
     def gather(self, kv_2KLD: Tensor) -> Tensor:
         sent = _tokens_first(kv_2KLD)
         received = sent.new_empty(self.degree * len(sent), *sent.shape[1:])
-        dist.all_gather_into_tensor(received, sent, group=self.group)
+        dist.all_gather_single(received, sent, group=self.group)
         return _tokens_third(received)
 
     def give_back(self, dkv_2KTD: Tensor) -> Tensor:
