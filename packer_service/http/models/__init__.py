@@ -1,0 +1,1 @@
+"""What the service answers, as types: the source of its OpenAPI document."""

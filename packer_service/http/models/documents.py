@@ -1,0 +1,72 @@
+"""Answers about documents: where they went, or why they did not."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from packer_service.http.models.balance import Chosen
+from packer_service.http.models.common import Answer, PageOf
+
+
+class DocumentRow(Answer):
+    """A packed document, or one piece of it."""
+
+    doc_id: str
+    piece: int
+    source: str
+    pack_id: int
+    start: int
+    length: int
+    n_images: int
+    truncated_tokens: int = Field(description="Tokens lost behind this piece.")
+
+
+class DocumentPage(PageOf[DocumentRow]):
+    """Packed documents in the order in which they lie."""
+
+
+class TokensOnRank(Answer):
+    """How much of a document a ring rank holds."""
+
+    ring_rank: int
+    tokens: int
+
+
+class PlacedPiece(DocumentRow):
+    """Where a piece lies, and who holds it."""
+
+    key: str
+    shard: str
+    aligned_length: int
+    ranks: list[TokensOnRank]
+    images: list[int] | None = Field(description="Crops of the pack that are this piece's: first and behind the last.")
+
+
+class RejectRow(Answer):
+    """A rejected document."""
+
+    doc_id: str
+    source: str
+    location: str = Field(description="File and row.")
+    stage: str = Field(description="`read`, `measure`, `plan` or `write`.", examples=["read"])
+    code: str = Field(examples=["bad_image"])
+    message: str
+
+
+class RejectPage(PageOf[RejectRow]):
+    """Rejected documents in source order, and how many there are of each kind among those asked for."""
+
+    by_code: dict[str, int]
+    by_source: dict[str, int]
+    by_stage: dict[str, int]
+
+
+class Whereabouts(Answer):
+    """Where a document went: its pieces, and its rejects. One of the two is empty unless it was lost in part, or
+    another row of the source has the same id."""
+
+    doc_id: str
+    chosen: Chosen
+    pieces: list[PlacedPiece]
+    rejects: list[RejectRow]
+    summary: str = Field(description="The same in a sentence.")

@@ -1,0 +1,214 @@
+"""Answers about single packs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from packer_service.http.models.balance import Chosen
+from packer_service.http.models.common import Answer, PageOf
+
+
+class PackRow(Answer):
+    """A pack in the list, with its balance at the chosen layout, ring degree and CP size (null: nothing to balance)."""
+
+    pack_id: int
+    key: str = Field(examples=["0000000007"])
+    shard: str
+    index_in_shard: int
+    n_tokens: int
+    n_padding: int
+    fill: float
+    n_documents: int
+    n_images: int
+    n_pooled_tokens: int
+    attention_area: int = Field(description="Allowed pairs of the mask.")
+    attention_tiles: int = Field(description="128 x 128 tiles with an allowed pair, in natural order.")
+    cost: float = Field(description="GFLOP.")
+    attention: float | None = Field(description="Imbalance of allowed pairs.")
+    gather: float | None = Field(description="Gather critical path over the tile floor.")
+    ring: float | None = Field(description="Ring critical path over the tile floor.")
+    traffic: float | None
+    images: float | None = Field(description="Imbalance of crops.")
+    pooled_tokens: float | None = Field(description="Imbalance of pooled rows.")
+
+
+class PackPage(PageOf[PackRow]):
+    """Packs in the asked order."""
+
+    chosen: Chosen
+    sort: str
+
+
+class DocumentInPack(Answer):
+    """A document's place in the pack. `number` is its value in `doc_ids`."""
+
+    number: int
+    doc_id: str
+    piece: int
+    source: str
+    start: int
+    length: int
+    aligned_length: int
+    n_images: int
+    branches: int = Field(description="Annotations; 0 where it has none.")
+    attention_area: int = Field(description="Allowed pairs of the document.")
+
+
+class ImageInPack(Answer):
+    """A crop. Its bytes are at `url`; its pooled rows fill `tokens` tokens between `start` and `end`."""
+
+    index: int
+    url: str
+    doc_id: str
+    unit: int = Field(description="The frame or still image that it belongs to.")
+    width: int
+    height: int
+    timestamp: float | None = Field(description="Seconds from the clip's start; null for a still image.")
+    bytes: int
+    start: int = Field(description="First token that one of its pooled rows fills.")
+    end: int = Field(description="Behind the last one.")
+
+
+class RankBoundary(Answer):
+    """The images of one CP rank: crops and pooled rows, half open."""
+
+    rank: int
+    start_image: int
+    end_image: int
+    start_pooled: int
+    end_pooled: int
+
+
+class PackDetail(Answer):
+    """Everything that the head of a pack's sample says."""
+
+    pack_id: int
+    key: str
+    shard: str
+    index_in_shard: int
+    offset: int = Field(description="Of the sample's first tar header in the shard, in bytes.")
+    header_size: int
+    size: int
+    seq_len: int
+    n_tokens: int
+    n_padding: int
+    n_documents: int
+    n_images: int
+    n_pooled_tokens: int
+    loss_tokens: int = Field(description="Tokens with a label.")
+    attention_area: int
+    attention_tiles: int
+    cost: float
+    documents: list[DocumentInPack]
+    images: list[ImageInPack]
+    boundaries: dict[str, list[RankBoundary]] = Field(description="By CP size.")
+    layouts: list[str]
+    ring_degrees: list[int]
+    cp_sizes: list[int]
+    previous: int | None
+    next: int | None
+
+
+class RingStep(Answer):
+    """One step of ring attention, in which rank r has the keys of rank (r - step) mod R."""
+
+    step: int
+    tiles: list[int] = Field(description="Tiles of each rank in this step.")
+    most: int
+    slowest: int = Field(description="The first rank that has the most.")
+
+
+class RingRank(Answer):
+    """What a ring rank holds and does."""
+
+    ring_rank: int
+    tokens: int
+    padding: int
+    loss_tokens: int
+    attention_area: int
+    tiles: int
+    keys_fetched: int = Field(description="Keys that it needs and does not hold, in tokens.")
+    needs: list[tuple[int, int]] = Field(description="Half-open ranges of key blocks that its queries see.")
+
+
+class CpRank(Answer):
+    """A CP rank's own tokens and images. `runs` are natural ranges (start, length), in slice order."""
+
+    cp_rank: int
+    ring_rank: int
+    ulysses_rank: int
+    runs: list[tuple[int, int]]
+    first_image: int | None = Field(description="Null where no image boundaries were planned for this CP size.")
+    end_image: int | None
+    pooled_tokens: int | None
+
+
+class PackLayout(Answer):
+    """Who owns what, and who does how much, under one layout at one ring and Ulysses degree."""
+
+    pack_id: int
+    layout: str
+    ring: int
+    ulysses: int
+    cp: int = Field(description="ring x ulysses.")
+    seq_len: int
+    block_size: int
+    tile: int = Field(description="Side of a tile, in tokens.")
+    runs: list[tuple[int, int, int]] = Field(description="(ring_rank, start, length), rank after rank, as stored.")
+    whole_tiles: int
+    tile_floor: float
+    gather_path: int = Field(description="Tiles of the busiest rank.")
+    ring_path: int = Field(description="Sum over ring steps of the busiest rank's tiles in that step.")
+    gather: float | None = Field(description="gather_path over the tile floor.")
+    ring_multiple: float | None = Field(description="ring_path over the tile floor.")
+    traffic: float
+    imbalance: float | None = Field(description="Of allowed pairs.")
+    gather_cost: float = Field(description="Modelled, in tiles.")
+    ring_cost: float = Field(description="Modelled, in tiles.")
+    tiles: list[list[int]] = Field(description="tiles[r][s]: rows along rank r's slice, columns along rank s's.")
+    steps: list[RingStep]
+    ranks: list[RingRank]
+    cp_ranks: list[CpRank]
+
+
+class MaskPicture(Answer):
+    """The mask in cells of `cell` x `cell` tokens: rows are queries, columns keys."""
+
+    pack_id: int
+    seq_len: int
+    size: int = Field(description="Cells along one side.")
+    cell: int = Field(description="Tokens along a cell's side; the last cell may be cut short.")
+    share: list[list[float]] = Field(description="Share of each cell's pairs that the mask allows, 0 to 1.")
+    documents: list[int] = Field(description="Document with most tokens in each cell's range; -1 for padding.")
+    layout: str
+    ring: int
+    owners: list[int] = Field(description="Ring rank with most tokens in each cell's range.")
+
+
+class TokenSpan(Answer):
+    """Consecutive tokens of one kind, document, branch and loss. `text` is null for images and padding."""
+
+    start: int
+    end: int
+    kind: Literal["text", "image", "padding"]
+    document: int = Field(description="Number of the document; -1 for padding.")
+    branch: int
+    loss: bool = Field(description="Whether a label asks for these tokens: the token before each predicts it.")
+    weight: float = Field(description="Weight of that loss; 0 without.")
+    text: str | None
+    image: int | None = Field(description="First crop whose pooled rows these tokens are.")
+
+
+class PackText(Answer):
+    """Tokens of a range, and what they spell."""
+
+    pack_id: int
+    start: int
+    end: int
+    tokenizer: str
+    tokens: list[int]
+    labels: list[int] = Field(description="The token to predict at each place; -100 for none.")
+    loss_weights: list[float]
+    spans: list[TokenSpan]

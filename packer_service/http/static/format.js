@@ -1,0 +1,24 @@
+// Numbers as people read them: thousands separators, units, never more digits than mean something.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+
+export const integer = (value) => whole.format(value);
+/** A mean of counts: a decimal only where it is small enough to matter. */
+export const mean = (value) => (Math.abs(value) < 1000 ? tenth : whole).format(value);
+export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%`;
+/** A multiple of something, as of the tile floor or of a mean. */
+export const times = (value) => `${value.toFixed(3)}×`;
+export const plural = (count, one, many = `${one}s`) => `${integer(count)} ${count === 1 ? one : many}`;
+
+function scaled(value, base, units) {
+  let power = 0;
+  while (power < units.length - 1 && Math.abs(value) >= base ** (power + 1)) power += 1;
+  return `${power ? tenth.format(value / base ** power) : integer(value)} ${units[power]}`;
+}
+
+export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+/** A cost in GFLOP. */
+export const flops = (value) => scaled(value, 1000, ["GFLOP", "TFLOP", "PFLOP", "EFLOP"]);
+/** Seconds from the start of a video. */
+export const timestamp = (value) => `${value.toFixed(2)} s`;

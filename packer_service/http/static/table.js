@@ -1,0 +1,41 @@
+// Tables with captions, that scroll inside themselves on a narrow screen.
+
+import { h } from "./dom.js";
+
+/** A scrolling box is reached by keyboard, but only while there is something to scroll. */
+function scrolling(content, label) {
+  const box = h("div", { class: "scroll" }, content);
+  new ResizeObserver(() => {
+    const overflows = box.scrollWidth > box.clientWidth;
+    for (const [name, value] of Object.entries({ tabindex: "0", role: "region", "aria-label": label })) {
+      if (overflows) box.setAttribute(name, value);
+      else box.removeAttribute(name);
+    }
+  }).observe(box);
+  return box;
+}
+
+/**
+ * A table of rows. A column has `label`, `value(row)` (text or element) and may have `number` (right-aligned), `head`
+ * (the row's name), `className`, `href` (an address for its header, to sort by it) and `sorted` (`ascending` or
+ * `descending`).
+ */
+export function table({ caption, columns, rows, empty = "Nothing here.", rowClass = () => null, className = null }) {
+  if (!rows.length) return h("p", { class: "empty" }, empty);
+  const head = columns.map((column) =>
+    h(
+      "th",
+      { scope: "col", class: column.number && "number", "aria-sort": column.sorted },
+      column.href
+        ? h("a", { href: column.href }, column.label, column.sorted ? (column.sorted === "ascending" ? " ↑" : " ↓") : "")
+        : column.label,
+    ),
+  );
+  const cell = (column, row) => {
+    const classes = [column.number && "number", column.className].filter(Boolean).join(" ") || null;
+    return h(column.head ? "th" : "td", { class: classes, scope: column.head && "row" }, column.value(row));
+  };
+  const body = rows.map((row) => h("tr", { class: rowClass(row) }, ...columns.map((column) => cell(column, row))));
+  const whole = h("table", { class: className }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  return scrolling(whole, caption);
+}
