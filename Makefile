@@ -4,13 +4,14 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 DEMO := demo
 
-.PHONY: demo train test lint bench clean help
+.PHONY: demo train test lint docs bench clean help
 
 help:
 	@echo "make demo   install, make a real source, pack it, verify it, print the report"
 	@echo "make train  pack the demo source into short packs and train a tiny model on them, two ranks a pack"
 	@echo "make test   install, lint, check types and imports, run all tests"
 	@echo "make lint   the first part of make test: lint, types, imports"
+	@echo "make docs   build these pages and the reference into build/docs, warnings as errors"
 	@echo "make bench  run the benchmarks and print their figures"
 	@echo "make clean  remove the environment and the demo"
 
@@ -57,6 +58,10 @@ test: lint
 	@sh tests/browser/chromium.sh
 	@echo "==> tests"
 	@$(BIN)/python -m pytest
+
+docs: .venv/installed
+	@$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	@echo "build/docs/index.html"
 
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py; do \

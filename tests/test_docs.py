@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from packer_service.report import report_dataset
@@ -47,6 +49,15 @@ def test_links_between_pages_lead_somewhere() -> None:
     ]
     assert any("#" in link for _, link in links)
     assert [f"{page.name}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
+
+
+def test_the_pages_and_the_reference_build_without_a_warning(tmp_path: Path) -> None:
+    """Fails when a page is in no table of contents, a link is dead, or a docstring is no valid markup."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path / "site")]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.stderr == ""
+    assert built.returncode == 0
+    assert "PackedDataset" in (tmp_path / "site" / "reference" / "trainer.html").read_text(encoding="utf-8")
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
