@@ -1,0 +1,109 @@
+// From the address to a view: loads what it needs, shows it, and says what went wrong.
+
+import { Problem, forget, token } from "./api.js";
+import { announce, h } from "./dom.js";
+import { current } from "./router.js";
+import { dataset } from "./views/dataset.js";
+import { datasets } from "./views/datasets.js";
+import { pack } from "./views/pack.js";
+import { whatIf } from "./views/plan.js";
+
+const main = document.getElementById("main");
+let shown = { path: null, turn: 0 };
+
+function viewOf(segments) {
+  const [first, name, part, id] = segments;
+  if (!first) return { nav: "datasets", title: "Datasets", build: datasets };
+  if (first === "plan" && !name) return { nav: "plan", title: "What if", build: whatIf };
+  if (first === "d" && name && part === "packs" && id) {
+    return { nav: "datasets", title: `Pack ${id} of ${name}`, build: () => pack(name, id, current().params) };
+  }
+  if (first === "d" && name) {
+    return { nav: "datasets", title: name, build: () => dataset(name, part ?? "overview", current().params) };
+  }
+  return { nav: null, title: "No such page", build: () => h("p", { class: "empty" }, "There is no such page.") };
+}
+
+/** A problem as sentences; a 401 with the field that settles it. */
+function problemView(error) {
+  if (!(error instanceof Problem)) console.error(error);
+  const known = error instanceof Problem;
+  const box = h(
+    "div",
+    { class: "problem", role: "alert" },
+    h("p", {}, h("strong", {}, known ? error.title : "This view could not be shown")),
+    error.message === error.title ? null : h("p", {}, error.message),
+  );
+  return h("div", { class: "view" }, h("h1", {}, "Sorry"), error.status === 401 ? askForToken() : box);
+}
+
+function askForToken() {
+  const field = h("input", { id: "token", type: "password", autocomplete: "off", required: true });
+  const send = (event) => {
+    event.preventDefault();
+    token.set(field.value.trim());
+    show();
+  };
+  const refused = token.get() ? h("p", { class: "problem", role: "alert" }, "The service did not take that token.") : null;
+  return h(
+    "form",
+    { class: "card", onsubmit: send },
+    h("p", {}, "This service asks for its token. It is kept in this tab until you close it."),
+    refused,
+    h("div", { class: "controls" }, h("label", { for: "token" }, "Token", field), h("button", { class: "main" }, "Continue")),
+  );
+}
+
+/** Puts a view in place of the last. A change of parameters alone keeps the place on the page and the focus. */
+function swap(node, samePath) {
+  const focused = document.activeElement?.id;
+  const height = window.scrollY;
+  main.style.minHeight = `${main.offsetHeight}px`;
+  main.replaceChildren(node);
+  if (samePath) {
+    window.scrollTo(0, height);
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  } else {
+    window.scrollTo(0, 0);
+    main.focus({ preventScroll: true });
+  }
+  requestAnimationFrame(() => (main.style.minHeight = ""));
+}
+
+async function show() {
+  const { segments } = current();
+  const path = segments.join("/");
+  const samePath = path === shown.path;
+  const first = shown.path === null;
+  const turn = shown.turn + 1;
+  shown = { path, turn };
+  const view = viewOf(segments);
+  if (!samePath) forget();
+  document.title = view.title === "Datasets" ? "preshard" : `${view.title} · preshard`;
+  for (const link of document.querySelectorAll("[data-nav]")) {
+    if (link.dataset.nav === view.nav) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const slow = setTimeout(() => {
+    announce("Loading");
+    if (!samePath) main.replaceChildren(h("p", { class: "loading" }, "Loading…"));
+  }, 150);
+  let node;
+  try {
+    node = await view.build();
+  } catch (error) {
+    node = problemView(error);
+  }
+  clearTimeout(slow);
+  if (turn !== shown.turn) return; // the reader has gone on meanwhile
+  swap(node, samePath || first);
+  announce(samePath ? "" : `${view.title} shown`);
+}
+
+// The skip link's own address must not become a view's.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+window.addEventListener("hashchange", show);
+show();

@@ -1,0 +1,160 @@
+// All layouts at all ring degrees beside each other, and how the images are shared.
+
+import { get } from "../api.js";
+import { chart } from "../charts.js";
+import { h } from "../dom.js";
+import { mean, percent } from "../format.js";
+import { colour } from "../palette.js";
+import { withParams } from "../router.js";
+import { card } from "../section.js";
+import { table } from "../table.js";
+import { MEASURES } from "../words.js";
+import { choice, layoutControls } from "./controls.js";
+
+const STATISTICS = { mean: "mean of all packs", p95: "the pack at 95%", max: "the worst pack" };
+/** Where a measure lies in the answer. */
+const SPREAD = {
+  gather: (entry) => entry.gather,
+  ring: (entry) => entry.ring_path,
+  traffic: (entry) => entry.traffic,
+  attention: (entry) => entry.attention.imbalance,
+};
+
+function compared(answer, measure, statistic) {
+  const value = (entry) => SPREAD[measure](entry)[statistic];
+  const degrees = [...new Set(answer.layouts.map((entry) => entry.ring))].sort((a, b) => a - b);
+  const layouts = [...new Set(answer.layouts.map((entry) => entry.layout))];
+  const at = (layout, ring) => answer.layouts.find((entry) => entry.layout === layout && entry.ring === ring);
+  const { label, unit, explain } = MEASURES[measure];
+  const shape = ["", "/", "x", "."]; // beside the colour, for those who cannot tell it
+  return chart({
+    title: `${label}, ${STATISTICS[statistic]}`,
+    note: explain,
+    traces: () =>
+      layouts.map((layout, index) => ({
+        type: "bar",
+        name: layout,
+        x: degrees.map((ring) => `ring ${ring}`),
+        y: degrees.map((ring) => at(layout, ring) && value(at(layout, ring))),
+        marker: { color: colour(index), pattern: { shape: shape[index % shape.length], fgopacity: 0.35, size: 7 } },
+        hovertemplate: `${layout}, %{x}: %{y:.3f}<extra></extra>`,
+      })),
+    layout: { barmode: "group", bargap: 0.25, yaxis: { title: unit } },
+    rows: layouts,
+    columns: [
+      { label: "Layout", head: true, value: (layout) => layout },
+      ...degrees.map((ring) => ({
+        label: `Ring ${ring}`,
+        number: true,
+        value: (layout) => (at(layout, ring) ? (value(at(layout, ring))?.toFixed(3) ?? "–") : "–"),
+      })),
+    ],
+  });
+}
+
+function everything(answer, chosen) {
+  const spread = (label, pick, show = (value) => value.toFixed(3)) => ({
+    label,
+    number: true,
+    value: (entry) => {
+      const { mean: middle, p95, max } = pick(entry);
+      return middle === null ? "–" : `${show(middle)} / ${show(p95)} / ${show(max)}`;
+    },
+  });
+  return table({
+    caption: "Mean / 95% / worst pack. Paths are multiples of the tile floor.",
+    rows: answer.layouts,
+    rowClass: (entry) => (entry.layout === chosen.layout && entry.ring === chosen.ring ? "chosen" : null),
+    columns: [
+      { label: "Layout", head: true, value: (entry) => h("a", { href: withParams({ layout: entry.layout, ring: entry.ring }) }, entry.layout) },
+      { label: "Ring", number: true, value: (entry) => entry.ring },
+      { label: "Tile floor", number: true, value: (entry) => mean(entry.tile_floor) },
+      spread("Gather path", SPREAD.gather),
+      spread("Ring path", SPREAD.ring),
+      spread("KV traffic", SPREAD.traffic, (value) => percent(value)),
+      spread("Attention imbalance", SPREAD.attention),
+    ],
+  });
+}
+
+function ranksOf(title, note, loads, unit) {
+  const rows = loads.map((load, rank) => ({ rank, load }));
+  return chart({
+    title,
+    note,
+    level: "h3",
+    traces: () => [
+      {
+        type: "bar",
+        x: rows.map(({ rank }) => `rank ${rank}`),
+        y: loads,
+        marker: { color: rows.map(({ rank }) => colour(rank)) },
+        hovertemplate: `%{x}: %{y:,.1f} ${unit}<extra></extra>`,
+      },
+    ],
+    layout: { yaxis: { title: unit } },
+    rows,
+    columns: [
+      { label: "Rank", head: true, value: ({ rank }) => rank },
+      { label: unit, number: true, value: ({ load }) => mean(load) },
+    ],
+  });
+}
+
+function imageTable(answer, chosen) {
+  const spread = ({ mean: middle, p95, max }) =>
+    middle === null ? "–" : `${middle.toFixed(3)} / ${p95.toFixed(3)} / ${max.toFixed(3)}`;
+  return table({
+    caption: "Imbalance of crops and of pooled tokens: mean / 95% / worst pack",
+    rows: answer.images,
+    rowClass: (entry) => (entry.cp === chosen.cp ? "chosen" : null),
+    empty: "No image boundaries were planned.",
+    columns: [
+      { label: "CP size", head: true, value: (entry) => h("a", { href: withParams({ cp: entry.cp }) }, entry.cp) },
+      { label: "Crops", number: true, value: (entry) => spread(entry.images.imbalance) },
+      { label: "Pooled tokens", number: true, value: (entry) => spread(entry.pooled_tokens.imbalance) },
+    ],
+  });
+}
+
+/** What the address asks for where the dataset has it, else the service's own preference. */
+export function chosenOf(detail, params) {
+  const last = (list) => list[list.length - 1];
+  const one = (list, value, preferred) => (list.map(String).includes(value) ? list.find((item) => String(item) === value) : preferred);
+  const preferred = detail.layouts.includes("balanced_ring") ? "balanced_ring" : last(detail.layouts);
+  const ring = one(detail.ring_degrees, params.get("ring"), last(detail.ring_degrees));
+  return {
+    layout: one(detail.layouts, params.get("layout"), preferred),
+    ring,
+    cp: one(detail.cp_sizes, params.get("cp"), detail.cp_sizes.includes(ring) ? ring : last(detail.cp_sizes)),
+  };
+}
+
+export async function balance(detail, params) {
+  const answer = await get(["datasets", detail.name, "balance"]);
+  const chosen = chosenOf(detail, params);
+  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring";
+  const statistic = params.get("of") in STATISTICS ? params.get("of") : "mean";
+  const entry = answer.layouts.find(({ layout, ring }) => layout === chosen.layout && ring === chosen.ring);
+  const images = answer.images.find(({ cp }) => cp === chosen.cp);
+  return h(
+    "div",
+    { class: "view" },
+    h("section", { class: "card", "aria-label": "Layouts beside each other" },
+      h("form", { class: "controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
+        choice("measure", "Measure", Object.keys(SPREAD), measure, (key) => MEASURES[key].label),
+        choice("of", "Of the packs", Object.keys(STATISTICS), statistic, (key) => STATISTICS[key]),
+      ),
+      compared(answer, measure, statistic),
+    ),
+    h("section", { class: "card", "aria-label": "Ranks" },
+      layoutControls(detail, chosen),
+      h("div", { class: "columns" },
+        entry && ranksOf(`Tiles of each ring rank: ${entry.layout}, ring ${entry.ring}`, "Mean over packs. Equal bars: over many packs no rank has more to do; a single pack may still be uneven.", entry.tiles.rank_mean, "tiles"),
+        images && ranksOf(`Crops of each CP rank: CP size ${images.cp}`, "Mean over packs.", images.images.rank_mean, "crops"),
+      ),
+    ),
+    card("All layouts", everything(answer, chosen)),
+    card("Image boundaries", imageTable(answer, chosen), { note: MEASURES.images.explain }),
+  );
+}

@@ -1,0 +1,41 @@
+// One dataset: its heading, its parts as tabs, and the part that is asked for.
+
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { integer, plural } from "../format.js";
+import { href } from "../router.js";
+import { crumbs } from "../section.js";
+import { balance } from "./balance.js";
+import { documents } from "./documents.js";
+import { overview } from "./overview.js";
+import { packs } from "./packs.js";
+import { rejects } from "./rejects.js";
+import { shards } from "./shards.js";
+
+const PARTS = {
+  overview: ["Overview", overview],
+  balance: ["Balance", balance],
+  shards: ["Shards", shards],
+  packs: ["Packs", packs],
+  documents: ["Documents", documents],
+  rejects: ["Rejects", rejects],
+};
+
+export async function dataset(name, part, params) {
+  const detail = await get(["datasets", name]);
+  const [title, build] = PARTS[part] ?? PARTS.overview;
+  const tabs = Object.entries(PARTS).map(([key, [label]]) =>
+    h("a", { href: href(key === "overview" ? ["d", name] : ["d", name, key]), "aria-current": label === title && "page" }, label),
+  );
+  return h(
+    "div",
+    { class: "view" },
+    crumbs(["Datasets", href([])], [name]),
+    h("div", { class: "heading" },
+      h("h1", {}, name),
+      h("p", { class: "note" }, `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")}`),
+    ),
+    h("nav", { class: "tabs", "aria-label": "Parts of the dataset" }, tabs),
+    await build(detail, params),
+  );
+}

@@ -1,0 +1,51 @@
+// The list of datasets below the service's root.
+
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { bytes, integer, percent } from "../format.js";
+import { href } from "../router.js";
+import { table } from "../table.js";
+
+const PAGE = 200;
+
+function state(entry) {
+  if (entry.state === "whole") return "whole";
+  const shards = entry.shards_total === null ? entry.shards_done : `${entry.shards_done} of ${entry.shards_total}`;
+  const label = h("span", { class: entry.state === "damaged" ? "state bad" : "state" }, entry.state);
+  return [label, h("div", { class: "note" }, entry.state === "unfinished" ? `${shards} shards. ` : "", entry.reason)];
+}
+
+const number = (label, value) => ({ label, number: true, value: (entry) => (entry.counts ? value(entry) : "–") });
+
+export async function datasets() {
+  const page = await get(["datasets"], { limit: PAGE });
+  const list = table({
+    caption: "Datasets by name",
+    rows: page.items,
+    empty: "There is no dataset here yet. Pack one below the folder that this service was started on; it appears by itself.",
+    columns: [
+      {
+        label: "Name",
+        head: true,
+        className: "long",
+        value: (entry) => (entry.state === "whole" ? h("a", { href: href(["d", entry.name]) }, entry.name) : entry.name),
+      },
+      { label: "State", value: state },
+      number("Packs", (entry) => integer(entry.counts.packs)),
+      number("Pack length", (entry) => `${integer(entry.seq_len)} tokens`),
+      number("Fill", (entry) => percent(entry.fill)),
+      number("Documents", (entry) => integer(entry.counts.documents)),
+      number("Rejected", (entry) => integer(entry.counts.rejected)),
+      { label: "Size", number: true, value: (entry) => bytes(entry.bytes) },
+    ],
+  });
+  return h(
+    "div",
+    { class: "view" },
+    h("h1", {}, "Datasets"),
+    h("p", { class: "note" }, "What was packed, how full and how even it is, and what was lost. Choose a dataset."),
+    h("section", { class: "card" }, list),
+    page.total > page.items.length && h("p", { class: "note" }, `The first ${integer(PAGE)} of ${integer(page.total)} are shown.`),
+    !page.complete && h("p", { class: "note" }, "There may be more: the folder is deeper or wider than the service looks."),
+  );
+}

@@ -1,0 +1,109 @@
+// Where did a document go? A search field, the answer, and a list to choose from.
+
+import { Problem, get } from "../api.js";
+import { h } from "../dom.js";
+import { integer } from "../format.js";
+import { go, href, withParams } from "../router.js";
+import { problemBox } from "../section.js";
+import { table } from "../table.js";
+import { pages } from "./controls.js";
+
+function search(detail, value) {
+  const field = h("input", { id: "document", type: "search", value, maxlength: 1024, autocomplete: "off", spellcheck: "false", size: 36 });
+  const find = (event) => {
+    event.preventDefault();
+    const id = field.value;
+    go(href(["d", detail.name, "documents"], { id: event.submitter?.value === "list" ? null : id, prefix: event.submitter?.value === "list" ? id : null }));
+  };
+  return h(
+    "form",
+    { class: "controls", role: "search", onsubmit: find },
+    h("label", { for: "document" }, "Document id", field),
+    h("button", { class: "main", value: "find" }, "Where did it go?"),
+    h("button", { value: "list" }, "List ids that begin so"),
+  );
+}
+
+function pieces(detail, answer) {
+  const ranks = (piece) => piece.ranks.map(({ ring_rank: rank, tokens }) => `rank ${rank}: ${integer(tokens)}`).join(", ");
+  return table({
+    caption: `Its places; ranks at ${answer.chosen.layout}, ring ${answer.chosen.ring}`,
+    rows: answer.pieces,
+    columns: [
+      {
+        label: "Pack",
+        head: true,
+        value: (piece) => h("a", { href: href(["d", detail.name, "packs", piece.pack_id], { layout: answer.chosen.layout, ring: answer.chosen.ring, document: piece.doc_id }) }, `pack ${integer(piece.pack_id)}`),
+      },
+      { label: "Shard", value: (piece) => piece.shard },
+      { label: "Source", value: (piece) => piece.source },
+      { label: "First token", number: true, value: (piece) => integer(piece.start) },
+      { label: "Tokens", number: true, value: (piece) => integer(piece.length) },
+      { label: "Images", number: true, value: (piece) => integer(piece.n_images) },
+      { label: "Cut off", number: true, value: (piece) => integer(piece.truncated_tokens) },
+      { label: "Tokens on each ring rank", className: "long", value: ranks },
+    ],
+  });
+}
+
+async function whereabouts(detail, id, params) {
+  let answer;
+  try {
+    answer = await get(["datasets", detail.name, "documents", id], { layout: params.get("layout"), ring: params.get("ring") });
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return problemBox(error);
+  }
+  const lost = table({
+    caption: "Rejected rows with this id",
+    rows: answer.rejects,
+    columns: [
+      { label: "Reason", head: true, value: (row) => row.code },
+      { label: "Stage", value: (row) => row.stage },
+      { label: "Where", className: "long", value: (row) => row.location },
+      { label: "What was wrong", className: "long", value: (row) => row.message },
+    ],
+  });
+  return h(
+    "section",
+    { class: "card", "aria-labelledby": "whereabouts" },
+    h("h2", { id: "whereabouts" }, id),
+    h("p", { class: "verdict" }, answer.summary),
+    answer.pieces.length > 0 && pieces(detail, answer),
+    answer.rejects.length > 0 && lost,
+  );
+}
+
+async function list(detail, params) {
+  const page = await get(["datasets", detail.name, "documents"], { prefix: params.get("prefix"), offset: params.get("offset"), limit: 50 });
+  const prefix = params.get("prefix");
+  return h(
+    "section",
+    { class: "card", "aria-label": "Documents" },
+    table({
+      caption: prefix ? `Packed documents whose id begins with ${prefix}` : "Packed documents in the order in which they lie",
+      rows: page.items,
+      empty: "No packed document's id begins so. A rejected one is found by its whole id.",
+      columns: [
+        { label: "Document", head: true, className: "long", value: (row) => h("a", { href: withParams({ id: row.doc_id }) }, row.doc_id) },
+        { label: "Source", value: (row) => row.source },
+        { label: "Pack", number: true, value: (row) => h("a", { href: href(["d", detail.name, "packs", row.pack_id], { document: row.doc_id }) }, integer(row.pack_id)) },
+        { label: "First token", number: true, value: (row) => integer(row.start) },
+        { label: "Tokens", number: true, value: (row) => integer(row.length) },
+        { label: "Images", number: true, value: (row) => integer(row.n_images) },
+      ],
+    }),
+    pages(page),
+  );
+}
+
+export async function documents(detail, params) {
+  const id = params.get("id");
+  return h(
+    "div",
+    { class: "view" },
+    h("section", { class: "card", "aria-label": "Search" }, search(detail, id ?? params.get("prefix") ?? "")),
+    id && (await whereabouts(detail, id, params)),
+    await list(detail, params),
+  );
+}

@@ -1,0 +1,169 @@
+// How full a dataset is, how even its steps are, and what its documents and packs look like.
+
+import { chart } from "../charts.js";
+import { h } from "../dom.js";
+import { bytes, flops, integer, percent, plural, times } from "../format.js";
+import { variable } from "../palette.js";
+import { href } from "../router.js";
+import { card, facts } from "../section.js";
+import { table } from "../table.js";
+import { PADDING } from "../words.js";
+
+function lost(detail) {
+  const { documents, rejected } = detail.counts;
+  const truncated = Object.values(detail.truncated_tokens).reduce((sum, count) => sum + count, 0);
+  const cut = truncated ? ` ${plural(truncated, "token")} were cut off.` : " Nothing was cut off.";
+  if (!rejected) return `All ${plural(documents, "document")} of the source were packed.${cut}`;
+  return `${plural(documents, "document")} were packed; ${integer(rejected)} were rejected (${percent(rejected / (documents + rejected))}).${cut}`;
+}
+
+function summary(detail) {
+  const { counts } = detail;
+  return facts([
+    ["Fill", percent(detail.fill), "real tokens of all tokens"],
+    ["Documents", integer(counts.documents)],
+    ["Rejected", h("a", { href: href(["d", detail.name, "rejects"]) }, integer(counts.rejected))],
+    ["Tokens", integer(counts.tokens)],
+    ["Padding", integer(counts.padding_tokens), "tokens"],
+    ["Images", integer(counts.images), "crops"],
+    ["Size", bytes(detail.bytes), plural(detail.shards, "shard")],
+    ["Straggler at 8", detail.straggler_ratio["8"] ? times(detail.straggler_ratio["8"]) : "–", "data-parallel ranks"],
+  ]);
+}
+
+function padding(detail) {
+  const rows = Object.entries(detail.padding);
+  const all = detail.counts.packs * detail.seq_len;
+  return chart({
+    title: "Padding by cause",
+    note: "Why places of packs are empty. What lacks to the last whole pack cannot be avoided; the rest could be less with another configuration.",
+    traces: () => [
+      {
+        type: "bar",
+        orientation: "h",
+        y: rows.map(([cause]) => cause.replace("_", " ")),
+        x: rows.map(([, count]) => count),
+        marker: { color: variable("--accent") },
+        hovertemplate: "%{x:,} tokens<extra></extra>",
+      },
+    ],
+    layout: { xaxis: { title: "tokens", tickformat: "," }, yaxis: { autorange: "reversed" } },
+    rows,
+    columns: [
+      { label: "Cause", head: true, value: ([cause]) => cause.replace("_", " ") },
+      { label: "Meaning", value: ([cause]) => PADDING[cause] ?? "" },
+      { label: "Tokens", number: true, value: ([, count]) => integer(count) },
+      { label: "Of all", number: true, value: ([, count]) => percent(count / all, 2) },
+    ],
+  });
+}
+
+function stragglers(detail) {
+  const rows = Object.entries(detail.straggler_ratio).sort(([a], [b]) => a - b);
+  return chart({
+    title: "Stragglers by data-parallel size",
+    note: "A step waits for the rank with the costliest pack: the mean over steps of the largest cost over the mean cost. 1 is no waiting.",
+    traces: () => [
+      {
+        type: "scatter",
+        mode: "lines+markers",
+        x: rows.map(([size]) => size),
+        y: rows.map(([, ratio]) => ratio),
+        line: { color: variable("--accent"), width: 2 },
+        marker: { size: 7 },
+        hovertemplate: "%{x} ranks: %{y:.4f}<extra></extra>",
+      },
+    ],
+    layout: { xaxis: { title: "data-parallel ranks", type: "category" }, yaxis: { title: "straggler ratio", rangemode: "normal" } },
+    rows,
+    columns: [
+      { label: "Ranks", head: true, value: ([size]) => integer(Number(size)) },
+      { label: "Straggler ratio", number: true, value: ([, ratio]) => ratio.toFixed(4) },
+    ],
+  });
+}
+
+function histogram(title, note, { unit, edges, counts }, counted) {
+  const rows = counts.map((count, index) => ({ from: edges[index], to: edges[index + 1], count }));
+  return chart({
+    title,
+    note,
+    traces: () => [
+      {
+        type: "bar",
+        x: rows.map((row) => (row.from + row.to) / 2),
+        width: rows.map((row) => row.to - row.from),
+        y: counts,
+        customdata: rows.map((row) => [row.from, row.to]),
+        marker: { color: variable("--accent") },
+        hovertemplate: `%{customdata[0]:,.0f} to %{customdata[1]:,.0f} ${unit}: %{y:,}<extra></extra>`,
+      },
+    ],
+    layout: { bargap: 0.04, xaxis: { title: unit, tickformat: "~s" }, yaxis: { title: counted } },
+    rows,
+    columns: [
+      { label: `From (${unit})`, head: true, number: true, value: (row) => integer(row.from) },
+      { label: "To", number: true, value: (row) => integer(row.to) },
+      { label: counted, number: true, value: (row) => integer(row.count) },
+    ],
+  });
+}
+
+function sources(detail) {
+  const count = (label, value) => ({ label, number: true, value: (row) => integer(value(row)) });
+  return table({
+    caption: "What became of each source",
+    rows: detail.sources,
+    columns: [
+      { label: "Source", head: true, value: (row) => row.source },
+      count("Documents", (row) => row.documents),
+      count("Tokens", (row) => row.tokens),
+      count("Images", (row) => row.images),
+      count("Cut-off tokens", (row) => row.truncated_tokens),
+      {
+        label: "Rejected",
+        number: true,
+        value: (row) =>
+          row.rejected ? h("a", { href: href(["d", detail.name, "rejects"], { source: row.source }) }, integer(row.rejected)) : "0",
+      },
+    ],
+  });
+}
+
+function origin(detail) {
+  return h(
+    "details",
+    {},
+    h("summary", {}, "Where it comes from, and its configuration"),
+    facts([
+      ["Written by", `preshard ${detail.preshard_version}`],
+      ["Tokenizer", detail.tokenizer.name ?? "–"],
+      ["Source files", integer(detail.files.length)],
+      ["Cost of a pack", flops(Number(detail.cost_percentiles["50"])), "median"],
+    ]),
+    h("p", { class: "note" }, "Dataset id ", h("code", {}, detail.dataset_id)),
+    h("pre", { class: "tokens mono", tabindex: "0", "aria-label": "Configuration" }, JSON.stringify(detail.config, null, 2)),
+  );
+}
+
+export function overview(detail) {
+  const { histograms } = detail;
+  return h(
+    "div",
+    { class: "view" },
+    h("p", { class: "verdict" }, `${percent(detail.fill)} of all tokens are real. ${lost(detail)}`),
+    h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
+    h(
+      "div",
+      { class: "columns" },
+      h("section", { class: "card" }, padding(detail)),
+      h("section", { class: "card" }, stragglers(detail)),
+      h("section", { class: "card" }, histogram("Length of documents", "Tokens of each packed document.", histograms.document_tokens, "documents")),
+      h("section", { class: "card" }, histogram("Images of documents", "Crops of each packed document.", histograms.document_images, "documents")),
+      h("section", { class: "card" }, histogram("Cost of packs", "What the cost model expects a pack to take, all of attention, linear layers and vision.", histograms.pack_cost, "packs")),
+      h("section", { class: "card" }, histogram("Images of packs", "Crops of each pack.", histograms.pack_images, "packs")),
+    ),
+    card("Sources", sources(detail)),
+    h("section", { class: "card", "aria-label": "Origin" }, origin(detail)),
+  );
+}

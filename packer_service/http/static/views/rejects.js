@@ -1,0 +1,64 @@
+// What was lost and why: counts by reason and source, and the rows behind each count.
+
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { integer, percent, plural } from "../format.js";
+import { withParams } from "../router.js";
+import { table } from "../table.js";
+import { CODES } from "../words.js";
+import { pages } from "./controls.js";
+
+const filter = (code, source) => withParams({ code, source, stage: null, offset: null });
+
+function counts(detail, chosen) {
+  const codes = Object.keys(detail.rejects).sort();
+  const sources = Object.keys(detail.rejects_by_source).sort();
+  const count = (source, code) => detail.rejects_by_source[source][code] ?? 0;
+  const link = (value, code, source) =>
+    value
+      ? h("a", { href: filter(code, source), "aria-current": chosen.code === code && chosen.source === source && "true", "aria-label": `${value}: show ${[code, source].filter(Boolean).join(" in ") || "all"}` }, integer(value))
+      : "0";
+  const all = (code) => sources.reduce((sum, source) => sum + count(source, code), 0);
+  return table({
+    caption: "Rejected documents by reason and source. Choose a number to see its rows.",
+    rows: [...codes, null],
+    rowClass: (code) => (chosen.code && chosen.code === code ? "chosen" : null),
+    columns: [
+      { label: "Reason", head: true, value: (code) => code ?? "all" },
+      { label: "Meaning", value: (code) => CODES[code] ?? "" },
+      ...sources.map((source) => ({
+        label: source,
+        number: true,
+        value: (code) => link(code ? count(source, code) : codes.reduce((sum, one) => sum + count(source, one), 0), code, source),
+      })),
+      { label: "all", number: true, value: (code) => link(code ? all(code) : codes.reduce((sum, one) => sum + all(one), 0), code, null) },
+    ],
+  });
+}
+
+export async function rejects(detail, params) {
+  const { documents, rejected } = detail.counts;
+  if (!rejected) return h("p", { class: "empty" }, `Nothing was rejected: all ${plural(documents, "document")} were packed.`);
+  const chosen = { code: params.get("code"), source: params.get("source"), stage: params.get("stage") };
+  const page = await get(["datasets", detail.name, "rejects"], { ...chosen, offset: params.get("offset"), limit: 50 });
+  const said = Object.entries(chosen).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`).join(", ");
+  const columns = [
+    { label: "Document", head: true, className: "long", value: (row) => row.doc_id },
+    { label: "Reason", value: (row) => row.code },
+    { label: "Source", value: (row) => row.source },
+    { label: "Stage", value: (row) => row.stage },
+    { label: "Where", className: "long", value: (row) => row.location },
+    { label: "What was wrong", className: "long", value: (row) => row.message },
+  ];
+  return h(
+    "div",
+    { class: "view" },
+    h("p", { class: "verdict" }, `${plural(rejected, "document")} of ${integer(documents + rejected)} (${percent(rejected / (documents + rejected))}) could not be packed.`),
+    h("section", { class: "card", "aria-label": "Counts" }, counts(detail, chosen)),
+    h("section", { class: "card", "aria-label": "Rows" },
+      said && h("p", {}, h("a", { href: filter(null, null) }, "Show all rejects")),
+      table({ caption: `${plural(page.total, "reject")}${said ? ` of ${said}` : ""}`, rows: page.items, columns, empty: "No reject is like that." }),
+      pages(page),
+    ),
+  );
+}

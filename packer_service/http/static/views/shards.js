@@ -1,0 +1,70 @@
+// Shards, the worst balanced first, and why.
+
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { bytes, integer, percent } from "../format.js";
+import { href } from "../router.js";
+import { table } from "../table.js";
+import { MEASURES } from "../words.js";
+import { chosenOf } from "./balance.js";
+import { choice, layoutControls, pages } from "./controls.js";
+
+/** Where each measure lies in a shard's entry. */
+const SPREAD = {
+  ring: (shard) => shard.ring,
+  gather: (shard) => shard.gather,
+  attention: (shard) => shard.attention,
+  traffic: (shard) => shard.traffic,
+  images: (shard) => shard.image_imbalance,
+  pooled_tokens: (shard) => shard.pooled_imbalance,
+};
+
+const decimals = (value) => (value === null ? "–" : value.toFixed(3));
+
+function worst(page, measure, packHref) {
+  const [first] = page.items;
+  if (!first?.worst || page.offset > 0) return null;
+  const { chosen } = page;
+  return h(
+    "p",
+    { class: "verdict" },
+    h("strong", {}, first.name),
+    ` is the worst shard by ${MEASURES[measure].label.toLowerCase()} at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}. Its worst pack is `,
+    h("a", { href: packHref(first.worst.pack_id) }, `pack ${first.worst.pack_id}`),
+    ` with ${decimals(first.worst.value)}. ${first.worst.why}`,
+  );
+}
+
+export async function shards(detail, params) {
+  const wanted = chosenOf(detail, params);
+  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring";
+  const page = await get(["datasets", detail.name, "shards"], { ...wanted, sort: `-${measure}`, offset: params.get("offset") });
+  const { chosen } = page;
+  const packHref = (id) => href(["d", detail.name, "packs", id], { layout: chosen.layout, ring: chosen.ring });
+  const columns = [
+    { label: "Shard", head: true, value: (shard) => shard.name },
+    { label: "Packs", number: true, value: (shard) => `${integer(shard.first_pack)} – ${integer(shard.first_pack + shard.packs - 1)}` },
+    { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
+    { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
+    { label: "Images", number: true, value: (shard) => integer(shard.images) },
+    { label: "Worst", number: true, value: (shard) => decimals(SPREAD[measure](shard).max) },
+    { label: "Mean", number: true, value: (shard) => decimals(SPREAD[measure](shard).mean) },
+    {
+      label: "Why: its worst pack",
+      className: "long",
+      value: (shard) => (shard.worst ? [h("a", { href: packHref(shard.worst.pack_id) }, `pack ${shard.worst.pack_id}`), ` ${shard.worst.why}`] : "–"),
+    },
+  ];
+  const { label, unit, explain } = MEASURES[measure];
+  return h(
+    "div",
+    { class: "view" },
+    worst(page, measure, packHref),
+    h("section", { class: "card", "aria-label": "Shards" },
+      layoutControls(detail, chosen, choice("measure", "Worst by", Object.keys(SPREAD), measure, (key) => MEASURES[key].label)),
+      h("p", { class: "note" }, explain),
+      table({ caption: `Shards, the worst by ${label.toLowerCase()} first (${unit})`, rows: page.items, columns }),
+      pages(page),
+    ),
+  );
+}
