@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from packer_service.balance_order import BalanceOrder
 from packer_service.config import PackConfig
 from packer_service.identity import dataset_id
 from packer_service.kept import read_record
@@ -43,7 +44,8 @@ def make_manifest(
         config: the job's configuration.
         tokenizer: the tokenizer that made the tokens.
     """
-    tables = [_join_table(folder, records, name, shards, found.rejects) for name in TABLES]
+    order = BalanceOrder.of(config, plan.n_packs)
+    tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         dataset_id=dataset_id(config, tokenizer, _planned_rows(found, plan)),
@@ -58,18 +60,24 @@ def make_manifest(
     return seal_manifest(manifest)
 
 
-def _join_table(folder: Folder, records: Folder, name: str, shards: Sequence[str], rejects: pa.Table) -> TableEntry:
-    """Writes one table, a shard's part in memory at a time."""
+def _rows_of(
+    name: str, records: Folder, shards: Sequence[str], rejects: pa.Table, order: BalanceOrder
+) -> Iterator[pa.Table]:
+    """The rows of one table in their order, a shard's part (of the balance, a block of packs) in memory at a time."""
+    parts = (pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name]) for shard in shards)
+    if name == "rejects.parquet":
+        yield rejects
+    yield from order.by_table(parts) if name == "balance.parquet" else parts
+
+
+def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEntry:
+    """Writes one table, a row group a part."""
     rows = 0
     with (
         folder.writer(name) as sink,
         pq.ParquetWriter(pa.PythonFile(sink, "w"), TABLES[name], compression="zstd") as to,
     ):
-        if name == "rejects.parquet":
-            to.write_table(rejects)
-            rows += len(rejects)
-        for shard in shards:
-            part = pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name])
+        for part in parts:
             to.write_table(part)
             rows += len(part)
     with folder.open(name) as file:

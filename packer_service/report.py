@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from packer_service.balance_order import BalanceOrder
 from packer_service.config import PackConfig, parse_config
 from packer_service.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
 from packer_service.shards.store import Folder
@@ -85,15 +86,16 @@ def _plan_of_tables(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
 
 
 def _balance(folder: Folder, packs: pa.Table, config: PackConfig) -> Figures:
-    """Balance figures, a row group (a shard's packs) in memory at a time."""
+    """Balance figures, a block of packs in memory at a time."""
     tiles = dict(zip(packs["pack_id"].to_pylist(), packs["attention_tiles"].to_pylist(), strict=True))
     figures = BalanceFigures(seq_len=config.seq_len, tiles=tiles, key_weight=config.key_weight)
     try:
         file = pq.ParquetFile(io.BytesIO(folder.read("balance.parquet")))
         if not file.schema_arrow.equals(BALANCE):
             raise TableInvalid("balance.parquet", f"has the columns {file.schema_arrow.names}, not {BALANCE.names}")
-        for group in range(file.num_row_groups):
-            figures.add(file.read_row_group(group))
+        batches = (pa.Table.from_batches([batch]).cast(BALANCE) for batch in file.iter_batches())
+        for block in BalanceOrder.of(config, len(packs)).by_block(batches):
+            figures.add(block)
     except pa.ArrowException as error:
         raise TableInvalid("balance.parquet", f"cannot be read ({' '.join(str(error).split())[:200]})") from None
     return figures.as_json()

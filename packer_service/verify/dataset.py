@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packer_service.balance import IMAGE_KINDS, LAYOUT_KINDS
+from packer_service.balance_order import BalanceOrder
 from packer_service.config import PackConfig
 from packer_service.progress import Progress
 from packer_service.shards.store import Folder
@@ -106,11 +106,6 @@ def _check_order(documents: pa.Table, manifest: Manifest) -> Iterator[tuple[type
         yield DocumentRowInvalid, f"row {outside[0]} has pack_id {packs[outside[0]]} of {manifest.counts.packs} packs"
 
 
-def rows_per_pack(config: PackConfig) -> int:
-    """Rows of ``balance.parquet`` of every pack: it depends on the configuration alone."""
-    return len(LAYOUT_KINDS) * len(config.layouts) * sum(config.ring_degrees) + len(IMAGE_KINDS) * sum(config.cp_sizes)
-
-
 def _check_shards(
     folder: Folder,
     manifest: Manifest,
@@ -123,24 +118,30 @@ def _check_shards(
     progress: Progress,
 ) -> None:
     total = len(manifest.shards)
-    reader = BalanceReader(folder, faults, balance)
-    tasks = _tasks(folder, manifest, config, tables, reader)
+    order = BalanceOrder.of(config, manifest.counts.packs)
+    reader = BalanceReader(folder, faults, balance, order)
+    tasks = _tasks(folder, manifest, config, tables, reader, order.rows_per_pack)
     for done, verdict in enumerate(_run(tasks, min(processes, total)), start=1):
         faults.merge(verdict.faults)
         checked.update(verdict.checked)
         progress.step("verified shards", done, total)
-    rest = reader.take(manifest.counts.packs * rows_per_pack(config), 1)
+    rest = reader.take(manifest.counts.packs * order.rows_per_pack, 1)
     if rest is not None and len(rest):
-        past = f"has rows past the {rows_per_pack(config)} of each of {manifest.counts.packs} packs"
+        past = f"has rows past the {order.rows_per_pack} of each of {manifest.counts.packs} packs"
         faults.extend([(BalanceInvalid, past)], BALANCE_FILE)
     reader.close()
 
 
 def _tasks(
-    folder: Folder, manifest: Manifest, config: PackConfig, tables: dict[str, pa.Table], reader: BalanceReader
+    folder: Folder,
+    manifest: Manifest,
+    config: PackConfig,
+    tables: dict[str, pa.Table],
+    reader: BalanceReader,
+    per_pack: int,
 ) -> Iterator[ShardTask]:
     """A task a shard, made when a process is free for it: only the rows of shards under way are in memory twice."""
-    packs, per_pack = tables.get("packs.parquet"), rows_per_pack(config)
+    packs = tables.get("packs.parquet")
     documents = _DocumentRows(tables.get("documents.parquet"))
     for entry in manifest.shards:
         # What a damaged manifest says may be more than any table holds, and more than Arrow can count.

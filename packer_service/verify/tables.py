@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from packer_service.balance_order import BalanceOrder
 from packer_service.config import PackConfig
 from packer_service.shards.store import Folder
 from packer_service.verify.verdict import Faults, Finding
@@ -73,13 +74,13 @@ def check_values(table: pa.Table) -> Iterator[Finding]:
 
 
 class BalanceReader:
-    """``balance.parquet`` from front to back, a few packs' rows at a time; None from where it cannot be read on."""
+    """``balance.parquet`` pack by pack, a block of packs in memory at a time; None from where it cannot be read on."""
 
-    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None) -> None:
+    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None, order: BalanceOrder) -> None:
         self.faults = faults
         self.files = ExitStack()
         self.failed = entry is None or not folder.is_file(BALANCE_FILE)
-        self.batches = self._batches(folder, entry) if entry is not None and not self.failed else None
+        self.batches = order.by_pack(self._batches(folder, entry)) if entry is not None and not self.failed else None
         self.waiting = BALANCE.empty_table()
         self.position = 0
 
@@ -94,6 +95,7 @@ class BalanceReader:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             table = pa.Table.from_batches([batch])
             table.validate(full=True)
+            self.faults.extend(check_values(table), BALANCE_FILE)
             yield table.cast(BALANCE)
 
     def take(self, start: int, n_rows: int) -> pa.Table | None:
@@ -125,7 +127,6 @@ class BalanceReader:
             self.faults.extend([(TableInvalid, detail)], BALANCE_FILE)
             self.batches, self.failed = None, True
         else:
-            self.faults.extend(check_values(batch), BALANCE_FILE)
             self.waiting = pa.concat_tables([self.waiting, batch]).unify_dictionaries()
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packer_service.balance import BalanceRows
+from packer_service.balance_order import BalanceOrder
 from packer_service.config import load_config, parse_config
 from packer_service.identity import dataset_id
 from packer_service.job import PlainExecutor, pack
@@ -199,8 +200,13 @@ class Editable:
         )
         rows = BalanceRows()
         rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"])
-        others = [row for row in self.tables["balance.parquet"] if row["pack_id"] != pack_id]
-        self.tables["balance.parquet"] = sorted(others + rows.table().to_pylist(), key=lambda row: row["pack_id"])
+        order = BalanceOrder.of(config, self.manifest["counts"]["packs"])
+        written = pa.Table.from_pylist(self.tables["balance.parquet"], schema=TABLES["balance.parquet"])
+        others = pa.concat_tables(order.by_pack([written])).to_pylist()
+        others = [row for row in others if row["pack_id"] != pack_id]
+        derived = sorted(others + rows.table().to_pylist(), key=lambda row: row["pack_id"])
+        by_pack = pa.Table.from_pylist(derived, schema=TABLES["balance.parquet"])
+        self.tables["balance.parquet"] = pa.concat_tables(order.by_table([by_pack])).to_pylist()
 
     def zigzag(self, sample: Sample) -> None:
         """Makes the zigzag layouts of a sample follow from its spans."""

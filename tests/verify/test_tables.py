@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packer_service.balance_order import BalanceOrder, LoadGroup
 from packer_service.config import PackConfig, parse_config
 from packer_service.shards.store import Folder
 from packer_service.verify.tables import BalanceReader, check_documents, count_documents
@@ -62,25 +63,31 @@ def test_documents_are_packed_once_or_rejected_once(
     assert count_documents(table, lost) == counts
 
 
-@pytest.mark.parametrize("group", [7, 50, 1000])
-def test_balance_comes_in_parts_whatever_the_row_groups(group: int, tmp_path: Path) -> None:
-    """Fails when rows are lost between row groups, or a part that was passed over shifts those after it."""
-    n = 130_000 if group == 1000 else 120
-    kinds = ["attention" if i % 3 else "images" for i in range(n)]
-    columns: dict[str, list[Any]] = {"pack_id": list(range(n)), "kind": kinds, "scheme": [None] * n}
-    columns |= {"degree": [1] * n, "rank": [0] * n, "load": list(range(n))}
-    table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in BALANCE}, schema=BALANCE)
-    pq.write_table(table, tmp_path / "balance.parquet", row_group_size=group)
+@pytest.mark.parametrize("row_group", [7, 50, 1000])
+def test_balance_comes_pack_by_pack_in_parts_whatever_the_row_groups(
+    row_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when rows are lost between row groups or blocks, or a part that was passed over shifts those after it."""
+    monkeypatch.setattr("packer_service.balance_order.BLOCK_ROWS", 100)
+    groups = (LoadGroup(scheme="zigzag", degree=2), LoadGroup(scheme=None, degree=3))
+    order = BalanceOrder(groups=groups, n_packs=23)
+    assert (order.rows_per_pack, order.block_packs) == (14, 7)
+    n = 23 * 14
+    columns: dict[str, list[Any]] = {"pack_id": [i // 14 for i in range(n)], "kind": ["images"] * n}
+    columns |= {"scheme": [None] * n, "degree": [1] * n, "rank": [0] * n, "load": list(range(n))}
+    by_pack = pa.table({f.name: pa.array(columns[f.name], f.type) for f in BALANCE}, schema=BALANCE)
+    written = pa.concat_tables(order.by_table([by_pack]))
+    assert written["load"].to_pylist() != list(range(n))
+    pq.write_table(written, tmp_path / "balance.parquet", row_group_size=row_group)
     faults = Faults()
     entry = TableEntry(name="balance.parquet", bytes=0, sha256="", rows=n)
-    reader = BalanceReader(Folder(str(tmp_path)), faults, entry)
+    reader = BalanceReader(Folder(str(tmp_path)), faults, entry, order)
     loads = []
-    for start in (0, 10, 40, n - 5):
+    for start in (0, 10, 140, n - 5):
         part = reader.take(start, 10)
         assert part is not None
-        assert part["kind"].to_pylist() == kinds[start : start + 10]
         loads += part["load"].to_pylist()
-    assert loads == [*range(20), *range(40, 50), *range(n - 5, n)]
+    assert loads == [*range(20), *range(140, 150), *range(n - 5, n)]
     assert reader.take(0, 10) is None
     assert not faults.listed
     reader.close()
