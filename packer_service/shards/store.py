@@ -16,6 +16,8 @@ from packer_service.filesystem import join, locate
 TEMPORARY = ".tmp-"
 """Prefix of the name under which a file is written until it is whole."""
 
+_ENTRIES = (fs.FileType.File, fs.FileType.Directory)
+
 
 class Sink(Protocol):
     """Where a file's bytes go."""
@@ -56,6 +58,17 @@ class Folder:
         """Bytes of a file, None when there is none."""
         info = self._filesystem.get_file_info(self.path(name))
         return info.size if info.type == fs.FileType.File else None
+
+    def stamp(self, name: str) -> tuple[int, int] | None:
+        """Bytes and time of change in nanoseconds of a file or folder, 0 where not known; None when there is none."""
+        info = self._filesystem.get_file_info(self.path(name))
+        return (info.size or 0, info.mtime_ns or 0) if info.type in _ENTRIES else None
+
+    def entries(self) -> dict[str, bool]:
+        """What lies directly in the folder, sorted: whether each is a folder. Neither file nor folder is left out."""
+        infos = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        kinds = {info.base_name: info.type for info in infos}
+        return {name: kinds[name] == fs.FileType.Directory for name in sorted(kinds) if kinds[name] in _ENTRIES}
 
     def make(self) -> None:
         """Makes the folder, if it is not there; an object store has no folders to make."""
