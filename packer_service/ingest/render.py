@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
 from packer_service.ingest.image import ImageCrops
+from packer_service.ingest.long_text import text_parts
 from packer_service.ingest.tokenizer import Tokenizer
 from packer_service.ingest.video import VideoFrames
 from schemas.example import Document, Media, Message
@@ -77,7 +78,8 @@ def render(
     stream = _Stream(tokenizer=tokenizer, pooled_per_crop=pooled_per_crop, shapes=iter(shapes))
     stream.tokens_of(tokenizer.bos, loss=False)
     if document.text is not None:
-        stream.tokens_of([*tokenizer.encode(document.text), tokenizer.entry.eos_id], loss=True)
+        stream.text(document.text, loss=True)
+        stream.tokens_of([tokenizer.entry.eos_id], loss=True)
     for _ in document.shared:
         stream.next_media()
     n_shared = stream.length if document.annotated else 0
@@ -98,15 +100,19 @@ class _Stream:
     shapes: Iterator[MediaShape]
     branch: int = 0
     length: int = 0
-    chunks: list[tuple[Sequence[int], bool, int, int]] = field(default_factory=list)
+    chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], bool, int, int]] = field(default_factory=list)
     unit_crops: list[int] = field(default_factory=list)
     unit_timestamps: list[float] = field(default_factory=list)
     unit_edges: list[tuple[int, int]] = field(default_factory=list)
 
-    def tokens_of(self, ids: Sequence[int], *, loss: bool, unit: int = NOT_POOLED) -> None:
+    def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
         if len(ids):
             self.chunks.append((ids, loss, self.branch, unit))
             self.length += len(ids)
+
+    def text(self, text: str, *, loss: bool) -> None:
+        for part in text_parts(text):
+            self.tokens_of(np.array(self.tokenizer.encode(part), np.int32), loss=loss)
 
     def turns(self, messages: Iterable[Message]) -> None:
         chat = self.tokenizer.chat
@@ -117,7 +123,7 @@ class _Stream:
                 if isinstance(part, Media):
                     self.next_media()
                 else:
-                    self.tokens_of(self.tokenizer.encode(part), loss=loss)
+                    self.text(part, loss=loss)
             self.tokens_of(chat.end[message.role], loss=loss)
             self.tokens_of(chat.after[message.role], loss=False)
 
@@ -144,7 +150,7 @@ class _Stream:
 
     def finish(self, *, n_shared: int, n_branches: int, weight: float) -> RenderedDocument:
         lengths = [len(ids) for ids, *_ in self.chunks]
-        tokens = np.fromiter((i for ids, *_ in self.chunks for i in ids), np.int32, self.length)
+        tokens = np.concatenate([np.zeros(0, np.int32), *(np.asarray(ids, np.int32) for ids, *_ in self.chunks)])
         loss = np.repeat(np.array([chunk[1] for chunk in self.chunks], np.bool_), lengths)
         branch_ids = np.repeat(np.array([chunk[2] for chunk in self.chunks], np.int32), lengths)
         unit_ids = np.repeat(np.array([chunk[3] for chunk in self.chunks], np.int32), lengths)
@@ -177,7 +183,9 @@ def shifted_labels(
 
 def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, "doc"]:
     """Positions from 0; each annotation goes on from the end of the shared prefix."""
-    every = np.arange(len(branch_ids))
+    every = np.arange(len(branch_ids), dtype=np.int32)
+    if not branch_ids.any():
+        return every
     n_shared = int(np.searchsorted(branch_ids, 1))
     starts = np.searchsorted(branch_ids, branch_ids)
     return np.where(branch_ids == 0, every, n_shared + every - starts).astype(np.int32)

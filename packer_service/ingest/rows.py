@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn, get_args
 
+from packer_service.ingest.long_text import MAX_TEXT_BYTES, utf8_size
 from schemas.errors import DocumentError
 from schemas.example import Document, Media, MediaKind, Message, Part, Role
 
@@ -31,7 +32,8 @@ def parse_document(row: Any) -> Document:
     Null fields count as missing, since Parquet has every field in every row.
 
     Raises:
-        DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
+        DocumentError: ``bad_row`` with the field, its value and what is legal, ``empty``, or ``too_long`` for text that
+            no task's memory is made for.
     """
     if not isinstance(row, dict):
         _bad(f"the row is a {_kind(row)}, not an object")
@@ -66,7 +68,7 @@ def _text(text: Any) -> Document:
     checked = _string(text, "text")
     if not checked.strip():
         raise DocumentError("empty", "text is empty")
-    return Document(text=checked)
+    return _bounded(Document(text=checked))
 
 
 def _with_loss(document: Document) -> Document:
@@ -74,6 +76,15 @@ def _with_loss(document: Document) -> Document:
     answers = [m for branch in document.branches for m in branch if m.role == "assistant"]
     if not any(isinstance(part, str) and part.strip() for message in answers for part in message.parts):
         raise DocumentError("empty", "no assistant turn holds any text, so no token would carry loss")
+    return _bounded(document)
+
+
+def _bounded(document: Document) -> Document:
+    said = (part for branch in document.branches for message in branch for part in message.parts)
+    size = sum(utf8_size(part) for part in (document.text or "", *said) if isinstance(part, str))
+    if size > MAX_TEXT_BYTES:
+        limit = f"more than the limit of {MAX_TEXT_BYTES}; make several documents of it"
+        raise DocumentError("too_long", f"has {size} bytes of text, {limit}")
     return document
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from packer_service.filesystem import is_uri, join, locate, split_query
+from packer_service.ingest.lines import MAX_LINE_BYTES, Line, read_lines
 from packer_service.ingest.row_groups import ROW_GROUPS, DamagedGroupError, row_at, rows_of
 from schemas.errors import ConfigError, DocumentError
 
@@ -154,31 +154,13 @@ def read_fragment(fragment: Fragment) -> FragmentRows:
         rows = ((i, RowReference(offset=fragment.start, size=i), row) for i, row in enumerate(rows_of(group)))
         return FragmentRows(rows=rows, n_lines=len(group))
     with _open(fragment.file) as opened:
-        begin, data = _whole_lines(opened, fragment)
-    lines = data.split(b"\n")
-    lines = [line + b"\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]
-    offsets = itertools.accumulate(map(len, lines), initial=begin)
+        lines = read_lines(opened, fragment.start, fragment.end)
     parsed = (
-        (i, RowReference(offset=offset, size=len(line)), _parse(line))
-        for i, (offset, line) in enumerate(zip(offsets, lines, strict=False))
-        if line.strip()
+        (i, RowReference(offset=line.offset, size=line.size), _parse_line(line))
+        for i, line in enumerate(lines)
+        if line.data is None or line.data.strip()
     )
     return FragmentRows(rows=parsed, n_lines=len(lines))
-
-
-def _whole_lines(opened: Any, fragment: Fragment) -> tuple[int, bytes]:
-    """The lines that begin in a fragment, whole, and the offset of the first."""
-    before = max(fragment.start - 1, 0)
-    opened.seek(before)
-    data = opened.read(fragment.end - before)
-    skipped = data.find(b"\n") + 1 if fragment.start else 0
-    if fragment.start and (not skipped or skipped == len(data)):
-        return fragment.end, b""
-    parts = [data[skipped:]]
-    while not parts[-1].endswith(b"\n") and (more := opened.read(2**20)):
-        end = more.find(b"\n") + 1
-        parts.append(more[:end] if end else more)
-    return before + skipped, b"".join(parts)
 
 
 def read_row(file: SourceFile, reference: RowReference) -> Any:
@@ -205,6 +187,13 @@ def _gone() -> DocumentError:
 def _open(file: SourceFile) -> Any:
     filesystem, path = locate(file.uri)
     return filesystem.open_input_file(path)
+
+
+def _parse_line(line: Line) -> Any:
+    if line.data is None:
+        limit = f"more than the limit of {MAX_LINE_BYTES}; make several rows of it"
+        return DocumentError("too_long", f"the line has {line.size} bytes, {limit}")
+    return _parse(line.data)
 
 
 def _parse(line: bytes) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packer_service.ingest import rows
 from packer_service.ingest.rows import parse_document, row_identity
 from schemas.errors import DocumentError
 from schemas.example import Document, Media, Message
@@ -96,6 +97,22 @@ def test_documents_without_loss_are_empty(row: dict[str, Any]) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_document(row)
     assert caught.value.code == "empty"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "é" * 51},
+        {"messages": [{"role": "user", "content": "a" * 50}, {"role": "assistant", "content": "b" * 51}]},
+        {"annotations": [[{"role": "assistant", "content": [{"type": "text", "text": "c" * 26}] * 2}]] * 2},
+    ],
+)
+def test_text_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
+    """Fails when a document's text is counted by its letters, or each of its parts for itself."""
+    monkeypatch.setattr(rows, "MAX_TEXT_BYTES", 100)
+    with pytest.raises(DocumentError, match=r"10[0-9] bytes of text, more than the limit of 100") as caught:
+        parse_document(row)
+    assert caught.value.code == "too_long"
 
 
 FIELDS = ["id", "source", "text", "messages", "annotations", "media", "role", "content", "type", "image"]
