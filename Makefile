@@ -4,7 +4,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 DEMO := demo
 
-.PHONY: demo train test lint docs bench clean help
+.PHONY: demo train test lint docs bench peers clean help
 
 help:
 	@echo "make demo   install, make a real source, pack it, verify it, print the report"
@@ -13,6 +13,7 @@ help:
 	@echo "make lint   the first part of make test: lint, types, imports"
 	@echo "make docs   build these pages and the reference into build/docs, warnings as errors"
 	@echo "make bench  run the benchmarks and print their figures"
+	@echo "make peers  install TRL and compare packing and the split of images with others"
 	@echo "make clean  remove the environment and the demo"
 
 # Installed once, and again when what is to be installed changes.
@@ -66,6 +67,10 @@ docs: .venv/installed
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py; do \
 		echo "==> $$script"; $(BIN)/python $$script || exit 1; done
+
+peers: .venv/installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[peers]'
+	@$(BIN)/python tests/benchmarks/peers.py
 
 clean:
 	rm -rf .venv $(DEMO)
