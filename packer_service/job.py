@@ -37,7 +37,7 @@ from packer_service.shards.store import Folder
 from packer_service.survey import ShardTasks, Survey, plan_of, shard_ranges, survey
 from schemas.codec import encode_json
 from schemas.errors import ConfigError
-from schemas.manifest import MANIFEST, RUN, SHARDS, Manifest, TokenizerEntry
+from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest, TokenizerEntry
 from schemas.pack import Plan
 
 T = TypeVar("T")
@@ -202,6 +202,7 @@ def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
 def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
     """Builds every shard that is not there as its record says, and gives the names of all."""
     ranges = shard_ranges(plan, job.config.packs_per_shard)
+    job.work.write(PLANNED, json.dumps({"shards": len(ranges)}).encode())
     kept = _kept_shards(job, {name for name, _, _ in ranges})
     missing = [each for each in ranges if each[0] not in kept]
     build = partial(build_and_keep, config=job.config, out=job.folder.location)

@@ -14,6 +14,8 @@ RUN = "run.json"
 SHARDS = "shards"
 WORK = ".work"
 """Folder inside the dataset for what an interrupted job has done. Gone when the dataset is whole."""
+PLANNED = "planned.json"
+"""File in that folder that says how many ``shards`` there will be, for those who watch."""
 
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or place: what an int64 column of a table can hold too."""
