@@ -12,6 +12,8 @@ import { MEASURES } from "../words.js";
 import { choice, layoutControls } from "./controls.js";
 
 const STATISTICS = { mean: "mean of all packs", p95: "the pack at 95%", max: "the worst pack" };
+/** Hatchings beside the colours, for those who cannot tell them apart. */
+const SHAPES = ["", "/", "x", "."];
 /** Where a measure lies in the answer. */
 const SPREAD = {
   gather: (entry) => entry.gather,
@@ -26,7 +28,6 @@ function compared(answer, measure, statistic) {
   const layouts = [...new Set(answer.layouts.map((entry) => entry.layout))];
   const at = (layout, ring) => answer.layouts.find((entry) => entry.layout === layout && entry.ring === ring);
   const { label, unit, explain } = MEASURES[measure];
-  const shape = ["", "/", "x", "."]; // beside the colour, for those who cannot tell it
   return chart({
     title: `${label}, ${STATISTICS[statistic]}`,
     note: explain,
@@ -36,7 +37,7 @@ function compared(answer, measure, statistic) {
         name: layout,
         x: degrees.map((ring) => `ring ${ring}`),
         y: degrees.map((ring) => at(layout, ring) && value(at(layout, ring))),
-        marker: { color: colour(index), pattern: { shape: shape[index % shape.length], fgopacity: 0.35, size: 7 } },
+        marker: { color: colour(index), pattern: { shape: SHAPES[index % SHAPES.length], fillmode: "overlay", fgcolor: "#000000", fgopacity: 0.3, size: 7 } },
         hovertemplate: `${layout}, %{x}: %{y:.3f}<extra></extra>`,
       })),
     layout: { barmode: "group", bargap: 0.25, yaxis: { title: unit } },

@@ -59,7 +59,7 @@ export async function pack(name, id, params) {
     crumbs(["Datasets", href([])], [name, href(["d", name])], ["Packs", href(["d", name, "packs"])], [`Pack ${detail.pack_id}`]),
     h("div", { class: "heading" }, h("h1", {}, `Pack ${integer(detail.pack_id)}`), neighbours(name, detail, params)),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
-    h("section", { class: "card", "aria-label": "Layout and degrees" }, controls(detail, chosen)),
+    h("section", { class: "card sticky", "aria-label": "Layout and degrees" }, controls(detail, chosen)),
     card("Along the sequence", owned.then((answer) => alongTheSequence(name, detail, answer, params))),
     card("The mask, and who owns it", Promise.all([mask, owned]).then(([picture, answer]) => maskPicture(detail, picture, answer, params))),
     card("Work of each rank", owned.then((answer) => loads(answer))),

@@ -79,7 +79,7 @@ export function maskPicture(detail, picture, answer, params) {
     "div",
     { class: "columns" },
     h("figure", {},
-      h("div", { class: "mask", role: "img", "aria-label": said }, h("span"), strip(true), strip(false), h("div", { class: "square" }, cells)),
+      h("div", { class: "mask", role: "img", "aria-label": said }, h("span"), h("div", {}, strip(true)), h("div", {}, strip(false)), h("div", { class: "square" }, cells)),
       reading(cells, picture),
     ),
     h("div", { class: "view" },
