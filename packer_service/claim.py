@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +64,19 @@ def claimed(folder: Folder, record: Record, progress: Progress) -> Iterator[Clai
         ConfigError: the folder holds something else, or cannot be written.
         FolderInUseError: another job holds it.
     """
-    try:
-        with locked(folder / WORK) as alone:
-            if folder.is_local and not alone:
-                progress.note("this filesystem has no locks: make sure that no other job writes into the folder")
-            yield _claim(folder, record)
-    except FolderInUseError as error:
-        raise FolderInUseError(f"--out {folder.location}: {error}") from None
+    with ExitStack() as stack:
+        try:
+            alone = stack.enter_context(locked(folder / WORK))
+            claim = _claim(folder, record)
+        except FolderInUseError as error:
+            raise FolderInUseError(f"--out {folder.location}: {error}") from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # the folder is right, there is only no room in it
+            raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
+        if folder.is_local and not alone:
+            progress.note("this filesystem has no locks: make sure that no other job writes into the folder")
+        yield claim
 
 
 def _claim(folder: Folder, record: Record) -> Claim:

@@ -40,6 +40,15 @@ def _from_uri(location: str) -> tuple[fs.FileSystem, str]:
     return filesystem, path
 
 
+def without_credentials(location: str) -> str:
+    """A location without the key and secret that a URI can hold before its bucket (``s3://key:secret@bucket``)."""
+    if not is_uri(location):
+        return location
+    scheme, _, rest = location.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
 def join(folder: str, *names: str) -> str:
     """A path or URI below a folder; a URI's query, such as ``?region=eu-west-1``, stays behind the path."""
     path, query = split_query(folder)

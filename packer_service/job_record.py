@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from packer_service.config import PackConfig
+from packer_service.filesystem import without_credentials
 from packer_service.ingest.sources import Fragment
 from schemas.errors import ConfigError
 from schemas.manifest import TokenizerEntry
@@ -20,7 +21,7 @@ def job_record(config: PackConfig, tokenizer: TokenizerEntry, fragments: Sequenc
         "version": VERSION,
         "config": config.model_dump(mode="json"),
         "tokenizer": tokenizer.model_dump(mode="json"),
-        "files": [asdict(file) for file in files],
+        "files": [{**asdict(file), "uri": without_credentials(file.uri)} for file in files],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import uuid
 from collections.abc import Iterator
@@ -112,10 +113,7 @@ class Folder:
         try:
             yield stream
         except BaseException:
-            # closing would complete the upload; an object store forgets an upload that is never completed
-            abort = getattr(stream, "abort", None)
-            if abort is not None:
-                abort()
+            _abandon(stream)
             raise
         stream.close()
 
@@ -136,6 +134,15 @@ class Folder:
         for name in self.names():
             if name.rpartition("/")[2].startswith(TEMPORARY):
                 self.delete(name)
+
+
+def _abandon(stream: Any) -> None:
+    """Never completes an upload.
+
+    pyarrow has no way to abort one, and completes what it has when the stream is collected, also at the process's end.
+    So this one has a reference more than anybody holds, and its last part stays in memory: a failure ends the work.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
 
 
 @contextmanager

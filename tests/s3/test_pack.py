@@ -1,0 +1,150 @@
+"""Packing from and to an object store: the same bytes as on a disk, also after a stop; what fails is never whole."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer_service.cli import main
+from packer_service.config import PackConfig
+from packer_service.job import PlainExecutor, pack
+from packer_service.shards.store import Folder
+
+
+def local_files(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class StoppedError(Exception):
+    """Stands for a kill."""
+
+
+class StoppingExecutor(PlainExecutor):
+    """Stops the job after a number of tasks, and counts those it ran by their functions."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.ran: Counter[str] = Counter()
+
+    def run(self, function: Callable, items: Sequence) -> Iterator[tuple[int, object]]:
+        for index, item in enumerate(items):
+            if not self.left:
+                raise StoppedError
+            self.left -= 1
+            self.ran[function.func.__name__] += 1
+            yield index, function(item)
+
+
+def test_the_command_packs_from_bucket_to_bucket(
+    store: Any, remote_source: str, tiny_dataset: Path, tiny_settings: list[str]
+) -> None:
+    """Fails when a byte depends on where source or dataset lie, or Ray's workers cannot reach the store."""
+    words = [word for setting in tiny_settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "packer_service", "pack", remote_source, "--out", store.uri("command"), *words]
+    done = subprocess.run([*command, "--num-cpus", "2"], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert store.files("command") == local_files(tiny_dataset)
+
+
+def test_a_stopped_job_goes_on(
+    store: Any, remote_source: str, tiny_dataset: Path, tiny_config: PackConfig, progress: object
+) -> None:
+    """Fails when a run into a bucket starts again from nothing, or trusts a shard that was overwritten."""
+    out = store.uri("stopped")
+    with pytest.raises(StoppedError):
+        pack([remote_source], out, tiny_config, StoppingExecutor(2), progress)
+    assert "manifest.json" not in store.names("stopped")
+    first = Folder(out)
+    first.write("shards/preshard-000000.tar", first.read("shards/preshard-000000.tar").swapcase())
+    rest = StoppingExecutor(1000)
+    pack([remote_source], out, tiny_config, rest, progress)
+    assert rest.ran == {"is_kept": 1, "build_and_keep": 2}
+    assert store.files("stopped") == local_files(tiny_dataset)
+    again = pack([remote_source], out, tiny_config, StoppingExecutor(0), progress)
+    assert again.already_done
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(store: Any) -> None:
+    """Fails when an error in the middle of a file makes the part before it an object, as pyarrow does by itself."""
+    folder = Folder(store.uri("given_up"))
+    for size in (10, 12 << 20):  # one put, and several parts
+        with pytest.raises(StoppedError):
+            _write_half(folder, size)
+    gc.collect()
+    assert store.names("given_up") == []
+
+
+def _write_half(folder: Folder, size: int) -> None:
+    with folder.writer(f"{size}.bin") as sink:
+        sink.write(b"x" * size)
+        raise StoppedError
+
+
+GIVES_UP = """
+import sys
+from packer_service.shards.store import Folder
+with Folder(sys.argv[1]).writer("half.bin") as sink:
+    sink.write(b"x" * (12 << 20))
+    sys.exit(3)
+"""
+
+
+def test_an_upload_that_the_end_of_a_process_breaks_off_leaves_nothing(store: Any) -> None:
+    """Fails when what a process has open at its end becomes an object as it is."""
+    done = subprocess.run([sys.executable, "-c", GIVES_UP, store.uri("ended")], timeout=120, check=False)
+    assert done.returncode == 3
+    assert store.names("ended") == []
+
+
+def test_credentials_in_a_uri_are_written_nowhere(
+    store: Any, remote_source: str, tiny_config: PackConfig, progress: object
+) -> None:
+    """Fails when a dataset tells its readers the key that it was packed with, or another key makes another job."""
+    source = remote_source.replace("s3://", "s3://someone:hunter2@")
+    with pytest.raises(StoppedError):
+        pack([source], store.uri("secret"), tiny_config, StoppingExecutor(1), progress)
+    pack([remote_source], store.uri("secret"), tiny_config, PlainExecutor(), progress)
+    run = json.loads(Folder(store.uri("secret")).read("run.json"))
+    assert run["job"]["files"][0]["uri"].startswith("s3://preshard/")
+    assert "hunter2" not in json.dumps(run)
+
+
+def _fails(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1, said
+    return int(stopped.value.code or 0), said
+
+
+def test_a_wrong_bucket_is_one_line(
+    store: Any, tiny_source: Path, remote_source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when a bucket that does not exist ends in a traceback, or a line that does not name it."""
+    nowhere = f"s3://nowhere/folder?{store.query}"
+    status, said = _fails(capsys, "pack", nowhere, "--out", str(tmp_path / "out"))
+    assert (status, said) == (2, f"preshard: SOURCE {nowhere}: no such file or folder")
+    status, said = _fails(capsys, "pack", str(tiny_source), "--out", nowhere)
+    assert status == 2
+    assert said.startswith(f"preshard: --out {nowhere}: cannot be written (")
+    assert "bucket does not exist" in said
+    status, said = _fails(capsys, "verify", nowhere)
+    assert (status, said) == (2, f"preshard: DATASET {nowhere}: no such folder")
+
+
+def test_a_wrong_endpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when a store that does not answer ends in a traceback, or is taken for an empty folder."""
+    nobody = "s3://bucket/folder?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
+    status, said = _fails(capsys, "pack", nobody, "--out", str(tmp_path / "out"))
+    assert status == 2
+    assert said.startswith(f"preshard: SOURCE {nobody}: ")
+    assert "NETWORK_CONNECTION" in said

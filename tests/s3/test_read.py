@@ -1,0 +1,40 @@
+"""A dataset in an object store as its readers see it: the same figures and batches as from a disk."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from packer_service.report import report_dataset
+from packer_service.verify import verify_dataset
+from trainer.data import PackedDataset
+from trainer.loader import make_loader
+
+SPLIT = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
+
+
+def test_it_is_verified_and_reported_as_a_local_one(remote_dataset: str, tiny_dataset: Path, progress: object) -> None:
+    """Fails when verify or report find something else in a bucket than on a disk."""
+    verdicts = [verify_dataset(at, processes=1, progress=progress) for at in (remote_dataset, str(tiny_dataset))]
+    remote, local = ({**verdict.as_json(), "dataset": ""} for verdict in verdicts)
+    assert remote == local
+    assert remote["broken"] == []
+    assert report_dataset(remote_dataset) == report_dataset(str(tiny_dataset))
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_rank_reads_the_same_by_ranges(remote_dataset: str, tiny_dataset: Path, workers: int | None) -> None:
+    """Fails when a rank gets another batch from a bucket, reads more of it, or a worker has no client of its own."""
+    local, remote = (PackedDataset(path, **SPLIT) for path in (tiny_dataset, remote_dataset))
+    expected = list(local)
+    batches = make_loader(remote, workers=workers, device="cpu") if workers else remote
+    n_images = 0
+    for mine, other in zip(expected, islice(batches, len(expected)), strict=True):
+        assert (other.pack_id, other.bytes_read) == (mine.pack_id, mine.bytes_read)
+        for name in ("tokens", "labels", "position_ids", "images"):
+            torch.testing.assert_close(getattr(other, name), getattr(mine, name), rtol=0, atol=0)
+        n_images += len(mine.images)
+    assert n_images
