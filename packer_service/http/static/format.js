@@ -1,6 +1,7 @@
 // Numbers as people read them: thousands separators, units, never more digits than mean something.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const fourDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const integer = (value) => whole.format(value);
@@ -11,14 +12,14 @@ export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%
 export const times = (value) => `${value.toFixed(3)}×`;
 export const plural = (count, one, many = `${one}s`) => `${integer(count)} ${count === 1 ? one : many}`;
 
-function scaled(value, base, units) {
+function scaled(value, base, units, number = tenth) {
   let power = 0;
   while (power < units.length - 1 && Math.abs(value) >= base ** (power + 1)) power += 1;
-  return `${power ? tenth.format(value / base ** power) : integer(value)} ${units[power]}`;
+  return `${power ? number.format(value / base ** power) : integer(value)} ${units[power]}`;
 }
 
 export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-/** A cost in GFLOP. */
-export const flops = (value) => scaled(value, 1000, ["GFLOP", "TFLOP", "PFLOP", "EFLOP"]);
+/** A cost in GFLOP, exact enough to compare packs by it. */
+export const flops = (value) => scaled(value, 1000, ["GFLOP", "TFLOP", "PFLOP", "EFLOP"], fourDigits);
 /** Seconds from the start of a video. */
 export const timestamp = (value) => `${value.toFixed(2)} s`;

@@ -30,7 +30,7 @@ export async function datasets() {
         className: "long",
         value: (entry) => (entry.state === "whole" ? h("a", { href: href(["d", entry.name]) }, entry.name) : entry.name),
       },
-      { label: "State", value: state },
+      { label: "State", className: "long", value: state },
       number("Packs", (entry) => integer(entry.counts.packs)),
       number("Pack length", (entry) => `${integer(entry.seq_len)} tokens`),
       number("Fill", (entry) => percent(entry.fill)),

@@ -51,7 +51,7 @@ function padding(detail) {
     rows,
     columns: [
       { label: "Cause", head: true, value: ([cause]) => cause.replace("_", " ") },
-      { label: "Meaning", value: ([cause]) => PADDING[cause] ?? "" },
+      { label: "Meaning", className: "long", value: ([cause]) => PADDING[cause] ?? "" },
       { label: "Tokens", number: true, value: ([, count]) => integer(count) },
       { label: "Of all", number: true, value: ([, count]) => percent(count / all, 2) },
     ],
