@@ -1,8 +1,8 @@
 # ruff: noqa: N803 (shape suffixes)
 """Gathering keys and values along the ring axis, all or only those that are needed, and the way back of gradients.
 
-Shapes: R ring ranks, K key heads, L tokens of a slice, T gathered tokens, D head_dim; kv_2KLD holds keys, then values.
-Messages have tokens first: x_L2KD.
+Shapes: R ring ranks, K key heads, L tokens of a slice, T gathered tokens, D head_dim. A message has tokens first, each
+with its key and its value: x_L2KD.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trainer.attention.mask import MaskTensors
 from trainer.mesh import ContextParallel
 
 Exchange = Literal["all", "needed"]
+KeysAndValues = tuple[Tensor, Tensor]
 
 
 class KeyExchange(Protocol):
@@ -32,12 +33,12 @@ class KeyExchange(Protocol):
         """Natural positions of the gathered tokens."""
         ...
 
-    def gather(self, kv_2KLD: Float[Tensor, "2 K L D"]) -> Float[Tensor, "2 K T D"]:
-        """The keys and values of all ranks that this one gets."""
+    def gather(self, k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"]) -> KeysAndValues:
+        """The keys and values of all ranks that this one gets, ``[K, T, D]``."""
         ...
 
-    def give_back(self, dkv_2KTD: Float[Tensor, "2 K T D"]) -> Float[Tensor, "2 K L D"]:
-        """Sums of what all ranks have for this rank's tokens, added in rank order so that they never differ."""
+    def give_back(self, dk_KTD: Float[Tensor, "K T D"], dv_KTD: Float[Tensor, "K T D"]) -> KeysAndValues:
+        """Sums ``[K, L, D]`` of all ranks' gradients of this rank's tokens, in rank order so that they never differ."""
         ...
 
 
@@ -51,7 +52,7 @@ def plan_exchange(
     """
     slices = [slice_positions(layout.runs, rank) for rank in range(cp.ring_degree)]
     if cp.ring_group is None:
-        return _NoExchange(positions=slices[cp.ring_rank])
+        return NoExchange(positions=slices[cp.ring_rank])
     if exchange == "all":
         return _AllExchange(positions=np.concatenate(slices), degree=cp.ring_degree, group=cp.ring_group)
     seq_len = mask.seq_len
@@ -73,16 +74,16 @@ def plan_exchange(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _NoExchange:
-    """A ring of one rank."""
+class NoExchange:
+    """A ring of one rank: every key is at hand."""
 
     positions: Int64[np.ndarray, "T"]
 
-    def gather(self, kv_2KLD: Tensor) -> Tensor:
-        return kv_2KLD
+    def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
+        return k_KLD, v_KLD
 
-    def give_back(self, dkv_2KTD: Tensor) -> Tensor:
-        return dkv_2KTD
+    def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:
+        return dk_KTD, dv_KTD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,20 +94,20 @@ class _AllExchange:
     degree: int
     group: dist.ProcessGroup
 
-    def gather(self, kv_2KLD: Tensor) -> Tensor:
-        sent = _tokens_first(kv_2KLD)
+    def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
+        sent = _message(k_KLD, v_KLD)
         received = sent.new_empty(self.degree * len(sent), *sent.shape[1:])
         dist.all_gather_single(received, sent, group=self.group)
-        return _tokens_third(received)
+        return _opened(received)
 
-    def give_back(self, dkv_2KTD: Tensor) -> Tensor:
-        sent = _tokens_first(dkv_2KTD)
+    def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:
+        sent = _message(dk_KTD, dv_KTD)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
         first, *others = received.chunk(self.degree)
         for other in others:
             first += other
-        return _tokens_third(first)
+        return _opened(first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,31 +123,31 @@ class _NeededExchange:
     slice_len: int
     group: dist.ProcessGroup
 
-    def gather(self, kv_2KLD: Tensor) -> Tensor:
-        tokens = _tokens_first(kv_2KLD)
+    def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
+        tokens = _message(k_KLD, v_KLD)
         sent = tokens.index_select(0, torch.cat(self.sent))
         received = tokens.new_empty(sum(self.received_sizes), *tokens.shape[1:])
         dist.all_to_all_single(received, sent, list(self.received_sizes), self._sent_sizes, group=self.group)
-        return _tokens_third(received)
+        return _opened(received)
 
-    def give_back(self, dkv_2KTD: Tensor) -> Tensor:
-        sent = _tokens_first(dkv_2KTD)
+    def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:
+        sent = _message(dk_KTD, dv_KTD)
         received = sent.new_empty(sum(self._sent_sizes), *sent.shape[1:])
         dist.all_to_all_single(received, sent, self._sent_sizes, list(self.received_sizes), group=self.group)
         total = sent.new_zeros(self.slice_len, *sent.shape[1:])
         for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
             # A rank names each token once, so the order of additions is that of the ranks.
             total.index_add_(0, index, part)
-        return _tokens_third(total)
+        return _opened(total)
 
     @property
     def _sent_sizes(self) -> list[int]:
         return [len(index) for index in self.sent]
 
 
-def _tokens_first(x_2KLD: Tensor) -> Float[Tensor, "L 2 K D"]:
-    return x_2KLD.permute(2, 0, 1, 3).contiguous()
+def _message(k_KLD: Tensor, v_KLD: Tensor) -> Float[Tensor, "L 2 K D"]:
+    return torch.stack([k_KLD.transpose(0, 1), v_KLD.transpose(0, 1)], dim=1)
 
 
-def _tokens_third(x_L2KD: Tensor) -> Float[Tensor, "2 K L D"]:
-    return x_L2KD.permute(1, 2, 0, 3)
+def _opened(x_L2KD: Tensor) -> KeysAndValues:
+    return x_L2KD[:, 0].transpose(0, 1), x_L2KD[:, 1].transpose(0, 1)

@@ -1,7 +1,7 @@
 # ruff: noqa: N803 (shape suffixes)
 """Attention that first gathers keys and values along the ring axis, by a collective, and then computes in one go.
 
-Shapes: H query heads, K key heads, L tokens of a slice, T gathered tokens, D head_dim; kv_2KLD holds keys, then values.
+Shapes: H query heads, K key heads, L tokens of a slice, T gathered tokens, D head_dim.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from schemas.layout import TokenLayout, slice_positions
 from trainer.attention.exchange import Exchange, KeyExchange, plan_exchange
 from trainer.attention.heads import gather_heads, scatter_heads
 from trainer.attention.kernels import Kernel, Prepared, kernel_for
 from trainer.attention.mask import MaskTensors
+from trainer.attention.merge import accumulation_dtype, nothing_seen
 from trainer.mesh import ContextParallel
 
 
@@ -73,17 +75,22 @@ def gather_attention(
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan) -> Tensor:
-        all_k, all_v = plan.exchange.gather(torch.stack([k, v]))
-        out, lse = plan.kernel.forward(q, all_k, all_v, plan.gathered)
+        keys = plan.exchange.gather(k, v)
+        out, lse = nothing_seen(q) if plan.gathered.empty else plan.kernel.forward(q, *keys, plan.gathered)
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.plan = plan
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         plan: GatherPlan = ctx.plan
-        all_k, all_v = plan.exchange.gather(torch.stack([k, v]))
-        dq, *dkv = plan.kernel.backward(grads[0].contiguous(), q, all_k, all_v, out, lse, plan.gathered)
-        dk, dv = plan.exchange.give_back(torch.stack(dkv))
+        keys = plan.exchange.gather(k, v)
+        if plan.gathered.empty:
+            dq, dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(q.dtype)) for x in (q, *keys))
+        else:
+            dq, dk, dv = plan.kernel.backward(grads[0].contiguous(), q, *keys, out, lse, plan.gathered)
+        dk, dv = plan.exchange.give_back(dk, dv)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class _TokensToHeads(torch.autograd.Function):
@@ -24,6 +25,7 @@ class _TokensToHeads(torch.autograd.Function):
         return _tokens_to_heads(x, degree, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _heads_to_tokens(grads[0], ctx.degree, ctx.group), None, None
 
@@ -37,6 +39,7 @@ class _HeadsToTokens(torch.autograd.Function):
         return _heads_to_tokens(x, degree, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _tokens_to_heads(grads[0], ctx.degree, ctx.group), None, None
 

@@ -17,6 +17,12 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def nothing_seen(q_HQD: Float[Tensor, "H Q D"]) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+    """Output and lse of rows without a key, in the accumulation dtype."""
+    dtype = accumulation_dtype(q_HQD.dtype)
+    return torch.zeros_like(q_HQD, dtype=dtype), q_HQD.new_full(q_HQD.shape[:2], -torch.inf, dtype=dtype)
+
+
 def merge(
     out_HQD: Float[Tensor, "H Q D"],
     lse_HQ: Float[Tensor, "H Q"],

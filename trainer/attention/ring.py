@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from schemas.layout import TokenLayout, slice_positions
 from trainer.attention.heads import gather_heads, scatter_heads
 from trainer.attention.kernels import Kernel, Prepared, kernel_for
 from trainer.attention.mask import MaskTensors
-from trainer.attention.merge import accumulation_dtype, merge
+from trainer.attention.merge import accumulation_dtype, merge, nothing_seen
 from trainer.mesh import ContextParallel
 
 _KV_TAG, _GRADIENT_TAG = 1, 2
@@ -50,8 +51,8 @@ def ring_attention(
     In step t a rank holds the keys of ring rank ``rank - t``, and the next rank's are on their way while it computes.
     A step in which it sees nothing costs no computing. With an axis ulysses the heads are dealt along it first.
 
-    Gradients of keys and values travel with them, one step behind, and are at home after as many hops as ranks: no rank
-    ever holds more than two slices of keys.
+    In the backward keys and values go round again, and their gradients one step behind them: begun by the first rank
+    that is not their owner, at home after as many hops. No rank ever holds more than two slices of keys.
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
@@ -69,6 +70,7 @@ class _Ring(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dkv = _backward(grads[0].contiguous(), q, torch.stack([k, v]), out, lse, ctx.plan)
@@ -77,15 +79,13 @@ class _Ring(torch.autograd.Function):
 
 def _forward(q: Tensor, kv_2KLD: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over all steps, in the accumulation dtype."""
-    dtype = accumulation_dtype(q.dtype)
-    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    lse = torch.full(q.shape[:2], -torch.inf, dtype=dtype, device=q.device)
+    out, lse = nothing_seen(q)
     seen = False
     for step, prepared in enumerate(plan.steps):
         coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
         if not prepared.empty:
             more, more_lse = plan.kernel.forward(q, kv_2KLD[0], kv_2KLD[1], prepared)
-            out, lse = merge(out, lse, more.to(dtype), more_lse) if seen else (more.to(dtype), more_lse)
+            out, lse = merge(out, lse, more.to(out.dtype), more_lse) if seen else (more.to(out.dtype), more_lse)
             seen = True
         if coming is not None:
             kv_2KLD = coming.wait()
@@ -97,8 +97,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q, and of this rank's own keys and values, in the accumulation dtype."""
     dtype = accumulation_dtype(q.dtype)
-    dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    dkv_2KLD = torch.zeros(kv_2KLD.shape, dtype=dtype, device=q.device)
+    dq = torch.zeros_like(q, dtype=dtype)
+    own_2KLD = torch.zeros_like(kv_2KLD, dtype=dtype)
     behind: _Hop | None = None
     for step, prepared in enumerate(plan.steps):
         coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
@@ -106,16 +106,15 @@ def _backward(
         if not prepared.empty:
             grads = plan.kernel.backward(dout, q, kv_2KLD[0], kv_2KLD[1], out, lse, prepared)
             dq += grads[0]
-        if behind is not None:
-            dkv_2KLD = behind.wait()
+        dkv_2KLD = own_2KLD if step == 0 else behind.wait() if behind is not None else torch.zeros_like(own_2KLD)
         if grads is not None:
             dkv_2KLD[0] += grads[1]
             dkv_2KLD[1] += grads[2]
         if coming is not None:
             kv_2KLD = coming.wait()
-        if len(plan.steps) > 1:
+        if step > 0:
             behind = _Hop(dkv_2KLD, plan.cp, _GRADIENT_TAG)
-    return dq, behind.wait() if behind is not None else dkv_2KLD
+    return dq, own_2KLD + behind.wait() if behind is not None else own_2KLD
 
 
 class _Hop:

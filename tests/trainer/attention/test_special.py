@@ -130,6 +130,66 @@ def test_layers_share_what_is_bound(
     assert all(bool(grad.abs().sum() > 0) for grad in kept)
 
 
+def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> dict[str, bool]:
+    """What a model may do with what is bound, beside the plain forward and backward."""
+    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 8, **options)
+    tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
+    rng = torch.Generator().manual_seed(mesh.cp.cp_rank)
+    sizes = (fields["heads"], fields["kv_heads"], fields["kv_heads"], fields["heads"])
+    q, k, v, dout = (torch.randn(tokens, n, 8, generator=rng, dtype=torch.float64) for n in sizes)
+    strided = [x.transpose(0, 1) for x in (q, k, v)]
+    plain = [x.contiguous().requires_grad_() for x in strided]
+    out = attend(*plain)
+    wanted = torch.autograd.grad(out, plain, dout.transpose(0, 1).contiguous())
+    with torch.no_grad():
+        silent = attend(*plain)
+    only_k = strided[1].clone().requires_grad_()
+    (dk,) = torch.autograd.grad(attend(strided[0], only_k, strided[2]), only_k, dout.transpose(0, 1))
+    told = ""
+    (dq,) = torch.autograd.grad(attend(*plain).square().sum(), plain[:1], create_graph=True)
+    try:
+        dq.sum().backward()
+    except RuntimeError as error:
+        told = str(error)
+    return {
+        "strided inputs": torch.equal(attend(*strided), out),
+        "no_grad": torch.equal(silent, out) and not silent.requires_grad,
+        "a gradient of k alone, of a strided output's": torch.equal(dk, wanted[1]),
+        "a second derivative is refused": "once_differentiable" in told,
+    }
+
+
+@pytest.mark.parametrize(("kind", "options"), CALLS)
+def test_odd_uses(
+    kind: str, options: dict[str, Any], make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
+) -> None:
+    # A view that a collective takes for its storage; a second derivative that is silently zero.
+    mask = make_mask(text(60, 100, -32))
+    case = make_case(mask=mask, layout=make_layout(mask, "random", 2), ulysses=2)
+    for good in gloo_pool.run(odd_uses, vars(case), kind, options, ulysses=2, ring=2):
+        assert all(good.values()), good
+
+
+def test_eight_ranks_of_which_most_see_nothing(
+    make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
+) -> None:
+    # One query head, wide heads, and five ranks that get no key: nothing is computed there, and all is passed on.
+    mask = make_mask(text(-20, 24, -76, 8))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 8), heads=1, kv_heads=1, head_dim=300)
+    assert sum(bool((mask.doc_ids[rows] >= 0).any()) for rows in case.slices()) == 3
+    for ours in attend(case, CALLS[:3]):
+        assert_same(ours, expected(case))
+
+
+def test_a_pack_of_one_token(make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any) -> None:
+    # Tiles of one by one; the output is the value.
+    mask = make_mask(text(1))
+    layout = make_layout(mask, "random", 1)
+    case = make_case(mask=mask, layout=layout, heads=2, kv_heads=1)
+    for ours in attend(case, CALLS):
+        torch.testing.assert_close(ours[0], case.inputs()[2].expand(2, 1, -1))
+
+
 def test_what_cannot_be_bound_is_told(make_mask: Any, make_layout: Any) -> None:
     mask = make_mask(text(64))
     layout, tensors = make_layout(mask, "contiguous", 2), MaskTensors.from_arrays(mask)

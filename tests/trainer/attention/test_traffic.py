@@ -80,9 +80,7 @@ def test_bytes_of_each_kind(sent: Any) -> None:
     queries = HEADS * HEAD_DIM * TOKENS
     ring = 4
     slice_of_keys = keys // ring
-    assert (
-        sent("ring", 1, ring) == [(2 * (ring - 1) * slice_of_keys, (2 * (ring - 1) + 4 * ring) * slice_of_keys)] * ring
-    )
+    assert sent("ring", 1, ring) == [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
     assert (
         sent("gather", 1, ring, exchange="all")
         == [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
@@ -99,7 +97,7 @@ def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
     # Each of the two ranks at a place of the ring sends its own key head's part.
     keys, queries = 2 * KV_HEADS * HEAD_DIM * TOKENS, HEADS * HEAD_DIM * TOKENS
     heads = 2 * (2 * queries + keys) // 4 // 2
-    assert sent("hybrid", 2, 2) == [(heads + 2 * keys // 4, heads + (2 + 2 * 4) * keys // 4)] * 4
+    assert sent("hybrid", 2, 2) == [(heads + 2 * keys // 4, heads + (2 + 4) * keys // 4)] * 4
 
 
 @pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced_ring", "balanced_gather", "random"])

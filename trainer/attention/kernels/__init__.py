@@ -26,7 +26,7 @@ class Prepared(Protocol):
 
 
 class Kernel(Protocol):
-    """A way to compute attention. ``prepared`` is what its own ``prepare`` made."""
+    """A way to compute attention. ``prepared`` is what its own ``prepare`` made, and never ``empty``."""
 
     def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> Prepared:
         """What can be known of these queries and keys before their values."""

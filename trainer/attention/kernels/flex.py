@@ -23,6 +23,9 @@ from trainer.attention.mask import MaskedTokens, visible
 from trainer.attention.merge import accumulation_dtype
 from trainer.attention.tiles import Tiles, list_tiles
 
+# Otherwise slices of less than 128 tokens would go to another kernel, made for decoding.
+_OPTIONS = {"BACKEND": "TRITON"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlexTiles:
@@ -60,6 +63,7 @@ class Flex:
         out, aux = _attention(self.compiled)(
             q_HQD[None], k_KTD[None], v_KTD[None],
             block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), return_aux=AuxRequest(lse=True),
+            kernel_options=_OPTIONS,
         )  # fmt: skip
         return out[0], aux.lse[0].to(accumulation_dtype(q_HQD.dtype))
 
