@@ -205,6 +205,30 @@ def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
     _print_report(report_dataset(dataset, dp_sizes), as_json)
 
 
+@cli.command()
+@click.argument("root")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 for any free one."
+)
+@click.option(
+    "--tokenizer",
+    "tokenizers",
+    multiple=True,
+    metavar="FILE",
+    help="A tokenizer.json to spell tokens with; repeatable.",
+)
+@click.option("--cache-mib", default=512, show_default=True, type=click.IntRange(0), help="Memory for what was read.")
+def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int) -> None:
+    """Shows every dataset below ROOT in a browser and over REST, read-only.
+
+    With PRESHARD_TOKEN set, data is given only to those who send it as bearer token.
+    """
+    from packer_service.http.serve import serve_folder
+
+    serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
+
+
 def _print_report(figures: dict[str, Any], as_json: bool) -> None:
     from packer_service.report import print_report
 

@@ -1,0 +1,74 @@
+"""Folders below the root, of which nothing is opened that lies elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from packer_service.shards.store import Folder
+
+
+class OutsideError(OSError):
+    """A link leads out of the root."""
+
+
+class Inside:
+    """A folder at a path below the root. Paths come from listing the root, and never from a request.
+
+    On a local disk every path is resolved before anything is opened: a link may lead to any place below the root and to
+    none outside. An object store has no links.
+    """
+
+    def __init__(self, root: str, path: str = "") -> None:
+        self._top = Folder(root)
+        self.path = path
+        self._folder = self._top / path if path else self._top
+        self._limit = Path(self._top.path("")).resolve() if self._top.is_local else None
+
+    @property
+    def is_local(self) -> bool:
+        return self._limit is not None
+
+    def child(self, name: str) -> Inside:
+        return Inside(self._top.location, f"{self.path}/{name}" if self.path else name)
+
+    def is_within(self, name: str = "") -> bool:
+        """Whether a file, or the folder itself, lies below the root once links are followed."""
+        if self._limit is None:
+            return True
+        try:
+            return Path(self._folder.path(name)).resolve().is_relative_to(self._limit)
+        except (OSError, RuntimeError, ValueError):  # links in a circle, names that no file can have
+            return False
+
+    def entries(self) -> dict[str, bool]:
+        return self._folder.entries() if self.is_within() else {}
+
+    def stamp(self, name: str = "") -> tuple[int, int] | None:
+        return self._folder.stamp(name) if self.is_within(name) else None
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """Bytes of the files directly in a folder of this one."""
+        if not self.is_within(name):
+            return {}
+        return {entry: size for entry, size in (self._folder / name).sizes().items() if "/" not in entry}
+
+    def read(self, name: str) -> bytes:
+        with self.open(name) as file:
+            data: bytes = file.read()
+        return data
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """A file for reading at any place.
+
+        Raises:
+            OutsideError: a link leads out of the root.
+            FileNotFoundError: no such file.
+        """
+        if not self.is_within(name):
+            raise OutsideError(f"{name} lies outside of what is served")
+        with self._folder.open(name) as file:
+            yield file

@@ -1,0 +1,104 @@
+"""Every answer that is no success: problem details, RFC 9457."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from packer_service.http.models.common import Problem
+
+MEDIA_TYPE = "application/problem+json"
+_MOST_ERRORS = 5
+
+
+class ProblemError(Exception):
+    """Ends a request with a problem.
+
+    Args:
+        status: HTTP status.
+        kind: slug of the problem's type.
+        title: the kind of problem in a few words.
+        detail: what was wrong with this request, and what is legal. Never a path outside the root.
+        headers: further headers of the answer.
+    """
+
+    def __init__(self, status: int, kind: str, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.title = title
+        self.detail = detail
+        self.headers = headers or {}
+
+
+def not_found(what: str, detail: str) -> ProblemError:
+    return ProblemError(404, "not-found", f"No such {what}", detail)
+
+
+def not_legal(detail: str) -> ProblemError:
+    """A parameter that is well formed and means nothing here."""
+    return ProblemError(422, "invalid-request", "Invalid request", detail)
+
+
+def damaged(name: str, reason: str) -> ProblemError:
+    """A dataset whose files are not what its manifest says."""
+    return ProblemError(409, "dataset-damaged", "Dataset damaged", f"{name}: {reason}")
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line. The system's errors are told without their paths."""
+    if isinstance(error, OSError):
+        return f"a file cannot be read ({error.strerror or type(error).__name__})"
+    return " ".join(str(error).split())[:300]
+
+
+def problem_response(scope: Any, problem: ProblemError) -> JSONResponse:
+    """The answer that tells a problem."""
+    body = Problem(
+        type=f"urn:preshard:problem:{problem.kind}",
+        title=problem.title,
+        status=problem.status,
+        detail=problem.detail,
+        instance=scope.get("path", ""),
+        request_id=scope.get("request_id", ""),
+    )
+    headers = {"Cache-Control": "no-store", **problem.headers}
+    return JSONResponse(body.model_dump(), problem.status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Makes the application tell its own errors and those of its framework as problems."""
+
+    @app.exception_handler(ProblemError)
+    async def told(request: Request, error: ProblemError) -> JSONResponse:
+        return problem_response(request.scope, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return problem_response(request.scope, not_legal(_sentences(error)))
+
+    @app.exception_handler(HTTPException)
+    async def of_framework(request: Request, error: HTTPException) -> JSONResponse:
+        phrase = HTTPStatus(error.status_code).phrase
+        detail = {404: "There is nothing under this path.", 405: "This path does not take this method."}
+        problem = ProblemError(
+            error.status_code,
+            phrase.lower().replace(" ", "-"),
+            phrase,
+            detail.get(error.status_code, str(error.detail)),
+            dict(error.headers or {}),
+        )
+        return problem_response(request.scope, problem)
+
+
+def _sentences(error: RequestValidationError) -> str:
+    """The first few faults, each with where it lies; values are not repeated, they may be long."""
+    faults = error.errors()
+    told = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"[:300] for fault in faults[:_MOST_ERRORS]]
+    more = f"; and {len(faults) - _MOST_ERRORS} more" if len(faults) > _MOST_ERRORS else ""
+    return "; ".join(told) + more

@@ -1,0 +1,172 @@
+"""The datasets below the root, and one of them as a whole."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from fastapi import APIRouter, Request
+
+from packer_service.figures import count_by, loss_figures, plan_figures, truncated_by_source
+from packer_service.http.catalog import Served as Found
+from packer_service.http.dataset import Dataset
+from packer_service.http.figures import doubling_histogram, histogram
+from packer_service.http.models.datasets import (
+    DatasetDetail,
+    DatasetEntry,
+    DatasetPage,
+    Histograms,
+    SourceTotals,
+)
+from packer_service.http.serving import DatasetRoute, Paged, Served, service_of
+from packer_service.http.unfinished import Unfinished
+from schemas.manifest import RUN
+from schemas.pack import Plan
+
+listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
+
+
+@listing.get("", summary="Every dataset below the root")
+def datasets(request: Request, part: Paged) -> DatasetPage:
+    """Whole, unfinished and damaged ones, by name. New and changed ones appear by themselves."""
+    catalog = service_of(request).catalog
+    found = list(catalog.look().values())
+    entries = [_entry(each) for each in found[part.wanted]]
+    return DatasetPage(items=entries, complete=catalog.complete, **part.fields(len(found)))
+
+
+def _entry(found: Found) -> DatasetEntry:
+    if isinstance(found, Unfinished):
+        return _entry_of(
+            found.name,
+            state="unfinished",
+            reason=found.reason,
+            shards_done=found.shards_done,
+            shards_total=found.shards_total,
+            bytes=found.bytes,
+        )
+    if not isinstance(found, Dataset):
+        return _entry_of(found.name, state="damaged", reason=found.reason)
+    counts, manifest = found.manifest.counts, found.manifest
+    changed = (found.stamps[0] or (0, 0))[1] / 1e9
+    return _entry_of(
+        found.name,
+        state="whole" if found.broken is None else "damaged",
+        reason=found.broken,
+        dataset_id=manifest.dataset_id,
+        counts=counts,
+        seq_len=found.config.seq_len,
+        fill=counts.tokens / (counts.packs * found.config.seq_len) if counts.packs else 0.0,
+        shards_done=len(manifest.shards),
+        shards_total=len(manifest.shards),
+        bytes=found.shard_bytes,
+        changed=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds") if changed else None,
+    )
+
+
+def _entry_of(name: str, **known: Any) -> DatasetEntry:
+    unknown = dict.fromkeys(("reason", "dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
+    return DatasetEntry(**{"name": name, "shards_done": 0, "bytes": 0, **unknown, **known})
+
+
+@router.get("", summary="One dataset: fill, losses, steps, sizes")
+def dataset(dataset: Served) -> DatasetDetail:
+    """The figures of `preshard report --json`, with histograms and each source's totals. Balance has its own path."""
+    config, manifest = dataset.config, dataset.manifest
+    documents = _table(dataset, "documents.parquet", ["source", "n_images", "length", "truncated_tokens", "doc_id"])
+    rejects = _table(dataset, "rejects.parquet", ["source", "code"])
+    lost = loss_figures(rejects, truncated_by_source(documents, "truncated_tokens"))
+    figures = plan_figures(_plan(dataset), documents["n_images"].to_numpy(), config, ())
+    times = _times(dataset)
+    return DatasetDetail(
+        name=dataset.name,
+        dataset_id=manifest.dataset_id,
+        preshard_version=manifest.preshard_version,
+        seq_len=config.seq_len,
+        block_size=config.block_size,
+        shards=len(manifest.shards),
+        bytes=dataset.shard_bytes,
+        counts=manifest.counts,
+        **{name: figures[name] for name in ("fill", "padding", "packs_for_tokens", "packs_for_images")},
+        **{name: figures[name] for name in ("straggler_ratio", "cost_percentiles")},
+        **lost,
+        sources=_sources(documents, rejects),
+        histograms=_histograms(dataset),
+        layouts=list(config.layouts),
+        ring_degrees=sorted(config.ring_degrees),
+        cp_sizes=sorted(config.cp_sizes),
+        files=manifest.sources,
+        tokenizer=manifest.tokenizer,
+        config=manifest.config,
+        seconds={name: value for name, value in times.items() if name.endswith("_seconds")},
+        plan_seconds=times.get("plan_seconds", 0.0),
+    )
+
+
+def _table(dataset: Dataset, name: str, columns: list[str]) -> pa.Table:
+    return pa.table({column: dataset.column(name, column) for column in columns})
+
+
+def _plan(dataset: Dataset) -> Plan:
+    """What was written, as the plan that would have given it."""
+    packs = dataset.numbers("documents.parquet", "pack_id")
+    columns = {name: dataset.numbers("documents.parquet", name) for name in ("start", "length", "aligned_length")}
+    return Plan(
+        seq_len=dataset.config.seq_len,
+        document=np.arange(len(packs)),
+        cost=dataset.numbers("packs.parquet", "cost"),
+        pack_edges=np.searchsorted(packs, np.arange(dataset.n_packs + 1)),
+        **columns,
+    )
+
+
+def _times(dataset: Dataset) -> dict[str, float]:
+    """What run.json says of times: nothing, where it is missing or is not as it should be."""
+    try:
+        run = json.loads(dataset.folder.read(RUN))
+    except (OSError, ValueError):
+        return {}
+    numbers = run.items() if isinstance(run, dict) else ()
+    return {name: float(value) for name, value in numbers if isinstance(value, int | float)}
+
+
+def _sources(documents: pa.Table, rejects: pa.Table) -> list[SourceTotals]:
+    sums = [("length", "sum"), ("n_images", "sum"), ("truncated_tokens", "sum"), ("doc_id", "count_distinct")]
+    packed = {row["source"]: row for row in documents.group_by("source", use_threads=False).aggregate(sums).to_pylist()}
+    codes: dict[str, dict[str, int]] = {}
+    for source, code, number in count_by(rejects, "source", "code"):
+        codes.setdefault(source, {})[code] = number
+    return [
+        SourceTotals(
+            source=source,
+            documents=row.get("doc_id_count_distinct", 0),
+            tokens=row.get("length_sum", 0),
+            images=row.get("n_images_sum", 0),
+            truncated_tokens=row.get("truncated_tokens_sum", 0),
+            rejected=sum(codes.get(source, {}).values()),
+            rejects=codes.get(source, {}),
+        )
+        for source in sorted({*packed, *codes})
+        for row in [packed.get(source, {})]
+    ]
+
+
+def _histograms(dataset: Dataset) -> Histograms:
+    def packs(name: str) -> np.ndarray:
+        return dataset.numbers("packs.parquet", name)
+
+    def documents(name: str) -> np.ndarray:
+        return dataset.numbers("documents.parquet", name)
+
+    return Histograms(
+        document_tokens=doubling_histogram(documents("length"), "tokens"),
+        document_images=doubling_histogram(documents("n_images"), "images"),
+        pack_cost=histogram(packs("cost"), "GFLOP"),
+        pack_tokens=histogram(packs("n_tokens"), "tokens"),
+        pack_images=histogram(packs("n_images"), "images"),
+        pack_documents=histogram(packs("n_documents"), "documents"),
+    )

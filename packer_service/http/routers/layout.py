@@ -1,0 +1,142 @@
+"""Who owns what of a pack, and who does how much, under one layout."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query
+from jaxtyping import Bool, Int64
+
+from packer_service.http.choice import choose
+from packer_service.http.dataset import Dataset
+from packer_service.http.loads import imbalances
+from packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
+from packer_service.http.problems import not_legal
+from packer_service.http.routers.packs import PackId
+from packer_service.http.sample import Sample, read_sample
+from packer_service.http.serving import DatasetRoute, Layout, Ring, Served
+from packer_service.layout.cost import gather_cost, ring_cost
+from packer_service.layout.measures import LayoutMeasures, check_partition, measure_layout
+from schemas.errors import LayoutsInvalid
+from schemas.layout import TILE, TokenLayout, layout_name, rank_positions, slice_positions
+from schemas.sequence import IGNORE_INDEX
+
+router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
+
+Ulysses = Annotated[int, Query(description="Ulysses degree: pieces of each ring rank's slice.", ge=1, le=4096)]
+
+
+@router.get("/{pack_id}/layout", summary="Owners and loads of a pack under one layout")
+def layout(
+    dataset: Served, pack_id: PackId, layout: Layout = None, ring: Ring = None, ulysses: Ulysses = 1
+) -> PackLayout:
+    """Measured from the pack's own mask and stored layout, as `preshard verify` does. CP size is ring x ulysses."""
+    chosen = choose(dataset.config, layout, ring, None)
+    if dataset.config.seq_len // chosen.ring % ulysses:
+        raise not_legal(
+            f"query.ulysses: a slice of {dataset.config.seq_len // chosen.ring} tokens does not divide by {ulysses}"
+        )
+    sample = read_sample(dataset, pack_id)
+    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
+    measured = measure_layout(sample.index, stored)
+    weight = dataset.config.key_weight
+    imbalance = float(imbalances(measured.area[None])[0])
+    floor = measured.tile_floor
+    return PackLayout(
+        pack_id=pack_id,
+        layout=stored.scheme,
+        ring=stored.ring_degree,
+        ulysses=ulysses,
+        cp=stored.ring_degree * ulysses,
+        seq_len=dataset.config.seq_len,
+        block_size=dataset.config.block_size,
+        tile=TILE,
+        runs=[(rank, start, length) for rank, start, length in stored.runs.tolist()],
+        whole_tiles=measured.whole_tiles,
+        tile_floor=floor,
+        gather_path=measured.gather_path,
+        ring_path=measured.ring_path,
+        gather=measured.gather_path / floor if floor else None,
+        ring_multiple=measured.ring_path / floor if floor else None,
+        traffic=measured.kv_traffic,
+        imbalance=None if np.isnan(imbalance) else imbalance,
+        gather_cost=gather_cost(measured.gather_path, int(measured.keys_fetched.max()), weight),
+        ring_cost=ring_cost(measured.ring_path, measured.slice_tokens, stored.ring_degree, weight),
+        tiles=measured.tiles.tolist(),
+        steps=_steps(measured.tiles),
+        ranks=[_ring_rank(sample, stored, measured, rank) for rank in range(stored.ring_degree)],
+        cp_ranks=_cp_ranks(sample, stored, ulysses),
+    )
+
+
+def stored_layout(dataset: Dataset, sample: Sample, layout: str, ring: int) -> TokenLayout:
+    """A layout of a sample that the configuration says it has.
+
+    Raises:
+        ProblemError: 409 it has not, or it is no partition of the pack.
+    """
+    with dataset.reading():
+        found = sample.layouts.get(layout_name(layout, ring))
+        if found is None:
+            raise LayoutsInvalid(sample.where, f"has no {layout_name(layout, ring)}")
+        check_partition(found, dataset.config.seq_len)
+        return found
+
+
+def _steps(tiles: Int64[np.ndarray, "ring ring"]) -> list[RingStep]:
+    ranks = np.arange(len(tiles))
+    steps = []
+    for step in ranks:
+        each = tiles[ranks, (ranks - step) % len(ranks)]
+        steps.append(RingStep(step=int(step), tiles=each.tolist(), most=int(each.max()), slowest=int(each.argmax())))
+    return steps
+
+
+def _ring_rank(sample: Sample, stored: TokenLayout, measured: LayoutMeasures, rank: int) -> RingRank:
+    own = slice_positions(stored.runs, rank)
+    return RingRank(
+        ring_rank=rank,
+        tokens=len(own),
+        padding=int((sample.sequence.doc_ids[own] < 0).sum()),
+        loss_tokens=int((sample.sequence.labels[own] != IGNORE_INDEX).sum()),
+        attention_area=int(measured.area[rank]),
+        tiles=int(measured.tiles[rank].sum()),
+        keys_fetched=int(measured.keys_fetched[rank]),
+        needs=ranges(stored.needs[rank]),
+    )
+
+
+def ranges(flags: Bool[np.ndarray, "blocks"]) -> list[tuple[int, int]]:
+    """Half-open ranges of the true ones."""
+    changes = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return [(int(start), int(end)) for start, end in changes.reshape(-1, 2)]
+
+
+def _cp_ranks(sample: Sample, stored: TokenLayout, ulysses: int) -> list[CpRank]:
+    boundaries = sample.head.image_shard_boundaries.get(str(stored.ring_degree * ulysses))
+    ranks = []
+    for cp_rank in range(stored.ring_degree * ulysses):
+        ring_rank, ulysses_rank = divmod(cp_rank, ulysses)
+        own = rank_positions(stored.runs, ring_rank=ring_rank, ulysses_degree=ulysses, ulysses_rank=ulysses_rank)
+        part = boundaries[str(cp_rank)] if boundaries else None
+        ranks.append(
+            CpRank(
+                cp_rank=cp_rank,
+                ring_rank=ring_rank,
+                ulysses_rank=ulysses_rank,
+                runs=_runs(own),
+                first_image=part["start_image_idx"] if part else None,
+                end_image=part["end_image_idx"] if part else None,
+                pooled_tokens=part["end_pool_idx"] - part["start_pool_idx"] if part else None,
+            )
+        )
+    return ranks
+
+
+def _runs(positions: Int64[np.ndarray, "local"]) -> list[tuple[int, int]]:
+    """Natural ranges (start, length) of positions in slice order."""
+    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+    edges = np.concatenate([[0], breaks, [len(positions)]])
+    return [(int(positions[a]), int(b - a)) for a, b in pairwise(edges) if b > a]

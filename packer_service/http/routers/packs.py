@@ -1,0 +1,200 @@
+"""The packs of a dataset in any order, and one of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import APIRouter, Path, Query
+from jaxtyping import Int64
+
+from packer_service.http.choice import choose
+from packer_service.http.dataset import Dataset
+from packer_service.http.figures import measures
+from packer_service.http.models.balance import Chosen
+from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
+from packer_service.http.problems import not_found, not_legal
+from packer_service.http.sample import Sample, read_sample
+from packer_service.http.serving import Cp, DatasetRoute, Layout, Paged, Ring, Served
+from schemas.codec import sample_key
+from schemas.sequence import IGNORE_INDEX
+
+router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
+
+COLUMNS = (
+    "n_tokens", "n_padding", "n_documents", "n_images", "n_pooled_tokens", "attention_area", "attention_tiles", "cost",
+)  # fmt: skip
+MEASURES = ("attention", "gather", "ring", "traffic", "images", "pooled_tokens")
+SORTS = ("pack_id", *COLUMNS, *MEASURES)
+
+PackId = Annotated[int, Path(description="A pack's number, in step order.", ge=0, lt=2**63, examples=[0])]
+Sort = Annotated[
+    str,
+    Query(
+        description=f"One of {', '.join(SORTS)}; `-` before it for the largest first.",
+        max_length=64,
+        examples=["-cost"],
+    ),
+]
+
+
+@router.get("", summary="Packs in any order, such as the worst first")
+def packs(
+    dataset: Served,
+    part: Paged,
+    sort: Sort = "pack_id",
+    layout: Layout = None,
+    ring: Ring = None,
+    cp: Cp = None,
+    shard: Annotated[str | None, Query(description="Only the packs of this shard.", max_length=256)] = None,
+) -> PackPage:
+    """Packs without the measure that they are sorted by come last."""
+    chosen = choose(dataset.config, layout, ring, cp)
+    order = sorted_packs(dataset, sort, chosen)
+    if shard is not None:
+        own = packs_of_shard(dataset, shard)
+        order = order[(order >= own.start) & (order < own.stop)]
+    rows = pack_rows(dataset, order[part.wanted], chosen)
+    return PackPage(items=rows, chosen=chosen, sort=sort, **part.fields(len(order)))
+
+
+def packs_of_shard(dataset: Dataset, shard: str) -> range:
+    """The packs of a shard.
+
+    Raises:
+        ProblemError: 404 there is no such shard.
+    """
+    for entry in dataset.manifest.shards:
+        if entry.name == shard:
+            return range(entry.first_pack, entry.first_pack + entry.packs)
+    last = dataset.manifest.shards[-1].name if dataset.manifest.shards else "none"
+    raise not_found("shard", f"There is no shard {shard!r:.100}; the last one is {last}.")
+
+
+def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen) -> Int64[np.ndarray, "packs"]:
+    """Every pack in the asked order; equal ones by number.
+
+    Raises:
+        ProblemError: 422 nothing is sorted by that.
+    """
+    name, descending = sort.removeprefix("-"), sort.startswith("-")
+    if name not in SORTS:
+        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, with - for descending")
+    if name == "pack_id":
+        every = np.arange(dataset.n_packs)
+        return every[::-1] if descending else every
+    key = ("order", sort, *((chosen.layout, chosen.ring, chosen.cp) if name in MEASURES else ()))
+    return dataset.kept(key, lambda: _order(dataset, name, descending, chosen), lambda order: order.nbytes)
+
+
+def _order(dataset: Dataset, name: str, descending: bool, chosen: Chosen) -> Int64[np.ndarray, "packs"]:
+    values = measures(dataset, chosen)[name] if name in MEASURES else dataset.numbers("packs.parquet", name)
+    ordered: Int64[np.ndarray, "packs"] = np.argsort(-values if descending else values, kind="stable")
+    return ordered
+
+
+def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
+    """Rows of some packs with their measures."""
+    columns = {name: dataset.numbers("packs.parquet", name)[wanted].tolist() for name in COLUMNS}
+    measured = {name: values[wanted] for name, values in measures(dataset, chosen).items()}
+    columns |= {name: [None if np.isnan(v) else float(v) for v in values] for name, values in measured.items()}
+    each, seq_len = dataset.config.packs_per_shard, dataset.config.seq_len
+    rows = []
+    for row, pack_id in enumerate(wanted.tolist()):
+        values: dict[str, Any] = {name: column[row] for name, column in columns.items()}
+        rows.append(
+            PackRow(
+                pack_id=pack_id,
+                key=sample_key(pack_id),
+                shard=dataset.manifest.shards[pack_id // each].name,
+                index_in_shard=pack_id % each,
+                fill=values["n_tokens"] / seq_len,
+                **values,
+            )
+        )
+    return rows
+
+
+@router.get("/{pack_id}", summary="One pack: its documents, images and boundaries")
+def pack(dataset: Served, pack_id: PackId) -> PackDetail:
+    """What the head of the pack's sample says, and its row of the table."""
+    sample = read_sample(dataset, pack_id)
+    config, place = dataset.config, sample.place
+    return PackDetail(
+        pack_id=pack_id,
+        key=place.key,
+        shard=place.shard,
+        index_in_shard=place.index_in_shard,
+        offset=place.offset,
+        header_size=place.header_size,
+        size=place.size,
+        seq_len=config.seq_len,
+        loss_tokens=int((sample.sequence.labels != IGNORE_INDEX).sum()),
+        **{name: dataset.numbers("packs.parquet", name)[pack_id].item() for name in COLUMNS},
+        documents=_documents(sample),
+        images=_images(dataset, sample),
+        boundaries={size: _boundaries(ranks) for size, ranks in sample.head.image_shard_boundaries.items()},
+        layouts=list(config.layouts),
+        ring_degrees=sorted(config.ring_degrees),
+        cp_sizes=sorted(config.cp_sizes),
+        previous=pack_id - 1 if pack_id else None,
+        next=pack_id + 1 if pack_id + 1 < dataset.n_packs else None,
+    )
+
+
+def _documents(sample: Sample) -> list[DocumentInPack]:
+    areas = sample.document_areas()
+    branches = sample.sequence.branch_ids
+    return [
+        DocumentInPack(
+            number=number,
+            **span.model_dump(),
+            branches=int(branches[span.start : span.start + span.length].max(initial=0)),
+            attention_area=int(areas[number]),
+        )
+        for number, span in enumerate(sample.head.documents)
+    ]
+
+
+def image_tokens(sample: Sample) -> list[tuple[int, int]]:
+    """For each crop the first token that one of its pooled rows fills, and the one behind the last."""
+    filled = np.flatnonzero(sample.sequence.pool_ids >= 0)
+    crops, pooled = (
+        np.diff(bounds, prepend=0) for bounds in (sample.head.cum_image_bounds, sample.head.cum_token_pooling_bounds)
+    )
+    each = np.repeat(pooled // np.maximum(crops, 1), crops)  # crops of a unit have equally many rows
+    ends = np.cumsum(each)
+    return [(int(filled[end - n]), int(filled[end - 1]) + 1) for n, end in zip(each, ends, strict=True)]
+
+
+def _images(dataset: Dataset, sample: Sample) -> list[ImageInPack]:
+    base = f"/v1/datasets/{quote(dataset.name, safe=':~')}/packs/{sample.place.pack_id}/images"
+    return [
+        ImageInPack(
+            index=index,
+            url=f"{base}/{index}",
+            doc_id=image.doc_id,
+            unit=image.unit,
+            width=image.width,
+            height=image.height,
+            timestamp=image.timestamp,
+            bytes=image.size,
+            start=start,
+            end=end,
+        )
+        for index, (image, (start, end)) in enumerate(zip(sample.head.images, image_tokens(sample), strict=True))
+    ]
+
+
+def _boundaries(ranks: dict[str, Any]) -> list[RankBoundary]:
+    return [
+        RankBoundary(
+            rank=int(rank),
+            start_image=part["start_image_idx"],
+            end_image=part["end_image_idx"],
+            start_pooled=part["start_pool_idx"],
+            end_pooled=part["end_pool_idx"],
+        )
+        for rank, part in ranks.items()
+    ]
