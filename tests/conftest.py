@@ -162,6 +162,23 @@ def ray_session() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.fixture(scope="session")
+def demo_dataset(
+    tmp_path_factory: pytest.TempPathFactory,
+    demo: tuple[Path, dict[str, int], list[str]],
+    ray_session: None,
+    progress: Silent,
+) -> Path:
+    """The demo source packed on Ray as `make demo` does it. Read only: copy it before changing anything."""
+    from packer_service.job import pack
+    from packer_service.pipeline import ray_cluster
+
+    out = tmp_path_factory.mktemp("demo") / "dataset"
+    with ray_cluster(None, None) as executor:
+        pack([str(demo[0])], str(out), PackConfig(packs_per_shard=4), executor, progress)
+    return out
+
+
 class GlooPool:
     """Long-lived processes, each a rank with one thread, so that a distributed example costs no process start."""
 

@@ -7,24 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
-from packer_service.cli import ConsoleProgress
-from packer_service.config import PackConfig
-from packer_service.job import pack
-from packer_service.pipeline import ray_cluster
 from packer_service.report import report_dataset
 from packer_service.verify import verify_dataset
-
-
-@pytest.fixture(scope="module")
-def demo_dataset(
-    tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, dict[str, int], list[str]], ray_session: None
-) -> Path:
-    out = tmp_path_factory.mktemp("demo") / "dataset"
-    with ray_cluster(None, None) as executor:
-        pack([str(demo[0])], str(out), PackConfig(packs_per_shard=4), executor, ConsoleProgress())
-    return out
 
 
 def test_every_document_is_where_it_should_be(demo: tuple[Path, dict[str, int], list[str]], demo_dataset: Path) -> None:
