@@ -15,7 +15,6 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -78,12 +77,16 @@ def plan_part(documents: int, seed: int, *, mixture: str) -> Planned:
     )
 
 
+def _plan_numbered(part: tuple[int, int], *, mixture: str) -> Planned:
+    seed, documents = part
+    return plan_part(documents, seed, mixture=mixture)
+
+
 def plan_all(documents: int, partition: int, mixture: str, processes: int) -> Iterator[Planned]:
     """Partitions in processes that end after some, so that memory is what a few in a row leave."""
     sizes = [min(partition, documents - at) for at in range(0, documents, partition)]
-    context = get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=10) as pool:
-        yield from pool.map(partial(plan_part, mixture=mixture), sizes, range(len(sizes)))
+    with get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
+        yield from pool.imap(partial(_plan_numbered, mixture=mixture), list(enumerate(sizes)))
 
 
 def bound(parts: list[Planned]) -> int:
