@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.errors import ConfigError
-from schemas.sequence import MaskArrays
+from schemas.sequence import MaskArrays, dense_mask
 from trainer.attention import MaskTensors, reference_attention
 from trainer.attention.kernels import Kernel, kernel_for
 from trainer.attention.kernels.dense import Dense
@@ -67,7 +68,7 @@ def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
     # The merge, the backward by the merged log-sum-exp, and for the dense kernel the one from a forward.
     met = {"a row sees nothing of a part": 0, "a row sees nothing": 0}
 
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
     @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from([1, 7, 33]))
     def check(pack: Any, seed: int, n_parts: int, head_dim: int) -> None:
         mask = pack[0]
@@ -137,10 +138,10 @@ def test_memory_does_not_grow_with_the_square() -> None:
 
 
 def test_flex_has_the_same_tiles(packs: Any) -> None:
-    # A table that is shifted by one, or full and partial tiles mixed up, is a wrong result on a GPU alone.
+    # A table that is shifted by one, full and partial tiles mixed up, or another rule is a wrong result on a GPU alone.
     full_tiles = 0
 
-    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
     @given(packs(1, 4), st.sampled_from([1, 4, 16]))
     def check(pack: Any, tile: int) -> None:
         nonlocal full_tiles
@@ -153,6 +154,9 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
             expected[row, columns] = 1
             full = made.full_kv_indices[0, 0, row, : made.full_kv_num_blocks[0, 0, row]]
             assert full.tolist() == columns[: tiles.n_full[row]].tolist()
+        every = torch.arange(pack[0].seq_len)
+        rule = made.mask_mod(every[:1], every[:1], every[:, None], every[None, :])
+        np.testing.assert_array_equal(rule.numpy(), dense_mask(pack[0]))
         np.testing.assert_array_equal(made.to_dense()[0, 0].numpy(), expected)
         full_tiles += int(tiles.n_full.sum())
 
@@ -160,21 +164,41 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
     assert full_tiles
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_flex_forward_without_a_gpu(kv_heads: int, make_mask: Any) -> None:
-    # The rule inside the tiles, the scale, grouped heads and rows without keys, as far as they run uncompiled.
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_flex_without_a_gpu(kv_heads: int, make_mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The rule inside the tiles, the scale, grouped heads, lengths that are no multiple of a tile, and the backward
+    # through output and log-sum-exp. Torch refuses it on a CPU for want of a fast one; its plain one is right.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     rows = [(0, 0, -1)] * 50 + [(0, 0, 3)] * 40 + [(0, 1, -1)] * 60 + [(0, 2, -1)] * 30 + [(-1, 0, -1)] * 20
     mask = make_mask(rows + [(1, 0, -1)] * 107)
-    q, k, v, _ = (x.float() for x in random_inputs(4, kv_heads, mask.seq_len, 16))
-    tensors = MaskTensors.from_arrays(mask)
-    order = np.roll(np.arange(mask.seq_len), 77)
-    kernel = Flex(compiled=False)
+    inputs = random_inputs(4, kv_heads, mask.seq_len, 16)
+    parts = np.split(np.roll(np.arange(mask.seq_len), 77), [177])
     with warnings.catch_warnings(action="ignore"):
-        out, lse = kernel.forward(
-            q, k[:, order], v[:, order], kernel.prepare(tensors.at(np.arange(mask.seq_len)), tensors.at(order))
-        )
-    torch.testing.assert_close(out, reference_attention(q, k, v, tensors), rtol=1e-5, atol=1e-5)
+        ours, lse = in_parts(Flex(compiled=False), mask, parts, inputs)
+    for mine, right in zip(ours, whole(mask, inputs), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
     assert ((lse == -torch.inf) == torch.from_numpy(mask.doc_ids < 0)).all()
+
+
+def test_flex_is_compiled_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A mask that is a constant of the compiled function would compile it anew for every batch, for minutes.
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled: Any = torch.compile(flex_attention, backend=backend, fullgraph=True)
+    monkeypatch.setattr("trainer.attention.kernels.flex._attention", lambda _: compiled)
+    zero, kernel = np.zeros(300, np.int32), Flex()
+    for edge in (100, 150, 299):
+        doc = (np.arange(300) >= edge).astype(np.int32)
+        mask = MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
+        tensors, (q, k, v, _) = MaskTensors.from_arrays(mask), (x.float() for x in random_inputs(4, 2, 300, 16))
+        every = tensors.at(np.arange(300))
+        out, _ = kernel.forward(q, k, v, kernel.prepare(every, every))
+        torch.testing.assert_close(out, reference_attention(q, k, v, tensors), rtol=1e-5, atol=1e-5)
+    assert len(graphs) == 1
 
 
 def test_devices() -> None:
