@@ -1,0 +1,56 @@
+"""Ray nodes of the tests' own, and what a whole pack of the tiny source is to be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ray_nodes import REPOSITORY, Machine
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a dataset but run.json, which holds what is not deterministic."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="session")
+def same_bytes(tiny_dataset: Path) -> Callable[[Path], bool]:
+    """Whether a dataset is, byte by byte, what one process packs from the tiny source."""
+    expected = contents(tiny_dataset)
+    return lambda dataset: contents(dataset) == expected
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built from the files that git tracks."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    for name in filter(None, tracked.decode().split("\0")):
+        if (REPOSITORY / name).is_file():
+            target = folder / "source" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((REPOSITORY / name).read_bytes())
+    build = ["wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", *build, "--wheel-dir", str(folder), str(folder / "source")], check=True
+    )
+    [built] = folder.glob("preshard-*.whl")
+    return built
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine.make(tmp_path / "machine")
+
+
+@pytest.fixture
+def pack_arguments(tiny_source: Path, tiny_settings: list[str]) -> list[str]:
+    """``pack`` of the tiny source; its folder is to be named."""
+    return ["pack", str(tiny_source), *(part for setting in tiny_settings for part in ("--set", setting)), "--out"]

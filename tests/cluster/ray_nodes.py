@@ -1,0 +1,180 @@
+"""Ray nodes as processes of our own, beside whatever other Ray runs on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray.scripts
+
+REPOSITORY = Path(__file__).parents[2]
+# A node that is killed shall be missed within seconds; Ray's own values take half a minute.
+QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nothing listens now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A Python of its own with what this project depends on and without the project, and a home of its own."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Machine:
+        machine = cls(folder=folder)
+        venv.create(folder / "python", with_pip=False)
+        [site] = (folder / "python").glob("lib/python*/site-packages")
+        # The .pth files of the folder that is added are not read, and so no editable install of the project is found.
+        site.joinpath("dependencies.pth").write_text(str(Path(ray.__file__).parents[1]), encoding="utf-8")
+        (folder / "home").mkdir()
+        return machine
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "python" / "bin" / "python")
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """As after a login there: nothing of the tests' own virtual environment, nor of another Ray.
+
+        Loops are not compiled: on a fresh machine each worker spends 17 s on that, more than on a tiny pack without.
+        """
+        kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+        path = f"{Path(self.python).parent}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+        home = {"HOME": str(self.folder / "home"), "PATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
+        return {**kept, **home, "OMP_NUM_THREADS": "1", "NUMBA_DISABLE_JIT": "1", **more}
+
+    def run(self, command: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        """A command in the repository's folder."""
+        return subprocess.run(
+            list(command),
+            cwd=REPOSITORY,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+
+    def install(self, wheel: Path) -> None:
+        """Installs a wheel, its dependencies being there."""
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--python", self.python, "install", *quiet, str(wheel)], check=True
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A running ``ray start --block`` and where it listens."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    dashboard: str | None
+
+    def descendants(self) -> list[int]:
+        """Ids of this node's processes."""
+        children: dict[int, list[int]] = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = status.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
+        found = [self.process.pid]
+        for pid in found:
+            found += children.get(pid, [])
+        return found
+
+    def tasks(self) -> list[str]:
+        """Titles of the tasks that this node's workers are at."""
+        titles = []
+        for pid in self.descendants():
+            try:
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue
+            if title.startswith("ray::") and not title.startswith(("ray::IDLE", "ray::JobSupervisor")):
+                titles.append(title.removeprefix("ray::"))
+        return titles
+
+    def kill(self) -> None:
+        """Ends all its processes as a loss of power does."""
+        pids = self.descendants()
+        for pid in pids:  # stopped first, so that none can act on the end of another
+            _signal(pid, signal.SIGSTOP)
+        for pid in pids:
+            _signal(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+@contextmanager
+def ray_node(machine: Machine, head: Node | None = None, *, num_cpus: int = 2, **variables: str) -> Iterator[Node]:
+    """A head with its dashboard, or a node that joins ``head``, on ports of its own."""
+    port, dashboard, client, agent = free_ports(4)
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a path of sockets may have 107 bytes
+    given = ["--block", "--disable-usage-stats", f"--num-cpus={num_cpus}", "--object-store-memory=200000000"]
+    given += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={agent}"]
+    given += ["--node-ip-address=127.0.0.1"]
+    if head is None:
+        given += ["--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
+        given += [f"--ray-client-server-port={client}"]
+    else:
+        given += [f"--address={head.address}"]
+    command = [machine.python, "-m", "ray.scripts.scripts", "start", *given]
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(
+            command, cwd=folder, env=machine.environment(**QUICK, **variables), stdout=said, stderr=said
+        )
+    node = Node(
+        process=process,
+        address=f"127.0.0.1:{port}" if head is None else head.address,
+        dashboard=f"http://127.0.0.1:{dashboard}" if head is None else None,
+    )
+    try:
+        _wait_until_started(node, folder / "said")
+        yield node
+    finally:
+        node.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_started(node: Node, said: Path) -> None:
+    deadline = time.monotonic() + 120
+    while "Ray runtime started" not in said.read_text(errors="replace"):
+        assert node.process.poll() is None, said.read_text(errors="replace")
+        assert time.monotonic() < deadline, said.read_text(errors="replace")
+        time.sleep(0.1)
