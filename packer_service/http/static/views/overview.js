@@ -83,27 +83,35 @@ function stragglers(detail) {
   });
 }
 
+/** Whether all bars are equally wide; if not they are drawn side by side, each under its range. */
+function even(edges) {
+  const width = edges[1] - edges[0];
+  return edges.every((edge, index) => index === 0 || Math.abs(edge - edges[index - 1] - width) < 1e-6 * Math.abs(width));
+}
+
 function histogram(title, note, { unit, edges, counts }, counted) {
   const rows = counts.map((count, index) => ({ from: edges[index], to: edges[index + 1], count }));
+  const linear = even(edges);
+  const place = (row) => (linear ? (row.from + row.to) / 2 : `from ${integer(row.from)}`);
   return chart({
     title,
-    note,
+    note: linear ? note : `${note} Each bar's range is twice as wide as the one before.`,
     traces: () => [
       {
         type: "bar",
-        x: rows.map((row) => (row.from + row.to) / 2),
-        width: rows.map((row) => row.to - row.from),
+        x: rows.map(place),
+        width: linear ? rows.map((row) => row.to - row.from) : null,
         y: counts,
         customdata: rows.map((row) => [row.from, row.to]),
         marker: { color: variable("--accent") },
         hovertemplate: `%{customdata[0]:,.0f} to %{customdata[1]:,.0f} ${unit}: %{y:,}<extra></extra>`,
       },
     ],
-    layout: { bargap: 0.04, xaxis: { title: unit, tickformat: "~s" }, yaxis: { title: counted } },
+    layout: { bargap: 0.04, xaxis: linear ? { title: unit, tickformat: "~s" } : { title: unit, type: "category" }, yaxis: { title: counted } },
     rows,
     columns: [
       { label: `From (${unit})`, head: true, number: true, value: (row) => integer(row.from) },
-      { label: "To", number: true, value: (row) => integer(row.to) },
+      { label: "To below", number: true, value: (row) => integer(row.to) },
       { label: counted, number: true, value: (row) => integer(row.count) },
     ],
   });

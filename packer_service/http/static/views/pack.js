@@ -14,7 +14,13 @@ import { maskPicture } from "./pack/mask.js";
 import { text } from "./pack/text.js";
 
 const ULYSSES = [1, 2, 4, 8];
-const MASK_CELLS = 192;
+const MOST_CELLS = 320;
+
+/** Cells along the mask's side: whole blocks, so that every cell has one owner, and few enough to be drawn at once. */
+function cells({ seq_len: length, block_size: block }) {
+  const blocks = Math.ceil(length / block);
+  return Math.ceil(blocks / Math.ceil(blocks / MOST_CELLS));
+}
 
 function neighbours(name, detail, params) {
   const kept = { layout: params.get("layout"), ring: params.get("ring"), ulysses: params.get("ulysses") };
@@ -52,7 +58,7 @@ export async function pack(name, id, params) {
   const chosen = { ...chosenOf(detail, params), ulysses };
   const { layout, ring } = chosen;
   const owned = get([...path, "layout"], { layout, ring, ulysses });
-  const mask = get([...path, "mask"], { layout, ring, size: MASK_CELLS });
+  const mask = owned.then((answer) => get([...path, "mask"], { layout, ring, size: cells(answer) }));
   return h(
     "div",
     { class: "view" },

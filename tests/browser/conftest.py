@@ -1,0 +1,200 @@
+"""Headless Chromium before a service over the packed demo and datasets that are hostile, damaged or unfinished."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from packer_service.config import PackConfig
+from packer_service.http.app import create_app
+from packer_service.http.settings import ServiceSettings
+
+CHROMIUM_FLAGS = [
+    # Tests may run as root in a container, where the sandbox cannot start.
+    "--no-sandbox",
+    "--disable-gpu",
+    # Without these Chromium looks for hosts outside at every start.
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DESKTOP = {"width": 1280, "height": 900}
+MARKUP = "<img src=x onerror=\"document.title='owned'\">"
+"""What must never become an element of the page."""
+
+LOAD_ALL = "async () => { for (const image of document.images) { image.loading = 'eager'; await image.decode(); } }"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on the path: tests/browser/chromium.sh installs it where it may")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def markup() -> str:
+    return MARKUP
+
+
+def _linked(source: Path, target: Path) -> None:
+    """A copy whose files share the bytes of the first."""
+    shutil.copytree(source, target, copy_function=os.link)
+
+
+@pytest.fixture(scope="session")
+def hostile_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackConfig, progress: Any) -> Path:
+    """A dataset whose ids, sources, texts and messages are markup, with ids that need encoding in an address."""
+    from packer_service.job import PlainExecutor, pack
+
+    folder = tmp_path_factory.mktemp("hostile")
+    rows = [
+        {"id": MARKUP, "source": "<b>bold</b>", "text": f"{MARKUP} and </span><script>alert(1)</script> " * 8},
+        {"id": "a/b?c=d&e#f %41", "source": "<b>bold</b>", "text": "an id that needs encoding " * 9},
+        {"id": f"bad {MARKUP}", "source": MARKUP, "text": " "},
+    ]
+    source = folder / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pack([str(source)], str(folder / "dataset"), tiny_config, PlainExecutor(), progress)
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="session")
+def root(
+    tmp_path_factory: pytest.TempPathFactory, demo_dataset: Path, tiny_dataset: Path, hostile_dataset: Path
+) -> Path:
+    """What the service serves: demo, hostile, one with a manifest that ends too early, one without any."""
+    root = tmp_path_factory.mktemp("root")
+    for name, source in (("demo", demo_dataset), ("hostile", hostile_dataset), ("damaged", tiny_dataset)):
+        _linked(source, root / name)
+    _linked(tiny_dataset, root / "unfinished")
+    (root / "unfinished/manifest.json").unlink()
+    whole = (root / "damaged/manifest.json").read_bytes()
+    (root / "damaged/manifest.json").unlink()  # a link: writing into it would damage the first
+    (root / "damaged/manifest.json").write_bytes(whole[: len(whole) // 2])
+    return root
+
+
+@contextmanager
+def _served(settings: ServiceSettings) -> Iterator[str]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def service(root: Path) -> Iterator[str]:
+    """Address of a service over the root."""
+    with _served(ServiceSettings(root=str(root))) as address:
+        yield address
+
+
+@pytest.fixture
+def served() -> Callable[[ServiceSettings], Any]:
+    """Starts a service with settings of the test's own, as a context."""
+    return _served
+
+
+class Reader:
+    """A reader of the page who notices everything that a browser complains about."""
+
+    def __init__(self, context: BrowserContext, address: str, photographs: Path) -> None:
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.complaints: list[str] = []
+        self._address = address
+        self._photographs = photographs
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        self.page.on("requestfailed", lambda request: self._failed(request.url, request.failure))
+        self.page.on("request", lambda request: self._asked(request.url))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _failed(self, url: str, failure: str | None) -> None:
+        if failure != "net::ERR_ABORTED":  # the reader went on before the answer was there
+            self.complaints.append(f"{url}: {failure}")
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((self._address, "blob:", "data:")):
+            self.complaints.append(f"something from outside was asked for: {url}")
+
+    def open(self, view: str = "") -> None:
+        """Opens a view by its address, as from a link that someone sent, and waits until it is shown."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self._address}/#/{view}")
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until nothing is loading and every chart is drawn."""
+        self.page.wait_for_function(
+            """() => document.querySelector('main h1') && !document.querySelector('.loading')
+                && [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"""
+        )
+
+    def follow(self, name: str, role: Any = "link") -> None:
+        """Chooses a link (or a button) by its name and waits for what it shows."""
+        self.page.get_by_role(role, name=name, exact=True).first.click()
+        self.settle()
+
+    def says(self) -> str:
+        return self.page.locator("main").inner_text()
+
+    def photograph(self, name: str) -> None:
+        """The whole view into a file, pictures that load when they come into sight with it."""
+        self.page.evaluate(
+            "async () => { for (const i of document.images) { i.loading = 'eager'; await i.decode(); } }"
+        )
+        self._photographs.mkdir(parents=True, exist_ok=True)
+        # Playwright would hide the caret by a style of its own, which the content security policy might refuse.
+        self.page.screenshot(path=self._photographs / f"{name}.png", full_page=True, caret="initial")
+
+
+@pytest.fixture(scope="session")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go: the folder that PRESHARD_SCREENSHOTS names, else one that pytest keeps for a while."""
+    named = os.environ.get("PRESHARD_SCREENSHOTS")
+    return Path(named) if named else tmp_path_factory.mktemp("screenshots")
+
+
+@pytest.fixture
+def reader(browser: Browser, service: str, photographs: Path) -> Iterator[Callable[..., Reader]]:
+    """``reader(**context)``: a browser window of its own. Fails the test if the browser complained of anything."""
+    readers: list[tuple[BrowserContext, Reader]] = []
+
+    def start(address: str = service, **options: Any) -> Reader:
+        context = browser.new_context(**{"viewport": DESKTOP, **options})
+        readers.append((context, Reader(context, address, photographs)))
+        return readers[-1][1]
+
+    yield start
+    for context, _ in readers:
+        context.close()
+    assert [complaint for _, reader in readers for complaint in reader.complaints] == []

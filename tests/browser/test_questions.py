@@ -1,0 +1,95 @@
+"""The three questions that people come with, and what-if, answered by clicks and typing alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.request import urlopen
+
+
+def _json(address: str) -> Any:
+    with urlopen(address) as answer:
+        return json.load(answer)
+
+
+def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any], service: str) -> None:
+    """Fails when the page's worst shard is not the one whose packs wait longest, or it gives no reason."""
+    packs = _json(f"{service}/v1/datasets/demo/packs?layout=contiguous&ring=8&cp=8&limit=1000")["items"]
+    worst = max(packs, key=lambda pack: pack["ring"])
+    person = reader()
+    person.open()
+    person.follow("demo")
+    person.follow("Shards")
+    person.page.get_by_label("Layout", exact=True).select_option("contiguous")
+    person.settle()
+    verdict = person.page.locator(".verdict").inner_text()
+    assert verdict.startswith(worst["shard"])
+    assert "ring 8, CP 8" in verdict
+    assert f"pack {worst['pack_id']} with {worst['ring']:.3f}" in verdict
+    assert "document" in verdict.lower()
+    person.page.locator(".verdict a").click()
+    person.settle()
+    assert person.page.locator("h1").inner_text() == f"Pack {worst['pack_id']}"
+
+
+def test_where_did_a_document_go(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a packed document's place or ranks are not shown, or a rejected one's reason."""
+    row = _json(f"{service}/v1/datasets/demo/documents?limit=1&offset=100")["items"][0]
+    lost = _json(f"{service}/v1/datasets/demo/rejects?limit=1")["items"][0]
+    person = reader()
+    person.open()
+    person.follow("demo")
+    person.follow("Documents")
+    person.page.get_by_label("Document id").fill(row["doc_id"])
+    person.follow("Where did it go?", "button")
+    places = person.page.get_by_role("table").first
+    assert f"pack {row['pack_id']}" in places.inner_text()
+    assert f"{row['start']:,}" in places.inner_text()
+    places.get_by_role("link").first.click()
+    person.settle()
+    assert f"{row['doc_id']} has {row['length']:,} tokens from {row['start']:,} on." in person.says()
+    person.page.go_back()
+    person.settle()
+    person.page.get_by_label("Document id").fill(lost["doc_id"])
+    person.follow("Where did it go?", "button")
+    assert lost["code"] in person.says()
+    assert lost["message"] in person.says()
+
+
+def test_how_much_was_lost_and_why(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a count does not lead to exactly its rows."""
+    detail = _json(f"{service}/v1/datasets/demo")
+    source, codes = max(detail["rejects_by_source"].items(), key=lambda entry: max(entry[1].values()))
+    code = max(codes, key=lambda code: codes[code])
+    person = reader()
+    person.open()
+    person.follow("demo")
+    person.follow("Rejects")
+    assert f"{detail['counts']['rejected']} documents of {detail['counts']['source_documents']}" in person.says()
+    person.follow(f"{codes[code]}: show {code} in {source}")
+    rows = person.page.get_by_role("region", name="Rows").locator("tbody tr").all_inner_texts()
+    assert len(rows) == codes[code] > 1
+    assert all(code in row and source in row for row in rows)
+
+
+def test_what_if(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a plan is not asked for with what was typed, or a mistake is not told."""
+    person = reader()
+    person.open("plan")
+    page = person.page
+    page.get_by_label("Lengths").fill("100 0\n900 2\n1500\n1 1")
+    page.get_by_label("Configuration").fill('{"seq_len": 2048, "block_size": 64}')
+    person.follow("Plan it", "button")
+    verdict = page.locator("#answer .verdict")
+    verdict.wait_for()
+    assert "4 documents would fill 2 packs of 2,048 tokens" in verdict.inner_text()
+    page.get_by_label("Lengths").fill("many")
+    person.follow("Plan it", "button")
+    assert "two whole numbers" in page.get_by_role("alert").inner_text()
+    page.get_by_label("Documents").select_option("demo")
+    page.get_by_label("Configuration").fill("{}")
+    person.follow("Plan it", "button")
+    verdict.wait_for()
+    packed = _json(f"{service}/v1/datasets/demo")["counts"]["pieces"]
+    assert f"{packed} documents would fill" in verdict.inner_text()

@@ -1,0 +1,159 @@
+"""All views by clicks, what they say beside the service's own figures, and their addresses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+
+def _json(address: str) -> Any:
+    with urlopen(address) as answer:
+        return json.load(answer)
+
+
+def test_a_reader_clicks_through_everything(reader: Callable[..., Any]) -> None:
+    """Fails when a view does not come, or the browser complains on the way; leaves a screenshot of each."""
+    person = reader()
+    page = person.page
+    person.open()
+    person.photograph("1-datasets")
+    person.follow("demo")
+    assert page.locator(".plot .main-svg").count() >= 6
+    person.photograph("2-overview")
+    for number, part in enumerate(("Balance", "Shards", "Packs", "Documents", "Rejects"), start=3):
+        person.follow(part)
+        assert page.locator("nav.tabs [aria-current=page]").inner_text() == part
+        person.photograph(f"{number}-{part.lower()}")
+    person.follow("Packs")
+    page.locator("tbody th a").first.click()
+    person.settle()
+    for heading in ("Along the sequence", "The mask, and who owns it", "Work of each rank", "Tokens as text"):
+        assert page.get_by_role("heading", name=heading).is_visible()
+    person.photograph("8-pack")
+    person.follow("Next pack →")
+    person.follow("← Previous pack")
+    page.get_by_role("link", name="What if").click()
+    person.settle()
+    person.photograph("9-what-if")
+
+
+def test_the_overview_says_what_the_service_says(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a figure is shown in a wrong place, unit or rounding."""
+    detail = _json(f"{service}/v1/datasets/demo")
+    person = reader()
+    person.open("d/demo")
+    facts = dict(zip(*(person.page.locator(f".facts {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
+    assert facts["Fill"].startswith(f"{100 * detail['fill']:.1f}%")
+    for name, key in (("Documents", "documents"), ("Rejected", "rejected"), ("Tokens", "tokens"), ("Images", "images")):
+        assert facts[name].startswith(f"{detail['counts'][key]:,}"), name
+    page = person.page
+    page.get_by_text("The figures as a table").first.click()
+    rows = page.get_by_role("table", name="Padding by cause").locator("tbody tr").all_inner_texts()
+    shown = {row.split("\t")[0]: row.split("\t")[2] for row in rows}
+    assert shown == {cause.replace("_", " "): f"{tokens:,}" for cause, tokens in detail["padding"].items()}
+
+
+@pytest.mark.parametrize(("layout", "ring"), [("balanced_ring", 8), ("contiguous", 4)])
+def test_a_pack_shows_the_loads_of_its_ranks(reader: Callable[..., Any], service: str, layout: str, ring: int) -> None:
+    """Fails when a rank's tiles, a step's slowest rank or a path are another layout's, or shown in a wrong row."""
+    answer = _json(f"{service}/v1/datasets/demo/packs/3/layout?layout={layout}&ring={ring}")
+    person = reader()
+    person.open(f"d/demo/packs/3?layout={layout}&ring={ring}")
+    steps = person.page.get_by_role("table", name=re.compile("Tiles of each rank")).locator("tbody tr")
+    for rank in range(ring):
+        cells = [text.split()[0] for text in steps.nth(rank).locator("th, td").all_inner_texts()]
+        tiles = [step["tiles"][rank] for step in answer["steps"]]
+        assert cells == [str(rank), *(f"{count:,}" for count in [*tiles, sum(tiles)])]
+    waited = steps.nth(ring).locator("td").all_inner_texts()
+    most = [max(step["tiles"]) for step in answer["steps"]]
+    assert waited == [f"{count:,}" for count in [*most, answer["ring_path"]]]
+    marked = [step["step"] for step in answer["steps"] for tiles in step["tiles"] if tiles == step["most"] > 0]
+    assert person.page.locator(".slowest").count() == len(marked)
+
+
+def test_the_mask_has_the_colours_of_its_owners(reader: Callable[..., Any], service: str) -> None:
+    """Fails when the picture is turned, a cell is empty that has an allowed pair, or an owner's colour is another's."""
+    person = reader()
+    person.open("d/demo/packs/3?layout=zigzag&ring=4")
+    pixels = person.page.evaluate(
+        """() => {
+            const canvas = document.querySelector('.mask .square canvas');
+            return [canvas.width, [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]];
+        }"""
+    )
+    size, values = pixels
+    picture = _json(f"{service}/v1/datasets/demo/packs/3/mask?layout=zigzag&ring=4&size={size}")
+    assert size == picture["size"] == 288
+    hues: dict[int, set[tuple[int, ...]]] = {}
+    for y, row in enumerate(picture["share"]):
+        for x, share in enumerate(row):
+            *colour, opacity = values[4 * (y * size + x) : 4 * (y * size + x) + 4]
+            assert (opacity > 0) == (share > 0), (x, y)
+            if opacity > 250:  # the canvas keeps colours exactly only where they are opaque
+                hues.setdefault(picture["owners"][y], set()).add(tuple(colour))
+    assert len(hues) == 4
+    assert all(len(colours) == 1 for colours in hues.values())
+    assert len(set.union(*hues.values())) == 4
+
+
+def test_every_rank_shows_its_own_images(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a boundary is off by one, or thumbnails are not those of the rank."""
+    packs = _json(f"{service}/v1/datasets/demo/packs?sort=-n_images&limit=1")["items"]
+    detail = _json(f"{service}/v1/datasets/demo/packs/{packs[0]['pack_id']}")
+    person = reader()
+    person.open(f"d/demo/packs/{detail['pack_id']}?ring=2&ulysses=2")
+    sections = person.page.locator(".ranks > section")
+    assert sections.count() == 4
+    shown = 0
+    for boundary, section in zip(detail["boundaries"]["4"], sections.all(), strict=True):
+        for button in section.get_by_role("button").all():
+            button.click()
+        said = section.locator("img").evaluate_all("images => images.map((image) => image.alt)")
+        indices = [int(re.match(r"Crop (\d+) of ", alt).group(1)) for alt in said]  # type: ignore[union-attr]
+        assert indices == list(range(boundary["start_image"], boundary["end_image"]))
+        shown += len(indices)
+    assert shown == detail["n_images"] > 100
+    first = person.page.locator(".thumbs img").first
+    first.scroll_into_view_if_needed()
+    first.evaluate("image => image.decode()")
+    assert first.evaluate("image => image.naturalWidth") == detail["images"][0]["width"]
+
+
+def test_tokens_are_text_and_those_with_loss_are_marked(reader: Callable[..., Any], service: str) -> None:
+    """Fails when marks lie on tokens without loss, or text is missing."""
+    answer = _json(f"{service}/v1/datasets/demo/packs/3/text?start=0&end=2048")
+    person = reader()
+    person.open("d/demo/packs/3")
+    marks = person.page.locator(".tokens mark").all_text_contents()
+    assert marks == [span["text"] for span in answer["spans"] if span["loss"] and span["kind"] == "text"]
+    assert marks
+    text = person.page.locator(".tokens[role=region]").text_content()
+    assert all(span["text"] in text for span in answer["spans"] if span["kind"] == "text")
+
+
+def test_an_address_shows_the_same_to_someone_else(reader: Callable[..., Any]) -> None:
+    """Fails when a choice is kept anywhere but in the address, or Back does not undo it."""
+    person = reader()
+    person.open("d/demo/packs/3")
+    person.page.get_by_label("Layout", exact=True).select_option("zigzag")
+    person.settle()
+    person.page.get_by_label("Ring degree").select_option("2")
+    person.settle()
+    person.page.locator("#rank-1").click()
+    person.settle()
+    assert person.page.evaluate("document.activeElement.id") == "rank-1"
+    address = person.page.url.split("#/")[1]
+    other = reader()
+    other.open(address)
+    assert other.says() == person.says()
+    assert other.page.locator("#rank-1").get_attribute("aria-current") == "true"
+    assert "zigzag, ring 2" in other.says()
+    person.page.go_back()
+    person.page.go_back()
+    person.settle()
+    assert person.page.get_by_label("Ring degree").input_value() == "8"
