@@ -9,12 +9,35 @@ import anyio.to_thread
 from fastapi import FastAPI
 
 from packer_service.http.problems import add_handlers
-from packer_service.http.routers import datasets, health, layout, packs
+from packer_service.http.routers import (
+    balance,
+    datasets,
+    documents,
+    health,
+    images,
+    layout,
+    mask,
+    packs,
+    shards,
+    text,
+)
 from packer_service.http.serving import Service
 from packer_service.http.settings import ServiceSettings
 from schemas.version import VERSION
 
-ROUTERS = (health.router, datasets.listing, datasets.router, packs.router, layout.router)
+ROUTERS = (
+    health.router,
+    datasets.listing,
+    datasets.router,
+    balance.router,
+    shards.router,
+    packs.router,
+    layout.router,
+    mask.router,
+    text.router,
+    images.router,
+    documents.router,
+)
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:

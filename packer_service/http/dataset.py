@@ -97,6 +97,9 @@ class Dataset:
         """A column of a table of the dataset."""
         return self.kept(("column", table, name), lambda: self._read_column(table, name), lambda column: column.nbytes)
 
+    def n_rows(self, table: str) -> int:
+        return next(entry.rows for entry in self.manifest.tables if entry.name == table)
+
     def numbers(self, table: str, name: str) -> np.ndarray:
         """The same, of a column of numbers."""
         values: np.ndarray = self.column(table, name).to_numpy()

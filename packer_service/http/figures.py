@@ -14,12 +14,12 @@ BARS = 32
 
 
 def spread(values: Float64[np.ndarray, "packs"]) -> Spread:
-    """Mean, 95% and largest of the values that are no nan; the 95% is a value that occurs."""
+    """Mean, 95% and largest of the values that are no nan; the 95% is the least value that so many do not exceed."""
     real = np.sort(values[~np.isnan(values)])
     if not len(real):
         return Spread(packs=0, mean=None, p95=None, max=None)
     return Spread(
-        packs=len(real), mean=float(real.mean()), p95=float(real[(len(real) - 1) * 95 // 100]), max=float(real[-1])
+        packs=len(real), mean=float(real.mean()), p95=float(real[-(-len(real) * 95 // 100) - 1]), max=float(real[-1])
     )
 
 
@@ -56,6 +56,13 @@ def measures(dataset: Dataset, chosen: Chosen) -> dict[str, Float64[np.ndarray, 
 
 def layout_balance(dataset: Dataset, layout: str, ring: int, packs: range | None) -> LayoutBalance:
     """One layout at one degree, over all packs or some."""
+    if packs is not None:
+        return _layout_balance(dataset, layout, ring, packs)
+    key = ("layout_balance", layout, ring)
+    return dataset.kept(key, lambda: _layout_balance(dataset, layout, ring, None), lambda _: 2000 + 200 * ring)
+
+
+def _layout_balance(dataset: Dataset, layout: str, ring: int, packs: range | None) -> LayoutBalance:
     loads = layout_loads(dataset, layout, ring, packs)
     floor = floors(dataset, ring)
     if packs is not None:

@@ -56,9 +56,12 @@ class Heaviest(Answer):
     source: str
     length: int = Field(description="Tokens of the document in this pack.")
     share_of_tokens: float = Field(description="Of the pack's real tokens.")
-    share_of_attention: float = Field(description="Of the pack's allowed pairs.")
+    share_of_attention: float | None = Field(
+        description="Of the pack's allowed pairs; null where only tables were read, as in a list of shards."
+    )
     n_images: int
     n_documents: int = Field(description="Documents of the pack.")
+    pack_images: int = Field(description="Crops of the pack.")
 
 
 class WorstPack(Answer):
@@ -66,7 +69,7 @@ class WorstPack(Answer):
 
     pack_id: int
     value: float = Field(description="The measure's value in this pack.")
-    heaviest: Heaviest | None = Field(description="Null where the shard cannot be read.")
+    heaviest: Heaviest | None = Field(description="Null in a pack all of whose documents were lost in writing.")
     why: str = Field(description="The same in a sentence.")
 
 

@@ -46,7 +46,7 @@ class Spread(Answer):
 
     packs: int = Field(description="Packs that have the measure.", examples=[14])
     mean: float | None = Field(description="Mean over packs; null without packs.", examples=[1.031])
-    p95: float | None = Field(description="The pack at 95% in ascending order.", examples=[1.094])
+    p95: float | None = Field(description="The least value that 95% of the packs do not exceed.", examples=[1.094])
     max: float | None = Field(description="The worst pack's.", examples=[1.12])
 
 

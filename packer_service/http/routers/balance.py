@@ -1,0 +1,69 @@
+"""How evenly ranks are loaded: every layout beside each other, over a dataset or a shard."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Path, Query
+
+from packer_service.http.choice import check, choose
+from packer_service.http.dataset import Dataset
+from packer_service.http.figures import image_balance, layout_balance, measures
+from packer_service.http.models.balance import Balance, Measure, ShardBalance
+from packer_service.http.routers.packs import packs_of_shard
+from packer_service.http.serving import Cp, DatasetRoute, Layout, Ring, Served
+from packer_service.http.worst import worst_pack
+
+router = APIRouter(prefix="/v1/datasets/{name}", tags=["balance"], route_class=DatasetRoute)
+
+WORST = 5
+
+ShardName = Annotated[str, Path(description="A shard's file name.", max_length=256, examples=["preshard-000000.tar"])]
+
+
+@router.get("/balance", summary="Every layout at every degree beside each other")
+def balance(dataset: Served, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
+    """Of the layouts, ring degrees and CP sizes asked for; of all where none is."""
+    return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
+
+
+@router.get("/shards/{shard}/balance", summary="The same of one shard, and its worst packs")
+def shard_balance(
+    dataset: Served,
+    shard: ShardName,
+    layout: Layout = None,
+    ring: Ring = None,
+    cp: Cp = None,
+    measure: Annotated[Measure, Query(description="What the worst packs are worst by.")] = "attention",
+) -> ShardBalance:
+    """Why each of them is bad is told from the pack's own mask."""
+    own, chosen = packs_of_shard(dataset, shard), choose(dataset.config, layout, ring, cp)
+    values = measures(dataset, chosen)[measure][own.start : own.stop]
+    order = np.argsort(-values, kind="stable")[: min(WORST, int((~np.isnan(values)).sum()))]
+    return ShardBalance(
+        **_balance(dataset, layout, ring, cp, own),
+        shard=shard,
+        chosen=chosen,
+        measure=measure,
+        worst=[worst_pack(dataset, own.start + int(i), measure, float(values[i]), chosen, read=True) for i in order],
+    )
+
+
+def _balance(
+    dataset: Dataset, layout: str | None, ring: int | None, cp: int | None, packs: range | None
+) -> dict[str, object]:
+    config = dataset.config
+    check("layout", layout, config.layouts)
+    check("ring", ring, config.ring_degrees)
+    check("cp", cp, config.cp_sizes)
+    return {
+        "dataset_id": dataset.manifest.dataset_id,
+        "seq_len": config.seq_len,
+        "layouts": [
+            layout_balance(dataset, scheme, degree, packs)
+            for scheme in ([layout] if layout else config.layouts)
+            for degree in ([ring] if ring else sorted(config.ring_degrees))
+        ],
+        "images": [image_balance(dataset, size, packs) for size in ([cp] if cp else sorted(config.cp_sizes))],
+    }

@@ -1,0 +1,142 @@
+"""Documents: where they went, or why they did not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from fastapi import APIRouter, Path, Query
+from jaxtyping import Int64
+
+from packer_service.http.choice import choose
+from packer_service.http.dataset import Dataset
+from packer_service.http.models.balance import Chosen
+from packer_service.http.models.documents import (
+    DocumentPage,
+    DocumentRow,
+    PlacedPiece,
+    RejectPage,
+    RejectRow,
+    TokensOnRank,
+    Whereabouts,
+)
+from packer_service.http.problems import not_found
+from packer_service.http.routers.layout import stored_layout
+from packer_service.http.sample import Sample, read_sample
+from packer_service.http.serving import DatasetRoute, Layout, Paged, Ring, Served
+from schemas.layout import TokenLayout
+
+router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
+
+DOCUMENTS, REJECTS = "documents.parquet", "rejects.parquet"
+ROW = ("doc_id", "piece", "source", "pack_id", "start", "length", "n_images", "truncated_tokens")
+REJECT = ("doc_id", "source", "location", "stage", "code", "message")
+
+Text = Annotated[str | None, Query(max_length=1024)]
+
+
+@router.get("/documents", summary="Packed documents by their id")
+def documents(
+    dataset: Served, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
+) -> DocumentPage:
+    """Those whose id begins with `prefix` and has `contains` in it, of one `source`; all where nothing is asked."""
+    ids = dataset.column(DOCUMENTS, "doc_id")
+    conditions = [pc.starts_with(ids, prefix)] if prefix else []
+    conditions += [pc.match_substring(ids, contains)] if contains else []
+    conditions += [pc.equal(dataset.column(DOCUMENTS, "source"), source)] if source is not None else []
+    found = _where(conditions, len(ids))
+    rows = dataset.rows(DOCUMENTS, found[part.wanted], ROW)
+    return DocumentPage(items=[DocumentRow(**row) for row in rows], **part.fields(len(found)))
+
+
+def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, "rows"]:
+    """The rows for which all conditions hold."""
+    holds = np.ones(n_rows, bool)
+    for condition in conditions:
+        holds &= condition.to_numpy()
+    return np.flatnonzero(holds)
+
+
+@router.get("/documents/{doc_id:path}", summary="Where a document went")
+def document(
+    dataset: Served,
+    doc_id: Annotated[str, Path(description="A document's id.", max_length=65536)],
+    layout: Layout = None,
+    ring: Ring = None,
+) -> Whereabouts:
+    """Its packs, places and owners, or why it is in none."""
+    chosen = choose(dataset.config, layout, ring, None)
+    placed, lost = (
+        _where([pc.equal(dataset.column(table, "doc_id"), pa.scalar(doc_id, pa.string()))], dataset.n_rows(table))
+        for table in (DOCUMENTS, REJECTS)
+    )
+    if not len(placed) and not len(lost):
+        raise not_found("document", f"No document {doc_id!r:.200} was packed or rejected; ids are matched whole.")
+    pieces = [_placed(dataset, row, chosen) for row in dataset.rows(DOCUMENTS, placed, (*ROW, "aligned_length"))]
+    rejects = [RejectRow(**row) for row in dataset.rows(REJECTS, lost, REJECT)]
+    return Whereabouts(doc_id=doc_id, chosen=chosen, pieces=pieces, rejects=rejects, summary=_summary(pieces, rejects))
+
+
+def _placed(dataset: Dataset, row: dict[str, int | str], chosen: Chosen) -> PlacedPiece:
+    sample = read_sample(dataset, int(row["pack_id"]))
+    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
+    return PlacedPiece.model_validate(
+        {
+            **row,
+            "key": sample.place.key,
+            "shard": sample.place.shard,
+            "ranks": _ranks(stored, int(row["start"]), int(row["start"]) + int(row["length"])),
+            "images": _crops(sample, int(row["start"])),
+        }
+    )
+
+
+def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
+    """How many tokens of a range each ring rank holds, those that hold none left out."""
+    begin, stop = stored.runs[:, 1], stored.runs[:, 1] + stored.runs[:, 2]
+    inside = np.maximum(np.minimum(stop, end) - np.maximum(begin, start), 0)
+    tokens = np.bincount(stored.runs[:, 0], weights=inside, minlength=stored.ring_degree).astype(int)
+    return [TokensOnRank(ring_rank=rank, tokens=number) for rank, number in enumerate(tokens.tolist()) if number]
+
+
+def _crops(sample: Sample, start: int) -> list[int] | None:
+    """The crops of the document that begins at a token: the first and the one behind the last."""
+    before = 0
+    for span in sample.head.documents:
+        if span.start == start:
+            return [before, before + span.n_images]
+        before += span.n_images
+    return None
+
+
+def _summary(pieces: list[PlacedPiece], rejects: list[RejectRow]) -> str:
+    told = [
+        f"Packed in pack {piece.pack_id} ({piece.shard}), tokens {piece.start:,} to {piece.start + piece.length:,}"
+        + (f", as piece {piece.piece}" if len(pieces) > 1 else "")
+        for piece in pieces[:3]
+    ]
+    told += [f"and {len(pieces) - 3} more pieces"] if len(pieces) > 3 else []
+    told += [
+        f"{'Another row of the same id was rejected' if pieces else 'Rejected'} at the stage {reject.stage}: "
+        f"{reject.code} ({reject.message})"
+        for reject in rejects[:3]
+    ]
+    return "; ".join(told) + "."
+
+
+@router.get("/rejects", summary="What was lost, and why")
+def rejects(dataset: Served, part: Paged, code: Text = None, source: Text = None, stage: Text = None) -> RejectPage:
+    """Rejected documents in source order, those of one code, source or stage where asked."""
+    asked = {"code": code, "source": source, "stage": stage}
+    conditions = [pc.equal(dataset.column(REJECTS, name), value) for name, value in asked.items() if value is not None]
+    found = _where(conditions, dataset.n_rows(REJECTS))
+    rows = [RejectRow(**row) for row in dataset.rows(REJECTS, found[part.wanted], REJECT)]
+    counted = {f"by_{name}": _counts(dataset, name, found) for name in asked}
+    return RejectPage.model_validate({"items": rows, **counted, **part.fields(len(found))})
+
+
+def _counts(dataset: Dataset, column: str, rows: Int64[np.ndarray, "rows"]) -> dict[str, int]:
+    counted = pc.value_counts(dataset.column(REJECTS, column).take(pa.array(rows)))
+    return dict(sorted((entry["values"], entry["counts"]) for entry in counted.to_pylist()))

@@ -1,0 +1,53 @@
+"""The mask of a pack as a picture."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query
+from jaxtyping import Int32
+
+from packer_service.http.choice import choose
+from packer_service.http.models.packs import MaskPicture
+from packer_service.http.picture import most_common, shares
+from packer_service.http.routers.layout import stored_layout
+from packer_service.http.routers.packs import PackId
+from packer_service.http.sample import read_sample
+from packer_service.http.serving import DatasetRoute, Layout, Ring, Served
+from schemas.layout import TokenLayout
+
+router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
+
+
+@router.get("/{pack_id}/mask", summary="The mask as a block picture, with owners")
+def mask(
+    dataset: Served,
+    pack_id: PackId,
+    size: Annotated[int, Query(description="Cells along one side, at the most.", ge=1, le=512)] = 128,
+    layout: Layout = None,
+    ring: Ring = None,
+) -> MaskPicture:
+    """Exact shares: no cell is a guess from samples of it."""
+    chosen = choose(dataset.config, layout, ring, None)
+    sample = read_sample(dataset, pack_id)
+    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
+    cell = -(-dataset.config.seq_len // size)
+    share = shares(sample.index, cell)
+    return MaskPicture(
+        pack_id=pack_id,
+        seq_len=dataset.config.seq_len,
+        size=len(share),
+        cell=cell,
+        share=share.round(4).tolist(),
+        documents=most_common(sample.sequence.doc_ids, cell).tolist(),
+        layout=stored.scheme,
+        ring=stored.ring_degree,
+        owners=most_common(_owners(stored), cell).tolist(),
+    )
+
+
+def _owners(stored: TokenLayout) -> Int32[np.ndarray, "seq"]:
+    """Ring rank of every token, in natural order."""
+    in_order = stored.runs[np.argsort(stored.runs[:, 1])]
+    return np.repeat(in_order[:, 0], in_order[:, 2])

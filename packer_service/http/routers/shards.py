@@ -1,0 +1,98 @@
+"""The shards of a dataset, the worst balanced first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query
+from jaxtyping import Float64, Int64
+
+from packer_service.http.choice import choose
+from packer_service.http.dataset import Dataset
+from packer_service.http.figures import measures, spread
+from packer_service.http.models.balance import Chosen, ShardEntry, ShardPage
+from packer_service.http.problems import not_legal
+from packer_service.http.routers.packs import MEASURES
+from packer_service.http.serving import Cp, DatasetRoute, Layout, Paged, Ring, Served
+from packer_service.http.worst import worst_pack
+from schemas.manifest import ShardEntry as StoredShard
+
+router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=DatasetRoute)
+
+COLUMNS = ("n_tokens", "n_documents", "n_images", "cost")
+SORTS = ("first_pack", "bytes", "fill", "cost", *MEASURES)
+
+PackMeasures = dict[str, Float64[np.ndarray, "packs"]]
+
+
+@router.get("/shards", summary="Shards, the worst balanced first")
+def shards(
+    dataset: Served,
+    part: Paged,
+    sort: Annotated[
+        str,
+        Query(
+            description=f"One of {', '.join(SORTS)}; `-` before it for the largest first. A measure is a shard's mean.",
+            max_length=64,
+        ),
+    ] = "-attention",
+    layout: Layout = None,
+    ring: Ring = None,
+    cp: Cp = None,
+) -> ShardPage:
+    """Each with its worst pack and the document that dominates it: `?cp=8` asks about 8 ranks."""
+    chosen = choose(dataset.config, layout, ring, cp)
+    name = sort.removeprefix("-")
+    if name not in SORTS:
+        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, with - for descending")
+    measured = measures(dataset, chosen)
+    keys = _keys(dataset, name, measured)
+    order = np.argsort(-keys if sort.startswith("-") else keys, kind="stable")[part.wanted]
+    by = name if name in MEASURES else "attention"
+    items = [_entry(dataset, dataset.manifest.shards[i], measured, by, chosen) for i in order]
+    return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(keys)))
+
+
+def _keys(dataset: Dataset, name: str, measured: PackMeasures) -> Float64[np.ndarray, "shards"]:
+    """What each shard is sorted by; nan, which comes last, where it has none."""
+    stored = dataset.manifest.shards
+    if name in ("first_pack", "bytes"):
+        return np.array([getattr(shard, name) for shard in stored], np.float64)
+    edges = np.array([shard.first_pack for shard in stored], np.int64)
+    if name in MEASURES:
+        return _means(measured[name], edges)
+    column = "n_tokens" if name == "fill" else name
+    return _means(dataset.numbers("packs.parquet", column).astype(np.float64), edges)
+
+
+def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shards"]) -> Float64[np.ndarray, "shards"]:
+    """Means of the packs of each shard that have a value."""
+    if not len(edges):
+        return np.zeros(0)
+    real = ~np.isnan(values)
+    totals, counts = np.add.reduceat(np.where(real, values, 0.0), edges), np.add.reduceat(real.astype(np.int64), edges)
+    means: Float64[np.ndarray, "shards"] = np.divide(totals, counts, out=np.full(len(edges), np.nan), where=counts > 0)
+    return means
+
+
+def _entry(dataset: Dataset, shard: StoredShard, measured: PackMeasures, by: str, chosen: Chosen) -> ShardEntry:
+    own = slice(shard.first_pack, shard.first_pack + shard.packs)
+    tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own] for name in COLUMNS)
+    spreads = {name: spread(values[own]) for name, values in measured.items()}
+    values = measured[by][own]
+    worst = None
+    if spreads[by].packs:
+        at = int(np.nanargmax(values))
+        worst = worst_pack(dataset, shard.first_pack + at, by, float(values[at]), chosen, read=False)
+    return ShardEntry(
+        **shard.model_dump(include={"name", "first_pack", "packs", "bytes", "sha256"}),
+        fill=float(tokens.sum()) / (shard.packs * dataset.config.seq_len),
+        documents=int(documents.sum()),
+        images=int(images.sum()),
+        cost=float(cost.mean()),
+        **{name: spreads[name] for name in ("attention", "gather", "ring", "traffic")},
+        image_imbalance=spreads["images"],
+        pooled_imbalance=spreads["pooled_tokens"],
+        worst=worst,
+    )

@@ -1,0 +1,95 @@
+"""The tokens of a pack, and what they spell."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from jaxtyping import Bool, Float32, Int64
+
+from packer_service.http.models.packs import PackText, TokenSpan
+from packer_service.http.problems import not_legal
+from packer_service.http.routers.packs import PackId
+from packer_service.http.sample import Sample, read_sample
+from packer_service.http.serving import DatasetRoute, Served, service_of
+from packer_service.http.spelling import Spell, speller
+from schemas.sequence import IGNORE_INDEX, PackedSequence
+
+router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
+
+MOST_TOKENS = 8192
+KINDS = ("text", "image", "padding")
+
+
+@router.get("/{pack_id}/text", summary="Tokens of a range, decoded")
+def text(
+    request: Request,
+    dataset: Served,
+    pack_id: PackId,
+    start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
+    end: Annotated[int | None, Query(ge=0, lt=2**31, description="Behind the last one; default 1,024 later.")] = None,
+) -> PackText:
+    """In spans of one kind, document, branch and loss; a span of image tokens is one crop."""
+    seq_len = dataset.config.seq_len
+    end = min(start + 1024, seq_len) if end is None else end
+    if not start <= end <= seq_len or end - start > MOST_TOKENS:
+        raise not_legal(f"query: {start} to {end} is no range of at most {MOST_TOKENS} of the {seq_len} tokens")
+    sample = read_sample(dataset, pack_id)
+    spell = speller(dataset, service_of(request).settings.tokenizers)
+    tokens = sample.sequence
+    return PackText(
+        pack_id=pack_id,
+        start=start,
+        end=end,
+        tokenizer=dataset.manifest.tokenizer.name,
+        tokens=tokens.tokens[start:end].tolist(),
+        labels=tokens.labels[start:end].tolist(),
+        loss_weights=tokens.loss_weights[start:end].tolist(),
+        spans=_spans(sample, start, end, spell),
+    )
+
+
+def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float32[np.ndarray, "seq"]]:
+    """Which tokens the token before them has as its label, and the weight of that loss."""
+    asked = np.concatenate([[False], sequence.labels[:-1] != IGNORE_INDEX])
+    weights = np.where(asked, np.concatenate([[0], sequence.loss_weights[:-1]]), 0).astype(np.float32)
+    return asked, weights
+
+
+def crop_of_pooled(sample: Sample) -> Int64[np.ndarray, "pooled"]:
+    """The crop of each pooled row."""
+    crops, pooled = (
+        np.diff(bounds, prepend=0) for bounds in (sample.head.cum_image_bounds, sample.head.cum_token_pooling_bounds)
+    )
+    return np.repeat(np.arange(crops.sum()), np.repeat(pooled // np.maximum(crops, 1), crops))
+
+
+def _spans(sample: Sample, start: int, end: int, spell: Spell) -> list[TokenSpan]:
+    sequence = sample.sequence
+    asked, weights = predicted(sequence)
+    pooled = sequence.pool_ids[start:end]
+    crops = np.append(crop_of_pooled(sample), -1)[pooled]  # pool_ids is -1 where there is none
+    kinds = np.where(sequence.doc_ids[start:end] < 0, 2, np.where(pooled >= 0, 1, 0))
+    columns = (
+        kinds, sequence.doc_ids[start:end], sequence.branch_ids[start:end], asked[start:end], weights[start:end], crops,
+    )  # fmt: skip
+    changed = np.zeros(max(end - start - 1, 0), bool)
+    for column in columns:
+        changed |= column[1:] != column[:-1]
+    edges = [0, *(np.flatnonzero(changed) + 1).tolist(), end - start] if end > start else [0]
+    return [
+        TokenSpan(
+            start=start + first,
+            end=start + behind,
+            kind=KINDS[kinds[first]],
+            document=int(columns[1][first]),
+            branch=int(columns[2][first]),
+            loss=bool(columns[3][first]),
+            weight=float(columns[4][first]),
+            text=spell(sequence.tokens[start + first : start + behind].tolist()) if kinds[first] == 0 else None,
+            image=int(crops[first]) if kinds[first] == 1 else None,
+        )
+        for first, behind in pairwise(edges)
+    ]

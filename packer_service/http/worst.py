@@ -1,0 +1,75 @@
+"""Why a pack is badly balanced: the document that weighs most in it, told in a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer_service.http.dataset import Dataset
+from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
+from packer_service.http.sample import read_sample
+
+_COLUMNS = ("doc_id", "source", "length", "n_images")
+_OF_IMAGES = ("images", "pooled_tokens")
+
+_WORDS = {
+    "attention": "the busiest rank has {value:.3f} times the mean of attention pairs ({layout}, ring degree {ring})",
+    "gather": "the gather critical path is {value:.3f} times the tile floor ({layout}, ring degree {ring})",
+    "ring": "the ring critical path is {value:.3f} times the tile floor ({layout}, ring degree {ring})",
+    "traffic": "ranks fetch {value:.3f} of the keys that gathering everything moves ({layout}, ring degree {ring})",
+    "images": "the busiest rank has {value:.3f} times the mean of crops (CP size {cp})",
+    "pooled_tokens": "the busiest rank has {value:.3f} times the mean of pooled rows (CP size {cp})",
+}
+
+
+def worst_pack(dataset: Dataset, pack_id: int, measure: str, value: float, chosen: Chosen, *, read: bool) -> WorstPack:
+    """A pack that is bad by a measure, and why.
+
+    Args:
+        dataset: the dataset.
+        pack_id: the pack.
+        measure: what it is bad by.
+        value: the measure's value.
+        chosen: the layout and degrees at which it has that value.
+        read: whether to weigh its documents by the pack's own mask, which reads its shard; else by their lengths.
+    """
+    heaviest = _heaviest(dataset, pack_id, by_images=measure in _OF_IMAGES, read=read)
+    what = _WORDS[measure].format(value=value, **chosen.model_dump())
+    return WorstPack(
+        pack_id=pack_id,
+        value=value,
+        heaviest=heaviest,
+        why=f"In pack {pack_id} {what}: {_because(heaviest, measure, chosen.cp)}.",
+    )
+
+
+def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) -> Heaviest | None:
+    first, end = np.searchsorted(dataset.numbers("documents.parquet", "pack_id"), [pack_id, pack_id + 1])
+    if first == end:
+        return None  # every document of the pack was lost in writing
+    rows = dataset.rows("documents.parquet", np.arange(first, end), _COLUMNS)
+    areas = read_sample(dataset, pack_id).document_areas().tolist() if read else None
+    weights = [row["n_images"] for row in rows] if by_images else areas or [row["length"] for row in rows]
+    at = max(range(len(rows)), key=lambda i: (weights[i], -i))
+    return Heaviest(
+        **rows[at],
+        share_of_tokens=rows[at]["length"] / sum(row["length"] for row in rows),
+        share_of_attention=areas[at] / sum(areas) if areas else None,
+        n_documents=len(rows),
+        pack_images=sum(row["n_images"] for row in rows),
+    )
+
+
+def _because(heaviest: Heaviest | None, measure: str, ranks: int) -> str:
+    if heaviest is None:
+        return "it holds no document"
+    if measure in _OF_IMAGES:
+        crops = "crop" if heaviest.pack_images == 1 else "crops"
+        return (
+            f"it has {heaviest.pack_images} {crops} for {ranks} ranks, in frames and stills that stay whole, "
+            f"{heaviest.n_images} of them in {heaviest.doc_id}"
+        )
+    share = f", {heaviest.share_of_attention:.0%} of the pairs" if heaviest.share_of_attention is not None else ""
+    return (
+        f"{heaviest.doc_id} has {heaviest.length:,} of its tokens ({heaviest.share_of_tokens:.0%}){share}, "
+        f"among {heaviest.n_documents} documents"
+    )
