@@ -72,8 +72,10 @@ def test_a_pack_shows_the_loads_of_its_ranks(reader: Callable[..., Any], service
     waited = steps.nth(ring).locator("td").all_inner_texts()
     most = [max(step["tiles"]) for step in answer["steps"]]
     assert waited == [f"{count:,}" for count in [*most, answer["ring_path"]]]
-    marked = [step["step"] for step in answer["steps"] for tiles in step["tiles"] if tiles == step["most"] > 0]
-    assert person.page.locator(".slowest").count() == len(marked)
+    waited_for = [
+        sum(tiles == step["most"] for tiles in step["tiles"]) for step in answer["steps"] if len(set(step["tiles"])) > 1
+    ]
+    assert person.page.locator(".slowest").count() == sum(waited_for) > 0
 
 
 def test_the_mask_has_the_colours_of_its_owners(reader: Callable[..., Any], service: str) -> None:

@@ -2,7 +2,7 @@
 
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { bytes, flops, integer, percent, plural, times } from "../format.js";
+import { bytes, compact, flops, integer, percent, plural, times } from "../format.js";
 import { variable } from "../palette.js";
 import { href } from "../router.js";
 import { card, facts } from "../section.js";
@@ -83,31 +83,48 @@ function stragglers(detail) {
   });
 }
 
-/** Whether all bars are equally wide; if not they are drawn side by side, each under its range. */
+/** Whether all bars are equally wide; if not they are drawn side by side, each under where its range begins. */
 function even(edges) {
   const width = edges[1] - edges[0];
   return edges.every((edge, index) => index === 0 || Math.abs(edge - edges[index - 1] - width) < 1e-6 * Math.abs(width));
 }
 
-function histogram(title, note, { unit, edges, counts }, counted) {
+/** A unit in which the edges are short to read: GFLOP of a pack go into millions. */
+function readable({ unit, edges, counts }) {
+  if (unit !== "GFLOP" || edges[edges.length - 1] < 1e5) return { unit, edges, counts };
+  return { unit: "TFLOP", edges: edges.map((edge) => edge / 1000), counts };
+}
+
+/** Bars without the empty ones before the first. */
+function bars({ edges, counts }) {
   const rows = counts.map((count, index) => ({ from: edges[index], to: edges[index + 1], count }));
+  return rows.slice(Math.max(0, rows.findIndex((row) => row.count > 0)));
+}
+
+function histogram(title, note, given, counted) {
+  const { unit, edges, counts } = readable(given);
   const linear = even(edges);
-  const place = (row) => (linear ? (row.from + row.to) / 2 : `from ${integer(row.from)}`);
+  const rows = bars({ edges, counts });
+  const few = Math.max(...counts) <= 5; // or the axis would have halves of documents
   return chart({
     title,
     note: linear ? note : `${note} Each bar's range is twice as wide as the one before.`,
     traces: () => [
       {
         type: "bar",
-        x: rows.map(place),
+        x: rows.map((row) => (linear ? (row.from + row.to) / 2 : compact(row.from))),
         width: linear ? rows.map((row) => row.to - row.from) : null,
-        y: counts,
+        y: rows.map((row) => row.count),
         customdata: rows.map((row) => [row.from, row.to]),
         marker: { color: variable("--accent") },
         hovertemplate: `%{customdata[0]:,.0f} to %{customdata[1]:,.0f} ${unit}: %{y:,}<extra></extra>`,
       },
     ],
-    layout: { bargap: 0.04, xaxis: linear ? { title: unit, tickformat: "~s" } : { title: unit, type: "category" }, yaxis: { title: counted } },
+    layout: {
+      bargap: 0.04,
+      xaxis: linear ? { title: unit, tickformat: "," } : { title: `${unit}, at least`, type: "category" },
+      yaxis: { title: counted, dtick: few ? 1 : null },
+    },
     rows,
     columns: [
       { label: `From (${unit})`, head: true, number: true, value: (row) => integer(row.from) },

@@ -21,17 +21,22 @@ const SPREAD = {
 
 const decimals = (value) => (value === null ? "–" : value.toFixed(3));
 
+/** Why a shard is where it is in the list, and the way to the pack that puts it there. */
+function reason(worst, packHref) {
+  return [`${worst.why} `, h("a", { href: packHref(worst.pack_id) }, `Open pack ${worst.pack_id}`)];
+}
+
 function worst(page, measure, packHref) {
   const [first] = page.items;
   if (!first?.worst || page.offset > 0) return null;
   const { chosen } = page;
+  const at = `at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}`;
   return h(
     "p",
     { class: "verdict" },
     h("strong", {}, first.name),
-    ` is the worst shard by ${MEASURES[measure].label.toLowerCase()} at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}. Its worst pack is `,
-    h("a", { href: packHref(first.worst.pack_id) }, `pack ${first.worst.pack_id}`),
-    ` with ${decimals(first.worst.value)}. ${first.worst.why}`,
+    ` is the worst shard by ${MEASURES[measure].label.toLowerCase()} ${at}. `,
+    reason(first.worst, packHref),
   );
 }
 
@@ -52,7 +57,7 @@ export async function shards(detail, params) {
     {
       label: "Why: its worst pack",
       className: "long",
-      value: (shard) => (shard.worst ? [h("a", { href: packHref(shard.worst.pack_id) }, `pack ${shard.worst.pack_id}`), ` ${shard.worst.why}`] : "–"),
+      value: (shard) => (shard.worst ? reason(shard.worst, packHref) : "–"),
     },
   ];
   const { label, unit, explain } = MEASURES[measure];

@@ -46,6 +46,9 @@ function stepCell(tiles, most, slowest) {
   return h("span", { class: slowest ? "step slowest" : "step", style: { background: tint } }, integer(tiles), slowest && h("span", { class: "visually-hidden" }, " slowest"));
 }
 
+/** Whether others wait for a rank in a step: it has the most tiles, and not all have as many. */
+const slow = (step, rank) => step.tiles[rank] === step.most && step.tiles.some((tiles) => tiles < step.most);
+
 function steps(answer) {
   const most = Math.max(1, ...answer.steps.map((step) => step.most));
   const total = { ring_rank: null };
@@ -59,7 +62,7 @@ function steps(answer) {
         label: `Step ${step.step}`,
         number: true,
         value: ({ ring_rank: rank }) =>
-          rank === null ? integer(step.most) : stepCell(step.tiles[rank], most, step.tiles[rank] === step.most && step.most > 0),
+          rank === null ? integer(step.most) : stepCell(step.tiles[rank], most, slow(step, rank)),
       })),
       {
         label: "Sum",
