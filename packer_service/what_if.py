@@ -78,7 +78,16 @@ def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    table = _read_lengths(file)
+    return plan_table(_read_lengths(file), config, dp_sizes)
+
+
+def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> Figures:
+    """The same of a table: ``doc_id`` and ``source`` string, ``tokens`` and ``images`` int64 from 0, without nulls.
+
+    Raises:
+        PlanError: a data-parallel size does not divide the window.
+    """
+    check_dp_sizes(dp_sizes, config.order.window)
     kept, rejects = _within_budgets(table, config)
     images = kept["images"].to_numpy()
     started = time.perf_counter()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio.to_thread
 from fastapi import FastAPI
 
+from packer_service.http.guards import Bounds, Gate, Head, Headers
+from packer_service.http.observe import Metrics, Observer
+from packer_service.http.openapi import describe
+from packer_service.http.openapi import router as openapi_router
 from packer_service.http.problems import add_handlers
 from packer_service.http.routers import (
     balance,
@@ -17,7 +22,10 @@ from packer_service.http.routers import (
     images,
     layout,
     mask,
+    metrics,
     packs,
+    page,
+    plan,
     shards,
     text,
 )
@@ -37,6 +45,10 @@ ROUTERS = (
     text.router,
     images.router,
     documents.router,
+    plan.router,
+    metrics.router,
+    openapi_router,
+    page.router,
 )
 
 
@@ -47,10 +59,19 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         ConfigError: there is no such folder.
     """
     app = FastAPI(title="preshard", version=VERSION, docs_url=None, redoc_url=None, lifespan=_lifespan)
-    app.state.service = Service(settings)
+    service = app.state.service = Service(settings)
+    app.state.metrics = Metrics(service)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    app.mount("/static", page.assets)
+    # the last one added is the first that a request meets
+    app.add_middleware(Bounds, settings=settings)
+    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Head)
+    app.add_middleware(Headers)
+    app.add_middleware(Observer, metrics=app.state.metrics)
     return app
 
 

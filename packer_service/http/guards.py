@@ -1,0 +1,156 @@
+"""What stands before every request: its size, its time, its token, and the headers of its answer. Plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from packer_service.http.problems import ProblemError, problem_response
+from packer_service.http.settings import ServiceSettings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+PLAN_PATH = "/v1/plan"
+
+_OPEN = ("/", "/healthz", "/docs", "/openapi.json")
+"""Paths that need no token: they tell nothing about any dataset, and a browser asks for them without one."""
+
+_HEADERS = {
+    # Plotly sets styles of elements; everything else is files of the service
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Headers:
+    """Adds the headers that make a browser careful, to every answer."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # a copy: the answer and its headers may be kept and sent again
+                message = {**message, "headers": [*message["headers"], *self.headers]}
+            await send(message)
+
+        await self.app(scope, receive, add if scope["type"] == "http" else send)
+
+
+class Head:
+    """Answers HEAD as GET without its body."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        scope["method"] = "GET"
+        await self.app(scope, receive, without_body)
+
+
+class Gate:
+    """Lets in whom the settings let in: the host that is asked for, and the token."""
+
+    def __init__(self, app: App, settings: ServiceSettings) -> None:
+        self.app = app
+        self.hosts = {host.lower() for host in settings.hosts}
+        self.token = settings.token.get_secret_value().encode() if settings.token else None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        problem = self._problem(scope) if scope["type"] == "http" else None
+        if problem is not None:
+            await problem_response(scope, problem)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _problem(self, scope: Message) -> ProblemError | None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
+        if self.hosts and name not in self.hosts:
+            detail = f"This service does not answer for the host {name!r:.100}; ask it as localhost."
+            return ProblemError(421, "misdirected-request", "Misdirected request", detail)
+        path = scope["path"]
+        if self.token is None or path in _OPEN or path.startswith("/static/"):
+            return None
+        scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(sent.strip(), self.token):
+            return None
+        detail = "Send the service's token in the header `Authorization: Bearer TOKEN`."
+        return ProblemError(401, "unauthorized", "Token missing or wrong", detail, {"WWW-Authenticate": "Bearer"})
+
+
+class Bounds:
+    """Ends requests whose body is too large or that take too long."""
+
+    def __init__(self, app: App, settings: ServiceSettings) -> None:
+        self.app = app
+        self.settings = settings
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, answered, size = False, False, 0
+        limit = self.settings.max_body_bytes
+        # a plan has a limit of its own, which ends the process that makes it
+        seconds = self.settings.request_seconds + (self.settings.plan_seconds if scope["path"] == PLAN_PATH else 0)
+
+        async def sent(message: Message) -> None:
+            nonlocal started
+            if answered:
+                return
+            started = True
+            await send(message)
+
+        async def received() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > limit:
+                raise _TooLargeError
+            return message
+
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        try:
+            if declared.isdigit() and int(declared) > limit:
+                raise _TooLargeError
+            async with asyncio.timeout(seconds):
+                await self.app(scope, received, sent)
+        except _TooLargeError:
+            detail = f"The body has more than {limit} bytes, the most that the service reads."
+            problem = ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"})
+        except TimeoutError:
+            detail = f"The answer took longer than {seconds:g} seconds; ask for less, or try again later."
+            problem = ProblemError(504, "too-slow", "Request took too long", detail)
+        else:
+            return
+        if not started:
+            answered = True
+            await problem_response(scope, problem)(scope, receive, send)
+
+
+class _TooLargeError(Exception):
+    """A body has more bytes than are read."""

@@ -1,0 +1,116 @@
+"""What the service tells of itself: a line and a measurement a request, and a problem where it failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+import uuid
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from packer_service.http.dataset import Dataset
+from packer_service.http.guards import App, Message, Receive, Send
+from packer_service.http.problems import ProblemError, problem_response
+from packer_service.http.serving import Service
+from packer_service.http.unfinished import Unfinished
+
+access = logging.getLogger("preshard.access")
+errors = logging.getLogger("preshard.errors")
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Prometheus metrics of one application."""
+
+    def __init__(self, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "preshard_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "preshard_http_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=self.registry
+        )
+        cache = service.cache
+        values = {
+            "preshard_cache_bytes": ("Bytes kept in memory.", lambda: cache.bytes),
+            "preshard_cache_limit_bytes": ("Bytes that may be kept.", lambda: cache.limit),
+            "preshard_cache_entries": ("Values kept in memory.", lambda: len(cache)),
+            "preshard_cache_hits": ("Questions answered from memory.", lambda: cache.hits),
+            "preshard_cache_misses": ("Questions that were worked on.", lambda: cache.misses),
+        }
+        for name, (text, value) in values.items():
+            Gauge(name, text, registry=self.registry).set_function(value)
+        datasets = Gauge("preshard_datasets", "Datasets below the root.", ["state"], registry=self.registry)
+        for state in ("whole", "unfinished", "damaged"):
+            datasets.labels(state).set_function(lambda state=state: _count(service, state))  # type: ignore[misc]
+
+
+def _count(service: Service, state: str) -> int:
+    return sum(_state(found) == state for found in service.catalog.snapshot().values())
+
+
+def _state(found: object) -> str:
+    if isinstance(found, Dataset) and found.broken is None:
+        return "whole"
+    return "unfinished" if isinstance(found, Unfinished) else "damaged"
+
+
+class Observer:
+    """Gives each request an id, logs and measures it, and keeps what went wrong inside from the client."""
+
+    def __init__(self, app: App, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, method, status, size = time.perf_counter(), scope["method"], 0, 0
+        scope["request_id"] = uuid.uuid4().hex
+
+        async def counted(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message["headers"], (b"x-request-id", scope["request_id"].encode())]
+                message = {**message, "headers": headers}
+            size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counted)
+        except Exception as error:
+            told = "".join(traceback.format_exception(error))
+            errors.error(json.dumps({"request_id": scope["request_id"], "error": told}))
+            if status:
+                raise  # the answer has begun: only closing the connection can tell
+            detail = "The service failed; its log has the reason under the request's id."
+            problem = ProblemError(500, "internal-error", "Internal error", detail)
+            await problem_response(scope, problem)(scope, receive, counted)
+        finally:
+            self._tell(scope, method, status or 499, size, time.perf_counter() - began)
+
+    def _tell(self, scope: Message, method: str, status: int, size: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or "none"
+        self.metrics.requests.labels(method, route, str(status)).inc()
+        self.metrics.seconds.labels(route).observe(seconds)
+        if access.isEnabledFor(logging.INFO):
+            access.info(
+                json.dumps(
+                    {
+                        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                        "method": method,
+                        "path": scope["path"],
+                        "query": scope["query_string"].decode("latin-1"),
+                        "status": status,
+                        "ms": round(1000 * seconds, 1),
+                        "bytes": size,
+                        "client": (scope.get("client") or ("",))[0],
+                        "request_id": scope["request_id"],
+                    }
+                )
+            )

@@ -1,0 +1,106 @@
+"""The OpenAPI document: what the framework derives, with the problems that any request can end in; and its page."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
+
+from packer_service.http.guards import PLAN_PATH
+from packer_service.http.models.common import Problem
+from packer_service.http.problems import MEDIA_TYPE
+
+ANY = {
+    "401": "The token is missing or wrong.",
+    "413": "The body is larger than the service reads.",
+    "421": "The service does not answer for this host.",
+    "422": "A parameter is not legal; the problem says what is.",
+    "500": "The service failed; its log has the reason.",
+    "503": "The service is busy, or the files cannot be read at this moment.",
+    "504": "The answer took too long.",
+}
+OF_DATASET = {
+    "304": "The client has this answer already.",
+    "404": "There is no such dataset, or nothing of it under this name.",
+    "409": "The dataset is unfinished or damaged; the problem says how.",
+}
+OF_PLAN = {key: OF_DATASET[key] for key in ("404", "409")} | {"415": "The body is no JSON."}
+
+router = APIRouter(include_in_schema=False)
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document of an application, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes, openapi_version="3.1.0"
+        )
+        schemas = document["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemes = {"token": {"type": "http", "scheme": "bearer", "description": "Where the service asks for one."}}
+        document["components"]["securitySchemes"] = schemes
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                _complete(path, operation)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+_DESCRIPTION = "Read-only: datasets packed by preshard, how full and how balanced they are, and what was lost."
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Adds the problems, and the headers of a kept answer."""
+    if path == "/healthz":
+        operation["responses"].pop("422", None)
+        problems = {key: ANY[key] for key in ("421", "500", "504")}
+    else:
+        operation["security"] = [{}, {"token": []}]
+        of_kind = OF_PLAN if path == PLAN_PATH else OF_DATASET if "{name}" in path else {}
+        problems = ANY | of_kind
+    for status, text in problems.items():
+        content = {} if status == "304" else {"content": {MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}}}}
+        operation["responses"][status] = {"description": text, **content}
+    if "{name}" in path:
+        tag = {"description": "Changes whenever the answer can.", "schema": {"type": "string"}}
+        operation["responses"]["200"].setdefault("headers", {})["ETag"] = tag
+
+
+_PROBLEM = "#/components/schemas/Problem"
+
+
+@router.get("/docs")
+def docs(request: Request) -> HTMLResponse:
+    """Every path with its parameters, without anything from outside; /openapi.json is the document for programs."""
+    document = describe(request.app)
+    parts = [_operation(path, method, op) for path, ops in document["paths"].items() for method, op in ops.items()]
+    return HTMLResponse(_PAGE.format(version=escape(document["info"]["version"]), operations="\n".join(parts)))
+
+
+def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
+    rows = [
+        f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{escape(parameter['in'])}</td>"
+        f"<td>{escape(parameter.get('description', ''))}</td></tr>"
+        for parameter in operation.get("parameters", ())
+    ]
+    table = f"<table><tr><th>parameter</th><th>in</th><th>means</th></tr>{''.join(rows)}</table>" if rows else ""
+    return (
+        f"<section><h2><code>{method.upper()} {escape(path)}</code></h2>"
+        f"<p><strong>{escape(operation['summary'])}.</strong> {escape(operation.get('description', ''))}</p>{table}"
+        f"<p>Answers: {', '.join(sorted(operation['responses']))}</p></section>"
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>preshard: REST</title><link rel="stylesheet" href="/static/page.css"></head>
+<body><main class="view"><h1>REST interface, version {version}</h1>
+<p>For programs: <a href="/openapi.json">/openapi.json</a> (OpenAPI 3.1). <a href="/">To the page.</a></p>
+{operations}
+</main></body></html>
+"""

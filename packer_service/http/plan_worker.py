@@ -1,0 +1,41 @@
+"""A what-if plan in a process of its own, so that no request can take the service's time or memory with it.
+
+Standard input has one line of JSON (``config``, ``dp``, ``seconds``, ``memory``), then a table of lengths as an Arrow
+stream; standard output gets one JSON object: ``figures``, or ``wrong`` with what the request has wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from typing import Any
+
+import pyarrow as pa
+
+
+def main() -> None:
+    asked = json.loads(sys.stdin.buffer.readline())
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = asked["memory"] if hard == resource.RLIM_INFINITY else min(asked["memory"], hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    # the parent kills this process in time; where the parent was killed itself, the processor's clock does
+    resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] * 2, asked["seconds"] * 2 + 1))
+    table = pa.ipc.open_stream(sys.stdin.buffer).read_all()
+
+    from packer_service.config import parse_config
+    from packer_service.what_if import plan_table
+    from schemas.errors import PreshardError
+
+    answer: dict[str, Any]
+    try:
+        answer = {"figures": plan_table(table, parse_config(asked["config"]), asked["dp"])}
+    except PreshardError as error:
+        answer = {"wrong": str(error)}
+    except MemoryError:
+        answer = {"wrong": f"the plan takes more than {limit} bytes of memory; ask about fewer documents"}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Metrics for Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+router = APIRouter(tags=["service"])
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={200: {"description": "Prometheus's text format.", "content": {"text/plain": {}}}},
+)
+def metrics(request: Request) -> Response:
+    """Requests and their times by route, the cache, and datasets by state."""
+    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
