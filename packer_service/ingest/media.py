@@ -34,7 +34,7 @@ request."""
 # Our own words: the C library's differ from system to system. Any other number is an outage.
 _REASONS = {
     errno.ENOENT: "no such file",
-    errno.ENOTDIR: "no such file: a part of its path is a file, not a folder",
+    errno.ENOTDIR: "no such file",  # in an object store, a name below a file is as good as any
     errno.EISDIR: "is a folder, not a file",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
@@ -112,7 +112,13 @@ def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
     filesystem, path = _resolve(uri, base)
     if filesystem is None:
         return _open_local(Path(path))
-    raw = filesystem.open_input_file(path)
+    try:
+        raw = filesystem.open_input_file(path)
+    except FileNotFoundError:
+        # An object store has no folders, only names that go on; a local folder is told from nothing, too.
+        if filesystem.get_file_info(path).type == fs.FileType.Directory:
+            raise IsADirectoryError(errno.EISDIR, "is a folder") from None
+        raise
     return cast(BinaryIO, io.BufferedReader(raw, REMOTE_BUFFER)), raw.size()
 
 

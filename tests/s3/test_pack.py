@@ -15,8 +15,11 @@ import pytest
 
 from packer_service.cli import main
 from packer_service.config import PackConfig
+from packer_service.ingest.media import open_media
 from packer_service.job import PlainExecutor, pack
 from packer_service.shards.store import Folder
+from schemas.errors import DocumentError
+from schemas.example import Media
 
 
 def local_files(folder: Path) -> dict[str, bytes]:
@@ -116,6 +119,23 @@ def test_credentials_in_a_uri_are_written_nowhere(
     run = json.loads(Folder(store.uri("secret")).read("run.json"))
     assert run["job"]["files"][0]["uri"].startswith("s3://preshard/")
     assert "hunter2" not in json.dumps(run)
+
+
+@pytest.mark.parametrize("uri", ["nowhere.png", "pictures", "1.png/2.png"])
+def test_a_reference_to_nothing_reads_the_same_as_on_a_disk(
+    store: Any, tiny_source: Path, tmp_path: Path, uri: str
+) -> None:
+    """Fails when the reason for which a media is missing, which is in a dataset's bytes, depends on where it is not."""
+    local = tmp_path / "source"
+    (local / "pictures").mkdir(parents=True)
+    for name in ("1.png", "pictures/2.png"):
+        (local / name).write_bytes((tiny_source / Path(name).name).read_bytes())
+    reasons = []
+    for base in (str(local), store.upload(local, "media")):
+        with pytest.raises(DocumentError) as error, open_media(Media(kind="image", uri=uri), base):
+            pass
+        reasons.append((error.value.code, str(error.value)))
+    assert reasons[0] == reasons[1]
 
 
 def _fails(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
