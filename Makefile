@@ -65,7 +65,8 @@ docs: .venv/installed
 	@echo "build/docs/index.html"
 
 bench: .venv/installed
-	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py; do \
+	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py \
+		tests/benchmarks/attention.py; do \
 		echo "==> $$script"; $(BIN)/python $$script || exit 1; done
 
 peers: .venv/installed

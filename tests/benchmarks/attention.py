@@ -1,18 +1,21 @@
 """Prints what attention costs on the CPU: the kernel against a dense mask, and every kind and layout on two processes.
 
-    python tests/benchmarks/attention.py [--mixture mixed] [--seed 0] [--repeats 3]
+    python tests/benchmarks/attention.py [--mixture mixed] [--seed 0] [--rounds 3]
 
 One pack of 36,864 tokens, 2 query heads, 1 key head, head_dim 64, float32, one thread a process; forward and backward
-together, the best of the repeats, the slower rank. Times on a shared machine vary; ratios are of times of the same run.
+together, the slower rank, the best of some rounds in which all that is compared takes turns. Times on a shared machine
+vary; ratios are of times of the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +43,27 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("ring", "ring", {}),
     ("gather, needed keys", "gather", {"exchange": "needed"}),
     ("gather, all keys", "gather", {"exchange": "all"}),
-    ("ulysses", "ulysses", {}),
 ]
+ULYSSES: tuple[str, str, dict[str, Any]] = ("ulysses", "ulysses", {})
 
 
-def best(repeats: int, run: Callable[[], Any]) -> float:
-    """Least seconds of some runs; on several ranks, of the slowest rank of each."""
-    spent = []
-    for _ in range(repeats):
-        if dist.is_initialized():
-            dist.barrier()
-        began = time.perf_counter()
-        run()
-        seconds = torch.tensor(time.perf_counter() - began)
-        if dist.is_initialized():
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        spent.append(float(seconds))
-    return min(spent)
+Run = Callable[[], Any]
+
+
+def best(rounds: int, runs: dict[str, Run]) -> dict[str, float]:
+    """Least seconds of each over rounds in which they take turns; on several ranks, of the slowest rank each time."""
+    least = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            if dist.is_initialized():
+                dist.barrier()
+            began = time.perf_counter()
+            run()
+            seconds = torch.tensor(time.perf_counter() - began)
+            if dist.is_initialized():
+                dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            least[name] = min(least[name], float(seconds))
+    return least
 
 
 def inputs(tokens: int) -> list[Tensor]:
@@ -83,7 +90,7 @@ def cut(mask: MaskArrays, length: int) -> MaskArrays:
     )
 
 
-def against_dense(mask: MaskArrays, repeats: int) -> None:
+def against_dense(mask: MaskArrays, rounds: int) -> None:
     """The kernel and torch's SDPA with a dense mask, on the first tokens of the pack."""
     print("\n## One process: the kernel against SDPA with a dense mask\n")
     print("| tokens | pairs allowed | tiles occupied | kernel s | SDPA s | SDPA / kernel |\n|---|---|---|---|---|---|")
@@ -97,8 +104,10 @@ def against_dense(mask: MaskArrays, repeats: int) -> None:
                 q[None], k[None], v[None], attn_mask=dense, enable_gqa=True
             )[0]
 
-        ours = best(repeats, lambda attend=attend, tensors=tensors: there_and_back(attend, tensors))
-        theirs = best(repeats, lambda sdpa=sdpa, tensors=tensors: there_and_back(sdpa, tensors))
+        runs: dict[str, Run] = {
+            "ours": partial(there_and_back, attend, tensors), "theirs": partial(there_and_back, sdpa, tensors)
+        }  # fmt: skip
+        ours, theirs = best(rounds, runs).values()
         occupied = whole_tiles(part) / (length / TILE) ** 2
         share = float(dense.float().mean())
         print(f"| {length} | {share:.1%} | {occupied:.1%} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} |")
@@ -123,39 +132,34 @@ def listing(mask: MaskArrays, layouts: list[TokenLayout]) -> bool:
     return exact
 
 
-def on_a_rank(rank: int, size: int, store: str, mask: MaskArrays, layouts: list[TokenLayout], repeats: int) -> None:
+def on_a_rank(rank: int, size: int, store: str, mask: MaskArrays, layouts: list[TokenLayout], rounds: int) -> None:
     """One of the processes: every kind on every layout; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    meshes = {
-        "ulysses": build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=size).cp,
-        "ring": build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=size, ulysses_degree=1).cp,
-    }
-    tensors, whole, seq_len = MaskTensors.from_arrays(mask), whole_layout(mask.seq_len), mask.seq_len
+    ring = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=size, ulysses_degree=1).cp
+    ulysses = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=size).cp
+    tensors, whole, everything = MaskTensors.from_arrays(mask), whole_layout(mask.seq_len), inputs(mask.seq_len)
     alone = bind("ring", whole, tensors, ContextParallel(), TILE)
-    everything = inputs(seq_len)
-    floor = best(repeats, lambda: there_and_back(alone, everything)) / size
+    runs: dict[str, Run] = {"alone": partial(there_and_back, alone, everything)}
+    rows = {}
+    for layout, (name, kind, options) in [(whole, ULYSSES), *itertools.product(layouts, CALLS)]:
+        cp = ulysses if layout is whole else ring
+        began = time.perf_counter()
+        attend = bind(kind, layout, tensors, cp, TILE, **options)
+        bound = (time.perf_counter() - began) * 1000
+        degrees = {"ulysses_degree": cp.ulysses_degree, "ulysses_rank": cp.ulysses_rank}
+        mine = rank_positions(layout.runs, ring_rank=cp.ring_rank, **degrees)
+        local = [x.detach()[:, mine].requires_grad_(x.requires_grad) for x in everything]
+        row = f"| {'any' if layout is whole else layout.scheme} | {name} |"
+        rows[row] = f"{bound:.0f} | {moved(options, layout, tensors, size)} |"
+        runs[row] = partial(there_and_back, attend, local)
+    seconds = best(rounds, runs)
     if rank == 0:
         print(f"\n## {size} processes, each with half of the pack: time / (the whole pack in one process / {size})\n")
-        print(f"{size * floor:.2f} s for the whole pack, while the other process does the same\n")
+        print(f"{seconds['alone']:.2f} s for the whole pack, while the other process does the same\n")
         print("| layout | kind | time / floor | s | bind ms | keys moved |\n|---|---|---|---|---|---|")
-    for layout in layouts:
-        for name, kind, options in CALLS:
-            cp = meshes["ulysses" if kind == "ulysses" else "ring"]
-            dealt = whole if kind == "ulysses" else layout
-            if kind == "ulysses" and layout is not layouts[0]:
-                continue
-            began = time.perf_counter()
-            attend = bind(kind, dealt, tensors, cp, TILE, **options)
-            bound = (time.perf_counter() - began) * 1000
-            degrees = {"ulysses_degree": cp.ulysses_degree, "ulysses_rank": cp.ulysses_rank}
-            mine = rank_positions(dealt.runs, ring_rank=cp.ring_rank, **degrees)
-            local = [x.detach()[:, mine].requires_grad_(x.requires_grad) for x in everything]
-            seconds = best(repeats, lambda attend=attend, local=local: there_and_back(attend, local))
-            if rank == 0:
-                shown = "any" if kind == "ulysses" else layout.scheme
-                keys = moved(options, dealt, tensors, size)
-                print(f"| {shown} | {name} | {seconds / floor:.2f} | {seconds:.2f} | {bound:.0f} | {keys} |")
+        for row, rest in rows.items():
+            print(f"{row} {seconds[row] / seconds['alone'] * size:.2f} | {seconds[row]:.2f} | {rest}")
     dist.destroy_process_group()
 
 
@@ -176,7 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mixture", default="mixed", choices=list(mixtures.MIXTURES))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     packs = mixtures.packs(asked.mixture, 12, asked.seed)
@@ -186,9 +190,9 @@ def main() -> int:
     layouts = solve_layouts(pack.mask, segment_edges=pack.edges, schemes=SCHEMES, ring_degrees=(2,), block_size=TILE)
     eight = solve_layouts(pack.mask, segment_edges=pack.edges, schemes=SCHEMES, ring_degrees=(8,), block_size=TILE)
     exact = listing(pack.mask, [whole_layout(pack.mask.seq_len), *layouts, *eight])
-    against_dense(pack.mask, asked.repeats)
+    against_dense(pack.mask, asked.rounds)
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(on_a_rank, args=(2, f"{folder}/store", pack.mask, layouts, asked.repeats), nprocs=2)
+        torch.multiprocessing.spawn(on_a_rank, args=(2, f"{folder}/store", pack.mask, layouts, asked.rounds), nprocs=2)
     return 0 if exact else 1
 
 
