@@ -67,6 +67,15 @@ class Sample:
         return area_by_rank(self.index, self.spans.astype(np.int32), len(self.head.documents))
 
 
+def rows_per_crop(head: SampleHead) -> Int64[np.ndarray, "crops"]:
+    """Pooled rows of each crop. Those of a unit have equally many."""
+    crops, pooled = (
+        np.diff(np.array(bounds, np.int64), prepend=0)
+        for bounds in (head.cum_image_bounds, head.cum_token_pooling_bounds)
+    )
+    return np.repeat(pooled // np.maximum(crops, 1), crops)
+
+
 def place_of(dataset: Dataset, pack_id: int) -> Place:
     """Where a pack lies.
 

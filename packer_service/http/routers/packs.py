@@ -15,7 +15,7 @@ from packer_service.http.figures import measures
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
 from packer_service.http.problems import not_found, not_legal
-from packer_service.http.sample import Sample, read_sample
+from packer_service.http.sample import Sample, read_sample, rows_per_crop
 from packer_service.http.serving import Cp, DatasetRoute, Layout, Paged, Ring, Served
 from schemas.codec import sample_key
 from schemas.sequence import IGNORE_INDEX
@@ -160,10 +160,7 @@ def _documents(sample: Sample) -> list[DocumentInPack]:
 def image_tokens(sample: Sample) -> list[tuple[int, int]]:
     """For each crop the first token that one of its pooled rows fills, and the one behind the last."""
     filled = np.flatnonzero(sample.sequence.pool_ids >= 0)
-    crops, pooled = (
-        np.diff(bounds, prepend=0) for bounds in (sample.head.cum_image_bounds, sample.head.cum_token_pooling_bounds)
-    )
-    each = np.repeat(pooled // np.maximum(crops, 1), crops)  # crops of a unit have equally many rows
+    each = rows_per_crop(sample.head)
     ends = np.cumsum(each)
     return [(int(filled[end - n]), int(filled[end - 1]) + 1) for n, end in zip(each, ends, strict=True)]
 

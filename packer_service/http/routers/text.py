@@ -7,12 +7,12 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32
 
 from packer_service.http.models.packs import PackText, TokenSpan
 from packer_service.http.problems import not_legal
 from packer_service.http.routers.packs import PackId
-from packer_service.http.sample import Sample, read_sample
+from packer_service.http.sample import Sample, read_sample, rows_per_crop
 from packer_service.http.serving import DatasetRoute, Served, service_of
 from packer_service.http.spelling import Spell, speller
 from schemas.sequence import IGNORE_INDEX, PackedSequence
@@ -58,19 +58,12 @@ def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float3
     return asked, weights
 
 
-def crop_of_pooled(sample: Sample) -> Int64[np.ndarray, "pooled"]:
-    """The crop of each pooled row."""
-    crops, pooled = (
-        np.diff(bounds, prepend=0) for bounds in (sample.head.cum_image_bounds, sample.head.cum_token_pooling_bounds)
-    )
-    return np.repeat(np.arange(crops.sum()), np.repeat(pooled // np.maximum(crops, 1), crops))
-
-
 def _spans(sample: Sample, start: int, end: int, spell: Spell) -> list[TokenSpan]:
     sequence = sample.sequence
     asked, weights = predicted(sequence)
     pooled = sequence.pool_ids[start:end]
-    crops = np.append(crop_of_pooled(sample), -1)[pooled]  # pool_ids is -1 where there is none
+    each = rows_per_crop(sample.head)
+    crops = np.append(np.repeat(np.arange(len(each)), each), -1)[pooled]  # pool_ids is -1 where there is none
     kinds = np.where(sequence.doc_ids[start:end] < 0, 2, np.where(pooled >= 0, 1, 0))
     columns = (
         kinds, sequence.doc_ids[start:end], sequence.branch_ids[start:end], asked[start:end], weights[start:end], crops,
