@@ -1,4 +1,4 @@
-# The inspection service: without Ray, torch and decoders. Built from the repository's root:
+# The inspection service: without Ray and torch. Built from the repository's root:
 #   docker build -f k8s/images/serve.Dockerfile -t preshard-serve:0.1.0 .
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /source
@@ -11,8 +11,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 FROM python:3.11-slim-bookworm
 COPY constraints.txt /tmp/
 RUN pip install --no-cache-dir -c /tmp/constraints.txt \
-    click fastapi jaxtyping mistral-common numba numpy plotly prometheus-client pyarrow pydantic pyyaml rich \
-    tokenizers uvicorn
+    av click fastapi jaxtyping mistral-common numba numpy pillow plotly prometheus-client pyarrow pydantic pyyaml \
+    rich tokenizers uvicorn
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/*.whl
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preshard

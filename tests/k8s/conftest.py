@@ -1,0 +1,23 @@
+"""The overlays, rendered once."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from manifests import render
+
+
+@pytest.fixture(scope="session")
+def rendered() -> Callable[[str], list[dict[str, Any]]]:
+    """``rendered("local")``: the objects of an overlay, to be changed at will."""
+    once = cache(render)
+    return lambda overlay: copy.deepcopy(once(overlay))
