@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MAX_TEXT_BYTES = 16 * 2**20
-"""Longest text of a document, in UTF-8: at most as many tokens, with some 40 bytes each while they are made."""
-
 PART = 2**16
 """Most characters that a tokenizer gets at once. Tokenizers take up to 200 bytes a token, and on text without spaces
 time that grows with its square."""
-
-
-def utf8_size(text: str) -> int:
-    """Bytes of a text in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def text_parts(text: str) -> Iterator[str]:

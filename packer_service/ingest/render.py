@@ -13,11 +13,15 @@ from packer_service.ingest.image import ImageCrops
 from packer_service.ingest.long_text import text_parts
 from packer_service.ingest.tokenizer import Tokenizer
 from packer_service.ingest.video import VideoFrames
+from schemas.errors import DocumentError
 from schemas.example import Document, Media, Message
 from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 MediaShape = ImageCrops | VideoFrames
 """What probing a media tells: how many crops, or which frames."""
+
+MAX_TOKENS = 2**22
+"""Most tokens of a document before it is cut or split. A token takes some 60 bytes while a document is in work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,9 @@ def render(
         tokenizer: encodes text and gives the marks around it.
         pooled_per_crop: image tokens of one crop.
         annotation_weight: ``none``, or ``sqrt`` for a weight of 1/sqrt(n) on each of n annotations.
+
+    Raises:
+        DocumentError: ``too_long``: its text has more than ``MAX_TOKENS`` tokens.
     """
     stream = _Stream(tokenizer=tokenizer, pooled_per_crop=pooled_per_crop, shapes=iter(shapes))
     stream.tokens_of(tokenizer.bos, loss=False)
@@ -113,6 +120,9 @@ class _Stream:
     def text(self, text: str, *, loss: bool) -> None:
         for part in text_parts(text):
             self.tokens_of(np.array(self.tokenizer.encode(part), np.int32), loss=loss)
+            if self.length > MAX_TOKENS:
+                limit = f"more than the limit of {MAX_TOKENS} for one document; make several of it"
+                raise DocumentError("too_long", f"has at least {self.length} tokens, {limit}")
 
     def turns(self, messages: Iterable[Message]) -> None:
         chat = self.tokenizer.chat
@@ -158,7 +168,7 @@ class _Stream:
         return RenderedDocument(
             tokens=tokens,
             labels=labels,
-            loss_weights=np.where(labels == IGNORE_INDEX, 0, weight).astype(np.float32),
+            loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.float32(weight)),
             position_ids=branch_positions(branch_ids),
             branch_ids=branch_ids,
             unit_ids=unit_ids,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeGuard, get_args
 
-from packer_service.ingest.long_text import MAX_TEXT_BYTES, utf8_size
 from schemas.errors import DocumentError
 from schemas.example import Document, Media, MediaKind, Message, Part, Role
 
@@ -14,6 +13,10 @@ FIELDS = ("id", "source", *FORMS, "media")
 """Everything that is read of a row; other fields are the user's own."""
 ROLES = get_args(Role)
 DEFAULT_SOURCE = "default"
+MAX_NAME = 1000
+"""Most characters of an id or a source: tables and heads of samples repeat them."""
+MAX_URI = 8000
+"""Most characters of a media's path or URI: messages repeat it."""
 
 
 def row_identity(row: Any) -> tuple[str | None, str]:
@@ -21,9 +24,8 @@ def row_identity(row: Any) -> tuple[str | None, str]:
     if not isinstance(row, dict):
         return None, DEFAULT_SOURCE
     given_id, source = row.get("id"), row.get("source")
-    usable = isinstance(given_id, str) and given_id and _is_text(given_id)
-    named = isinstance(source, str) and source and _is_text(source)
-    return given_id if usable else None, str(source) if named else DEFAULT_SOURCE
+    named = source if source and _is_name(source) else DEFAULT_SOURCE
+    return given_id if given_id and _is_name(given_id) else None, named
 
 
 def parse_document(row: Any) -> Document:
@@ -32,8 +34,7 @@ def parse_document(row: Any) -> Document:
     Null fields count as missing, since Parquet has every field in every row.
 
     Raises:
-        DocumentError: ``bad_row`` with the field, its value and what is legal, ``empty``, or ``too_long`` for text that
-            no task's memory is made for.
+        DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
     """
     if not isinstance(row, dict):
         _bad(f"the row is a {_kind(row)}, not an object")
@@ -60,15 +61,19 @@ def parse_document(row: Any) -> Document:
 def _check_strings(row: dict[str, Any]) -> None:
     for field in ("id", "source"):
         value = row.get(field)
-        if value is not None and not (isinstance(value, str) and _is_text(value)):
-            _bad(f"{field} is {value!r:.80}, not a string of Unicode text")
+        if value is not None and not _is_name(value):
+            _bad(f"{field} is {value!r:.80}, not a string of Unicode text of at most {MAX_NAME} characters")
+
+
+def _is_name(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= MAX_NAME and _is_text(value)
 
 
 def _text(text: Any) -> Document:
     checked = _string(text, "text")
     if not checked.strip():
         raise DocumentError("empty", "text is empty")
-    return _bounded(Document(text=checked))
+    return Document(text=checked)
 
 
 def _with_loss(document: Document) -> Document:
@@ -76,15 +81,6 @@ def _with_loss(document: Document) -> Document:
     answers = [m for branch in document.branches for m in branch if m.role == "assistant"]
     if not any(isinstance(part, str) and part.strip() for message in answers for part in message.parts):
         raise DocumentError("empty", "no assistant turn holds any text, so no token would carry loss")
-    return _bounded(document)
-
-
-def _bounded(document: Document) -> Document:
-    said = (part for branch in document.branches for message in branch for part in message.parts)
-    size = sum(utf8_size(part) for part in (document.text or "", *said) if isinstance(part, str))
-    if size > MAX_TEXT_BYTES:
-        limit = f"more than the limit of {MAX_TEXT_BYTES}; make several documents of it"
-        raise DocumentError("too_long", f"has {size} bytes of text, {limit}")
     return document
 
 
@@ -137,8 +133,8 @@ def _reference(given: dict[str, Any], kind: str, where: str) -> tuple[str | None
             _bad(f"{where}.bytes is a {_kind(inline)}, not bytes")
         return None, inline
     uri = _string(value, f"{where}.{kind}")
-    if not uri or "\0" in uri:
-        _bad(f"{where}.{kind} is {uri!r:.80}, not the path or URI of a file")
+    if not uri or "\0" in uri or len(uri) > MAX_URI:
+        _bad(f"{where}.{kind} is {uri!r:.80}, not the path or URI of a file, of at most {MAX_URI} characters")
     return uri, None
 
 

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hostile_corpus import HostileFile, damaged, lies, row_id, seed_files, write_corpus
 from hostile_images import deep_colour_png
-from hostile_rows import broken_lines, row_strategy
+from hostile_rows import RowGrammar, broken_lines, drawn_lines
+from hostile_tables import damaged_parquet, parquet, typed_tables
 from hostile_videos import Form, encode
 
 
@@ -57,12 +58,22 @@ def deep_png() -> Callable[[Any], bytes]:
 
 
 @pytest.fixture(scope="session")
-def hostile_rows() -> Any:
-    """A strategy for rows of every wrong form."""
-    return row_strategy()
+def hostile_lines() -> list[bytes]:
+    """Lines that are no rows, or hardly, and rows of which one half is wrong somewhere."""
+    return [*broken_lines(), *drawn_lines(800, seed=11)]
 
 
 @pytest.fixture(scope="session")
-def hostile_lines() -> list[bytes]:
-    """Lines that are no rows, or hardly."""
-    return broken_lines()
+def row_grammar() -> type[RowGrammar]:
+    return RowGrammar
+
+
+@pytest.fixture(scope="session")
+def hostile_tables() -> list[tuple[str, bytes, int, int]]:
+    """Parquet files: name, bytes, rows, and how many of them must be packed."""
+    return [(name, parquet(table), len(table), whole) for name, table, whole in typed_tables()]
+
+
+@pytest.fixture(scope="session")
+def damaged_tables() -> list[bytes]:
+    return list(damaged_parquet(60, seed=2))

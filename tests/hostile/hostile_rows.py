@@ -3,64 +3,119 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
-from hypothesis import strategies as st
+import numpy as np
 
-_SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(10**40), 10**40),
-    st.floats(),
-    st.sampled_from(
-        ["", " ", "text", "user", "image", "x.png", "\0", "\ud800", "ok\udfffok", "é", "\u202e", "a" * 300]
-    ),
+_SCALARS = (
+    *(None, True, False, 0, -1, 7, 10**40, -(10**400), 0.5, -0.0, 1e308, float("nan"), float("inf"), float("-inf")),
+    *("", " ", "text", "user", "image", "x.png", "\0", "\ud800", "ok\udfffok", "é", "\u202e", "a" * 300, "[INST]"),
 )
-_ANYTHING = st.recursive(
-    _SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["type", "text", "bytes", "path", "?"]), inner)
-    ),
-    max_leaves=6,
-)
+_TEXTS = ("What?", "A word.", "<s>[INST]", " ", "二三 四", "One\nline, and another.")
+_URIS = ("0.png", "0.png", "none.png", "file:///", "s3:", "gopher://x/y.png", "../0.png", ".", "0.png/x")
+_TIMES = (0, 0.5, 1, None, -1, 1e300)
 
 
-def _mostly(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """What belongs there three times out of four, so that deep places are reached; else anything."""
-    return st.one_of(strategy, strategy, strategy, _ANYTHING)
+class RowGrammar:
+    """Rows of a source with anything at all in any place of them.
+
+    Args:
+        rng: makes every choice. Hypothesis can be one (``st.randoms``), and then looks for the smallest row that fails.
+        trouble: how often something else stands where a thing belongs.
+    """
+
+    def __init__(self, rng: Random, trouble: float = 0.02) -> None:
+        self.rng = rng
+        self.trouble = trouble
+
+    def row(self) -> Any:
+        kind = self.rng.choice(["text", "messages", "annotations"] * 3 + ["mixed"])
+        fields: dict[str, Callable[[], Any]] = {
+            "id": lambda: str(self.rng.randrange(5000)),
+            "source": lambda: self.rng.choice(["one", "two"]),
+            "other": self.anything,
+            "text": self.text,
+            "messages": self.messages,
+            "annotations": lambda: self.several(self.messages),
+            "media": lambda: self.several(self.media),
+        }
+        names = [kind] if kind != "mixed" else self.rng.sample(["text", "messages", "annotations", "media"], 2)
+        names += self.rng.sample(["id", "source", "other"], self.rng.randrange(4))
+        if kind == "annotations" and self.rng.random() < 0.7:
+            names.append("media")
+        return self.mostly(lambda: {name: self.mostly(fields[name]) for name in names})
+
+    def mostly(self, make: Callable[[], Any]) -> Any:
+        return self.anything() if self.rng.random() < self.trouble else make()
+
+    def anything(self, depth: int = 0) -> Any:
+        kind = self.rng.randrange(6 if depth < 4 else 4)
+        if kind < 4:
+            return self.rng.choice(_SCALARS)
+        several = range(self.rng.randrange(4))
+        if kind == 4:
+            return [self.anything(depth + 1) for _ in several]
+        return {
+            self.rng.choice(["type", "text", "role", "bytes", "path", "?"]): self.anything(depth + 1) for _ in several
+        }
+
+    def several(self, make: Callable[[], Any]) -> list[Any]:
+        return [self.mostly(make) for _ in range(self.rng.choice([0, 1, 1, 2, 3]))]
+
+    def messages(self) -> list[Any]:
+        question, answer = (self.message(role) for role in (["user", "system"], ["assistant", "assistant", "user"]))
+        return [question, answer, *(self.several(lambda: self.message(["user", "assistant"] * 5 + ["robot"])))]
+
+    def message(self, roles: list[str]) -> Any:
+        role, content = self.mostly(lambda: self.rng.choice(roles)), self.mostly(self.content)
+        return self.mostly(lambda: {"role": role, "content": content})
+
+    def content(self) -> Any:
+        return self.text() if self.rng.random() < 0.4 else self.several(self.part)
+
+    def part(self) -> Any:
+        return self.media() if self.rng.random() < 0.4 else {"type": "text", "text": self.mostly(self.text)}
+
+    def media(self) -> dict[str, Any]:
+        kind = self.rng.choice(["image"] * 8 + ["video"] * 2 + ["hologram"])
+        part = {"type": self.mostly(lambda: kind), kind: self.mostly(lambda: self.rng.choice(_URIS))}
+        if kind == "video":
+            part |= {name: self.mostly(lambda: self.rng.choice(_TIMES)) for name in ("start", "end")}
+        return part
+
+    def text(self) -> str:
+        return self.rng.choice(_TEXTS)
 
 
-def row_strategy() -> st.SearchStrategy[Any]:
-    """Rows after the grammar of a source, with anything at all in any place of it."""
-    text = _mostly(st.sampled_from(["What?", "A word.", "<s>[INST]", " "]))
-    uri = _mostly(st.sampled_from(["0.png", "none.png", "file:///", "s3:", "http://x/y.png", "../0.png", "."]))
-    time = _mostly(st.sampled_from([0, 0.5, 1, None]))
-    part = _mostly(
-        st.one_of(
-            st.fixed_dictionaries({"type": st.just("text"), "text": text}),
-            st.fixed_dictionaries({"type": st.just("image"), "image": uri}, optional={"bytes": _ANYTHING}),
-            st.fixed_dictionaries({"type": st.just("video"), "video": uri}, optional={"start": time, "end": time}),
-            st.fixed_dictionaries({"type": _ANYTHING, "hologram": uri}),
-        )
-    )
-    content = _mostly(st.one_of(text, st.lists(part, max_size=3)))
-    role = _mostly(st.sampled_from(["system", "user", "assistant"]))
-    message = _mostly(st.fixed_dictionaries({"role": role, "content": content}, optional={"tool": _ANYTHING}))
-    messages = _mostly(st.lists(message, max_size=3))
-    forms = {
-        "text": text,
-        "messages": messages,
-        "annotations": _mostly(st.lists(messages, max_size=3)),
-        "media": _mostly(st.lists(part, max_size=2)),
-        "id": _mostly(st.sampled_from(["a", "b", "c", "long " * 100])),
-        "source": _mostly(st.sampled_from(["one", "two"])),
-        "other": _ANYTHING,
-    }
-    return st.one_of(
-        *(st.fixed_dictionaries({form: forms[form]}, optional=forms) for form in ("text", "messages", "annotations")),
-        st.fixed_dictionaries({}, optional=forms),
-        _ANYTHING,
-    )
+def drawn_lines(count: int, seed: int) -> list[bytes]:
+    """Lines of rows, the same for the same seed."""
+    grammar = RowGrammar(Random(seed))
+    return [json.dumps(grammar.row()).encode() for _ in range(count)]
+
+
+def large_lines() -> Iterator[bytes]:
+    """Lines of 10 MB in every place of a row, and one of 100 MB."""
+    size = 10**7
+    words, solid = "A word, and more of it. " * (size // 24), "a" * size
+    mixed = "".join(map(chr, np.random.default_rng(5).integers(0x21, 0x2FFF, size // 3)))
+    answer = {"role": "assistant", "content": "yes"}
+    for text in (words, solid, mixed):
+        yield json.dumps({"text": text}, ensure_ascii=False).encode()
+    yield json.dumps({"text": mixed}).encode()
+    yield json.dumps({"messages": [{"role": "user", "content": words}, answer]}).encode()
+    yield json.dumps({"messages": [{"role": solid, "content": "x"}, answer]}).encode()
+    yield json.dumps({"messages": [{"role": "user", "content": [{"type": solid}]}, answer]}).encode()
+    image = {"type": "image", "image": solid}
+    yield json.dumps({"messages": [{"role": "user", "content": [image]}, answer]}).encode()
+    yield json.dumps({"id": solid, "text": "a long id"}).encode()
+    yield json.dumps({"source": solid, "text": "a long source"}).encode()
+    yield json.dumps({solid: solid, "text": "a long key"}).encode()
+    yield b'{"messages": [' + b"[]," * (size // 3) + b"[]]}"
+    yield json.dumps({"messages": [answer] * (size // 50)}).encode()
+    yield json.dumps({"annotations": [[answer]] * (size // 50)}).encode()
+    yield b'{"text": "' + b"a word " * (10 * size // 7) + b'"}'
 
 
 def broken_lines() -> list[bytes]:

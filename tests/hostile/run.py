@@ -14,6 +14,7 @@ import argparse
 import collections
 import json
 import multiprocessing as mp
+import os
 import re
 import subprocess
 import sys
@@ -66,10 +67,10 @@ def main() -> None:
     sys.exit(bool(faults))
 
 
-def pack(folder: Path) -> list[str]:
-    """Runs the job and ``verify``; prints time and memory."""
+def pack(folder: Path, *extra: str) -> list[str]:
+    """Packs ``folder/corpus`` into ``folder/dataset`` and verifies it; prints time and memory, and gives the faults."""
     program = [sys.executable, "-m", "packer_service"]
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    settings = [word for setting in (*SETTINGS, *extra) for word in ("--set", setting)]
     places = [str(folder / "corpus"), "--out", str(folder / "dataset")]
     begin = time.monotonic()
     job = subprocess.Popen(
@@ -136,6 +137,7 @@ def file_by_file(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _look(folder: str, rows: Connection) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries write what they think of damaged files
     config = load_config(None, SETTINGS)
     size = config.vision.image_size
     for row in iter(rows.recv, None):

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from packer_service.config import SpecialTokensConfig
 from packer_service.ingest import long_text
-from packer_service.ingest.long_text import PART, text_parts, utf8_size
+from packer_service.ingest import render as render_module
+from packer_service.ingest.long_text import PART, text_parts
 from packer_service.ingest.render import render
 from packer_service.ingest.tokenizer import load_tokenizer
-from schemas.example import Document
+from schemas.errors import DocumentError
+from schemas.example import Document, Message
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
 TEKKEN = load_tokenizer("tekken", SpecialTokensConfig())
@@ -47,6 +49,11 @@ def test_a_long_document_is_its_parts() -> None:
     assert rendered.tokens.tolist() == [*TEKKEN.bos, *TEKKEN.encode(text), TEKKEN.entry.eos_id]
 
 
-def test_sizes_are_those_of_utf8() -> None:
-    """Fails when texts of other scripts are let through at four times their size."""
-    assert [utf8_size(text) for text in ("abc", "é", "二三", "😀")] == [3, 2, 6, 4]
+def test_a_document_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when memory grows with a text, or each of a document's texts is counted for itself."""
+    monkeypatch.setattr(render_module, "MAX_TOKENS", 50)
+    turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
+    assert len(render(Document(branches=(turns[:2],)), [], TEKKEN, pooled_per_crop=1)) > 30
+    with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
+        render(Document(branches=(turns,)), [], TEKKEN, pooled_per_crop=1)
+    assert caught.value.code == "too_long"

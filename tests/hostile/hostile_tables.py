@@ -1,0 +1,89 @@
+"""Parquet files whose columns have every wrong type, or whose bytes are damaged."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TEXT = pa.array(["one word", "two words", None, ""])
+_PART = pa.struct([("type", pa.string()), ("text", pa.string()), ("image", pa.string()), ("bytes", pa.binary())])
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.list_(_PART))]))
+
+
+def typed_tables() -> Iterator[tuple[str, pa.Table, int]]:
+    """Name, table of four rows or none, and how many of them must be packed."""
+    for name, kind in (("string", pa.string()), ("large", pa.large_string()), ("view", pa.string_view())):
+        yield name, pa.table({"text": TEXT.cast(kind)}), 2
+    yield "dictionary", pa.table({"text": TEXT.dictionary_encode()}), 2
+    wrong: dict[str, pa.Array] = {
+        "bytes": TEXT.cast(pa.binary()),
+        "bytes_view": TEXT.cast(pa.binary_view()),
+        "numbers": pa.array([1, 2, None, 2**62]),
+        "floats": pa.array([0.5, float("nan"), None, float("inf")]),
+        "booleans": pa.array([True, False, None, True]),
+        "decimals": pa.array([Decimal("1.5"), None, Decimal("2.5"), Decimal("3.5")]),
+        "times": pa.array([0, 2**62, None, -(2**62)], pa.timestamp("us")),
+        "nulls": pa.nulls(4),
+        "lists": pa.array([["a"], [], None, [None]]),
+        "objects": pa.array([{"a": 1}, None, {"a": None}, {"a": 2}]),
+        "maps": pa.array([[("a", 1)], [], None, [("b", None)]], pa.map_(pa.string(), pa.int64())),
+    }
+    for name, column in wrong.items():
+        yield f"text_{name}", pa.table({"text": column}), 0
+        yield f"messages_{name}", pa.table({"messages": column}), 0
+        yield f"annotations_{name}", pa.table({"annotations": column, "media": column}), 0
+        strange = 4 if name == "nulls" else column.null_count
+        yield f"id_{name}", pa.table({"id": column, "text": ["some text"] * 4}), strange
+        yield f"source_{name}", pa.table({"source": column, "text": ["some text"] * 4}), strange
+    yield "no_rows", pa.table({"text": pa.array([], pa.string())}), 0
+    yield "no_fields", pa.table({"prompt": ["a"] * 4}), 0
+    yield "chats", pa.table({"messages": pa.array(_chats(), _MESSAGES)}), 1
+    yield "twice", pa.Table.from_arrays([TEXT, TEXT], ["text", "text"]), 2  # the last counts, as in JSON
+
+
+def _chats() -> list[Any]:
+    """Conversations with nulls at every depth; the first alone is whole."""
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "An answer."}]}
+    return [
+        [{"role": "user", "content": [{"type": "text", "text": "A question?"}]}, answer],
+        [None, answer],
+        [{"role": None, "content": None}, answer],
+        [{"role": "user", "content": [None, {"type": None}]}, answer],
+    ]
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table, out, **options)
+    return out.getvalue()
+
+
+def whole_files() -> list[bytes]:
+    """Files of 40 rows in four row groups, in several encodings."""
+    texts = pa.table({"id": [f"t{i}" for i in range(40)], "text": [f"The words of {i}. " * 20 for i in range(40)]})
+    chats = pa.table({"messages": pa.array([_chats()[0]] * 40, _MESSAGES)})
+    options: list[dict[str, Any]] = [
+        {"compression": "snappy"},
+        {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"},
+        {"compression": "none", "write_page_checksum": True},
+        {"compression": "gzip", "use_dictionary": False, "store_schema": False},
+    ]
+    return [parquet(table, row_group_size=10, **each) for table in (texts, chats) for each in options]
+
+
+def damaged_parquet(count: int, seed: int) -> Iterator[bytes]:
+    """Whole files with some bytes changed: one half in the footer, the other anywhere."""
+    rng, whole = np.random.default_rng(seed), whole_files()
+    for number in range(count):
+        data = bytearray(whole[number % len(whole)])
+        footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        low, high = (footer, len(data) - 8) if rng.random() < 0.5 else (0, len(data))
+        for place in rng.integers(low, high, int(2 ** rng.uniform(0, 4))).tolist():
+            data[place] = int(rng.choice([0, 1, 127, 128, 255, rng.integers(256)]))
+        yield bytes(data)
