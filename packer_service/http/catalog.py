@@ -13,7 +13,7 @@ import pyarrow as pa
 from packer_service.filesystem import split_query
 from packer_service.http.cache import Cache
 from packer_service.http.dataset import Dataset, load_dataset
-from packer_service.http.inside import Inside
+from packer_service.http.inside import Inside, OutsideError
 from packer_service.http.problems import ProblemError, damaged, not_found, reason_of
 from packer_service.http.settings import ServiceSettings
 from packer_service.http.unfinished import Unfinished, look_at_job
@@ -131,6 +131,8 @@ class Catalog:
         before = self._served.get(name)
         try:
             stamps = tuple(folder.stamp(file) for file in (MANIFEST, RUN, SHARDS, *TABLES))
+            if not folder.is_within(MANIFEST):
+                raise OutsideError(f"{MANIFEST} lies outside of what is served")
             if stamps[0] is None:
                 return look_at_job(name, folder)
             if isinstance(before, Dataset) and before.broken is None and before.stamps == stamps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
 from packer_service.http.problems import ProblemError, problem_response
 from packer_service.http.settings import ServiceSettings
@@ -113,43 +113,53 @@ class Bounds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, answered, size = False, False, 0
-        limit = self.settings.max_body_bytes
+        exchange = _Exchange(scope, receive, send, self.settings.max_body_bytes)
         # a plan has a limit of its own, which ends the process that makes it
         seconds = self.settings.request_seconds + (self.settings.plan_seconds if scope["path"] == PLAN_PATH else 0)
-
-        async def sent(message: Message) -> None:
-            nonlocal started
-            if answered:
-                return
-            started = True
-            await send(message)
-
-        async def received() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > limit:
-                raise _TooLargeError
-            return message
-
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
         try:
-            if declared.isdigit() and int(declared) > limit:
-                raise _TooLargeError
+            exchange.check_declared()
             async with asyncio.timeout(seconds):
-                await self.app(scope, received, sent)
+                await self.app(scope, exchange.receive, exchange.send)
         except _TooLargeError:
-            detail = f"The body has more than {limit} bytes, the most that the service reads."
-            problem = ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"})
+            pass
         except TimeoutError:
             detail = f"The answer took longer than {seconds:g} seconds; ask for less, or try again later."
-            problem = ProblemError(504, "too-slow", "Request took too long", detail)
-        else:
-            return
-        if not started:
-            answered = True
-            await problem_response(scope, problem)(scope, receive, send)
+            exchange.problem = ProblemError(504, "too-slow", "Request took too long", detail)
+        if exchange.problem is not None and not exchange.started:
+            await problem_response(scope, exchange.problem)(scope, receive, send)
+
+
+class _Exchange:
+    """A request and its answer. Once there is a problem, nothing else is answered."""
+
+    def __init__(self, scope: Message, receive: Receive, send: Send, limit: int) -> None:
+        self._scope, self._receive, self._send, self._limit = scope, receive, send, limit
+        self._size = 0
+        self.started = False
+        self.problem: ProblemError | None = None
+
+    def check_declared(self) -> None:
+        declared = dict(self._scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit:
+            self._refuse()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        if self._size > self._limit:
+            self._refuse()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self.problem is None:
+            self.started = True
+            await self._send(message)
+
+    def _refuse(self) -> NoReturn:
+        # the framework may take the exception for a malformed body, and answer that: the problem is told instead
+        detail = f"The body has more than {self._limit} bytes, the most that the service reads."
+        self.problem = ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"})
+        raise _TooLargeError
 
 
 class _TooLargeError(Exception):

@@ -53,7 +53,8 @@ class Inside:
         """Bytes of the files directly in a folder of this one."""
         if not self.is_within(name):
             return {}
-        return {entry: size for entry, size in (self._folder / name).sizes().items() if "/" not in entry}
+        found = (self._folder / name).sizes().items()
+        return {entry: size for entry, size in found if "/" not in entry and self.is_within(f"{name}/{entry}")}
 
     def read(self, name: str) -> bytes:
         with self.open(name) as file:

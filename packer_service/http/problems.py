@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from packer_service.http.inside import OutsideError
 from packer_service.http.models.common import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -52,6 +53,8 @@ def damaged(name: str, reason: str) -> ProblemError:
 
 def reason_of(error: BaseException) -> str:
     """An error in one line. The system's errors are told without their paths."""
+    if isinstance(error, OutsideError):
+        return str(error)
     if isinstance(error, OSError):
         return f"a file cannot be read ({error.strerror or type(error).__name__})"
     return " ".join(str(error).split())[:300]
