@@ -87,6 +87,7 @@ def root(
         _linked(source, root / name)
     _linked(tiny_dataset, root / "unfinished")
     (root / "unfinished/manifest.json").unlink()
+    (root / "unfinished/.work").mkdir()
     whole = (root / "damaged/manifest.json").read_bytes()
     (root / "damaged/manifest.json").unlink()  # a link: writing into it would damage the first
     (root / "damaged/manifest.json").write_bytes(whole[: len(whole) // 2])
@@ -152,10 +153,16 @@ class Reader:
         self.page.goto(f"{self._address}/#/{view}")
         self.settle()
 
+    def turn_to(self, view: str) -> None:
+        """Goes on to another view without loading the page again."""
+        self.page.evaluate("(view) => { location.hash = `#/${view}`; }", view)
+        self.settle()
+
     def settle(self) -> None:
-        """Waits until nothing is loading and every chart is drawn."""
+        """Waits until what is asked for is shown, nothing is loading and every chart is drawn."""
         self.page.wait_for_function(
-            """() => document.querySelector('main h1') && !document.querySelector('.loading')
+            """() => document.querySelector('main').dataset.address === location.hash
+                && !document.querySelector('.loading')
                 && [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"""
         )
 

@@ -16,8 +16,9 @@ from packer_service.http.settings import ServiceSettings
 def test_data_never_becomes_markup(reader: Callable[..., Any], markup: str) -> None:
     """Fails when an id, source, text or message of a dataset is read as HTML anywhere."""
     person = reader()
+    person.open()
     for view in ("", "/documents", f"/documents?id={quote(markup)}", "/rejects", "/packs", "/shards", "/packs/0"):
-        person.open(f"d/hostile{view}")
+        person.turn_to(f"d/hostile{view}")
         assert person.page.title() != "owned"
         assert person.page.locator("main b, main script, main img[src='x']").count() == 0, view
     assert markup in person.page.locator(".tokens[role=region]").text_content()

@@ -14,9 +14,11 @@ def _json(address: str) -> Any:
 
 
 def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any], service: str) -> None:
-    """Fails when the page's worst shard is not the one whose packs wait longest, or it gives no reason."""
+    """Fails when the page's worst shard is not the one whose packs wait longest on average, or it gives no reason."""
     packs = _json(f"{service}/v1/datasets/demo/packs?layout=contiguous&ring=8&cp=8&limit=1000")["items"]
-    worst = max(packs, key=lambda pack: pack["ring"])
+    of_shard = {pack["shard"]: [p for p in packs if p["shard"] == pack["shard"]] for pack in packs}
+    shard = max(of_shard, key=lambda name: sum(p["ring"] for p in of_shard[name]) / len(of_shard[name]))
+    worst = max(of_shard[shard], key=lambda pack: pack["ring"])
     person = reader()
     person.open()
     person.follow("demo")
@@ -24,7 +26,7 @@ def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any
     person.page.get_by_label("Layout", exact=True).select_option("contiguous")
     person.settle()
     verdict = person.page.locator(".verdict").inner_text()
-    assert verdict.startswith(worst["shard"])
+    assert verdict.startswith(shard)
     assert "ring 8, CP 8" in verdict
     assert f"In pack {worst['pack_id']} the ring critical path is {worst['ring']:.3f} times" in verdict
     assert "of its tokens" in verdict

@@ -3,6 +3,7 @@
 import { Problem, forget, token } from "./api.js";
 import { announce, h } from "./dom.js";
 import { current } from "./router.js";
+import { field, takeAwaited } from "./section.js";
 import { dataset } from "./views/dataset.js";
 import { datasets } from "./views/datasets.js";
 import { pack } from "./views/pack.js";
@@ -38,10 +39,10 @@ function problemView(error) {
 }
 
 function askForToken() {
-  const field = h("input", { id: "token", type: "password", autocomplete: "off", required: true });
+  const input = h("input", { id: "token", type: "password", autocomplete: "off", required: true });
   const send = (event) => {
     event.preventDefault();
-    token.set(field.value.trim());
+    token.set(input.value.trim());
     show();
   };
   const refused = token.get() ? h("p", { class: "problem", role: "alert" }, "The service did not take that token.") : null;
@@ -50,24 +51,30 @@ function askForToken() {
     { class: "card", onsubmit: send },
     h("p", {}, "This service asks for its token. It is kept in this tab until you close it."),
     refused,
-    h("div", { class: "controls" }, h("label", { for: "token" }, "Token", field), h("button", { class: "main" }, "Continue")),
+    h("div", { class: "controls" }, field("Token", input), h("button", { class: "main" }, "Continue")),
   );
 }
 
-/** Puts a view in place of the last. A change of parameters alone keeps the place on the page and the focus. */
+/**
+ * Puts a view in place of the last. A change of parameters alone keeps the place on the page and the focus, also where
+ * that lies in a card whose content comes later: until then the page stays as high as it was.
+ */
 function swap(node, samePath) {
   const focused = document.activeElement?.id;
+  const regain = () => {
+    if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus({ preventScroll: true });
+  };
   const height = window.scrollY;
-  main.style.minHeight = `${main.offsetHeight}px`;
+  main.style.minHeight = samePath ? `${main.offsetHeight}px` : "";
   main.replaceChildren(node);
-  if (samePath) {
-    window.scrollTo(0, height);
-    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
-  } else {
-    window.scrollTo(0, 0);
-    main.focus({ preventScroll: true });
-  }
-  requestAnimationFrame(() => (main.style.minHeight = ""));
+  window.scrollTo(0, samePath ? height : 0);
+  if (samePath) regain();
+  else main.focus({ preventScroll: true });
+  Promise.allSettled(takeAwaited()).then(() => {
+    if (!node.isConnected) return;
+    if (samePath) regain();
+    main.style.minHeight = "";
+  });
 }
 
 async function show() {
@@ -84,6 +91,7 @@ async function show() {
     if (link.dataset.nav === view.nav) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  main.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => {
     announce("Loading");
     if (!samePath) main.replaceChildren(h("p", { class: "loading" }, "Loading…"));
@@ -97,6 +105,8 @@ async function show() {
   clearTimeout(slow);
   if (turn !== shown.turn) return; // the reader has gone on meanwhile
   swap(node, samePath || first);
+  main.removeAttribute("aria-busy");
+  main.dataset.address = location.hash; // what is shown, which may be behind what is asked for
   announce(samePath ? "" : `${view.title} shown`);
 }
 

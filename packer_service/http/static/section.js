@@ -3,6 +3,15 @@
 import { Problem } from "./api.js";
 import { h } from "./dom.js";
 
+const awaited = new Set();
+
+/** Promises of the cards that were made since this was last asked. */
+export function takeAwaited() {
+  const taken = [...awaited];
+  awaited.clear();
+  return taken;
+}
+
 /** The sentences of a problem, in place of what could not be shown. */
 export function problemBox(error) {
   if (!(error instanceof Problem)) console.error(error);
@@ -19,6 +28,7 @@ export function card(title, content, { note = null, id = null } = {}) {
     return whole;
   }
   body.append(h("p", { class: "loading" }, "Loading…"));
+  awaited.add(content);
   content.then((node) => body.replaceChildren(node), (error) => body.replaceChildren(problemBox(error)));
   return whole;
 }
@@ -38,9 +48,13 @@ export function facts(entries) {
   ));
 }
 
-/** A select that goes to another address when changed. */
+/** A control under its name. */
+export function field(label, control) {
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+}
+
+/** A select that goes to another address when changed; `text` is what an option is called. */
 export function chooser(id, label, options, chosen, onchoose, text = String) {
-  const select = h("select", { id, onchange: (event) => onchoose(event.target.value) },
-    options.map((option) => h("option", { value: option, selected: String(option) === String(chosen) }, text(option))));
-  return h("label", { for: id }, label, select);
+  const entries = options.map((option) => h("option", { value: option, selected: String(option) === String(chosen) }, text(option)));
+  return field(label, h("select", { id, onchange: (event) => onchoose(event.target.value) }, entries));
 }

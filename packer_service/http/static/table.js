@@ -17,8 +17,8 @@ function scrolling(content, label) {
 
 /**
  * A table of rows. A column has `label`, `value(row)` (text or element) and may have `number` (right-aligned), `head`
- * (the row's name), `className`, `href` (an address for its header, to sort by it) and `sorted` (`ascending` or
- * `descending`).
+ * (the row's name), `className`, `href` with `id` (an address for its header, to sort by it) and `sorted`
+ * (`ascending` or `descending`).
  */
 export function table({ caption, columns, rows, empty = "Nothing here.", rowClass = () => null, className = null }) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
@@ -27,7 +27,7 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
       "th",
       { scope: "col", class: column.number && "number", "aria-sort": column.sorted },
       column.href
-        ? h("a", { href: column.href }, column.label, column.sorted ? (column.sorted === "ascending" ? " ↑" : " ↓") : "")
+        ? h("a", { href: column.href, id: column.id }, column.label, column.sorted ? (column.sorted === "ascending" ? " ↑" : " ↓") : "")
         : column.label,
     ),
   );

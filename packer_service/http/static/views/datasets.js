@@ -10,9 +10,10 @@ const PAGE = 200;
 
 function state(entry) {
   if (entry.state === "whole") return "whole";
-  const shards = entry.shards_total === null ? entry.shards_done : `${entry.shards_done} of ${entry.shards_total}`;
-  const label = h("span", { class: entry.state === "damaged" ? "state bad" : "state" }, entry.state);
-  return [label, h("div", { class: "note" }, entry.state === "unfinished" ? `${shards} shards. ` : "", entry.reason)];
+  return [
+    h("span", { class: entry.state === "damaged" ? "state bad" : "state" }, entry.state),
+    h("div", { class: "note" }, entry.reason),
+  ];
 }
 
 const number = (label, value) => ({ label, number: true, value: (entry) => (entry.counts ? value(entry) : "–") });

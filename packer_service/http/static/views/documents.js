@@ -4,21 +4,21 @@ import { Problem, get } from "../api.js";
 import { h } from "../dom.js";
 import { integer } from "../format.js";
 import { go, href, withParams } from "../router.js";
-import { problemBox } from "../section.js";
+import { field, problemBox } from "../section.js";
 import { table } from "../table.js";
 import { pages } from "./controls.js";
 
 function search(detail, value) {
-  const field = h("input", { id: "document", type: "search", value, maxlength: 1024, autocomplete: "off", spellcheck: "false", size: 36 });
+  const input = h("input", { id: "document", type: "search", value, maxlength: 1024, autocomplete: "off", spellcheck: "false", size: 36 });
   const find = (event) => {
     event.preventDefault();
-    const id = field.value;
+    const id = input.value;
     go(href(["d", detail.name, "documents"], { id: event.submitter?.value === "list" ? null : id, prefix: event.submitter?.value === "list" ? id : null }));
   };
   return h(
     "form",
     { class: "controls", role: "search", onsubmit: find },
-    h("label", { for: "document" }, "Document id", field),
+    field("Document id", input),
     h("button", { class: "main", value: "find" }, "Where did it go?"),
     h("button", { value: "list" }, "List ids that begin so"),
   );

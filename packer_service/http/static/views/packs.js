@@ -19,6 +19,7 @@ function sortable(field, label, value, sort) {
     label,
     number: true,
     value: (pack) => value(pack[field]),
+    id: `sort-${field}`,
     href: withParams({ sort: falling ? field : `-${field}`, offset: null }),
     sorted: falling ? "descending" : rising ? "ascending" : null,
   };

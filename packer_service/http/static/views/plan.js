@@ -3,7 +3,7 @@
 import { Problem, get, post } from "../api.js";
 import { announce, h } from "../dom.js";
 import { integer, percent, times } from "../format.js";
-import { card, facts, problemBox } from "../section.js";
+import { card, facts, field, problemBox } from "../section.js";
 import { table } from "../table.js";
 
 const LENGTHS = "812 0\n20480 120\n3300 4\n15000 96\n700 0\n9000 40";
@@ -106,9 +106,9 @@ export async function whatIf() {
     h("h1", {}, "What if"),
     h("p", { class: "note" }, "How full and how even would packs be with another configuration? Nothing is written."),
     h("form", { class: "card", onsubmit: ask },
-      h("label", { for: "source" }, "Documents", source),
-      h("label", { for: "lengths" }, "Lengths: one document a line, tokens and images", lengths),
-      h("label", { for: "config" }, "Configuration, as JSON; on top of the dataset's own where one is chosen", config),
+      field("Documents", source),
+      field("Lengths: one document a line, tokens and images", lengths),
+      field("Configuration, as JSON; on top of the dataset's own where one is chosen", config),
       h("div", { class: "controls" }, button),
     ),
     card("Answer", result),

@@ -52,10 +52,10 @@ export async function shards(detail, params) {
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
     { label: "Images", number: true, value: (shard) => integer(shard.images) },
-    { label: "Worst", number: true, value: (shard) => decimals(SPREAD[measure](shard).max) },
     { label: "Mean", number: true, value: (shard) => decimals(SPREAD[measure](shard).mean) },
+    { label: "Worst pack", number: true, value: (shard) => decimals(SPREAD[measure](shard).max) },
     {
-      label: "Why: its worst pack",
+      label: "Why",
       className: "long",
       value: (shard) => (shard.worst ? reason(shard.worst, packHref) : "–"),
     },
@@ -68,7 +68,7 @@ export async function shards(detail, params) {
     h("section", { class: "card", "aria-label": "Shards" },
       layoutControls(detail, chosen, choice("measure", "Worst by", Object.keys(SPREAD), measure, (key) => MEASURES[key].label)),
       h("p", { class: "note" }, explain),
-      table({ caption: `Shards, the worst by ${label.toLowerCase()} first (${unit})`, rows: page.items, columns }),
+      table({ caption: `Shards, the largest mean ${label.toLowerCase()} of their packs first (${unit})`, rows: page.items, columns }),
       pages(page),
     ),
   );
