@@ -87,9 +87,11 @@ def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEn
 
 def _count(folder: Folder, n_rows: int) -> Counts:
     """The manifest's totals, from the tables."""
-    tables = {name: pq.read_table(io.BytesIO(folder.read(name))) for name in TABLES if name != "balance.parquet"}
-    packs, documents = tables["packs.parquet"], tables["documents.parquet"]
-    packed = pc.count_distinct(documents["doc_id"]).as_py()
+    packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images")
+    documents = _columns(folder, "documents.parquet", "piece", "truncated_tokens")
+    packed = len(documents)
+    if pc.max(documents["piece"]).as_py():  # an id is in the table once, but for documents in pieces
+        packed = pc.count_distinct(_columns(folder, "documents.parquet", "doc_id")["doc_id"]).as_py()
     return Counts(
         source_documents=n_rows,
         documents=packed,
@@ -101,6 +103,11 @@ def _count(folder: Folder, n_rows: int) -> Counts:
         truncated_tokens=pc.sum(documents["truncated_tokens"]).as_py() or 0,
         images=pc.sum(packs["n_images"]).as_py() or 0,
     )
+
+
+def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
+    with folder.open(name) as file:
+        return pq.read_table(file, columns=list(columns))
 
 
 def _planned_rows(found: Survey, plan: Plan) -> pa.Table:

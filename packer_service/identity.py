@@ -25,8 +25,8 @@ def dataset_id(config: PackConfig, tokenizer: TokenizerEntry, planned: pa.Table)
     settings = config.model_dump(mode="json", exclude={"tokenizer"})
     settings = {"config": settings, "tokenizer": tokenizer.model_dump(mode="json")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for doc_id in planned["doc_id"].to_pylist():
-        digest.update(doc_id.encode() + b"\0")
+    for batch in planned.select(["doc_id"]).to_batches(max_chunksize=65_536):  # strings of a whole plan are large
+        digest.update(b"".join(doc_id.encode() + b"\0" for doc_id in batch["doc_id"].to_pylist()))
     for name in PLAN_COLUMNS:
-        digest.update(planned[name].to_numpy().astype("<i8").tobytes())
+        digest.update(planned[name].to_numpy().astype("<i8", copy=False))
     return digest.hexdigest()

@@ -9,7 +9,6 @@ from typing import overload
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Int64
 
 from packer_service.build import ShardTask
 from packer_service.config import PackConfig
@@ -17,20 +16,22 @@ from packer_service.ingest.sources import Fragment, RowReference, SourceFile
 from packer_service.measure import MEASURED
 from packer_service.plan.make import make_plan
 from packer_service.planned import PlannedDocument
+from packer_service.repeated import repeated
 from packer_service.shards.write import shard_name
 from schemas.pack import Plan
 from schemas.tables import REJECTS
 
-LOCATED = MEASURED.append(pa.field("file", pa.int64())).append(pa.field("line", pa.int64()))
+LOCATED = MEASURED.remove(0).append(pa.field("file", pa.int64())).append(pa.field("line", pa.int64()))
+DOCUMENT_COLUMNS = [name for name in LOCATED.names if name not in ("stage", "code", "message")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
     """Everything that measuring found, in source order.
 
-    ``documents`` has the columns of ``measure.MEASURED`` with ``file`` (index into ``files``), ``line`` (row in the
-    file from 1) and every ``doc_id`` filled in; ``rejects`` those of ``schemas.tables.REJECTS``, duplicates
-    among them.
+    ``documents`` has :data:`DOCUMENT_COLUMNS`: of ``measure.MEASURED``, every ``doc_id`` filled in, and ``file`` (index
+    into ``files``) and ``line`` (row in the file from 1). The integers of a column are as wide as they need to be.
+    ``rejects`` has the columns of ``schemas.tables.REJECTS``, duplicates among them.
     """
 
     files: list[SourceFile]
@@ -43,47 +44,60 @@ def survey(fragments: Sequence[Fragment], measured: Iterable[tuple[pa.Table, int
     """Joins measured fragments: numbers the rows, names those without an id, and rejects ids that came before."""
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
     number = {file: i for i, file in enumerate(files)}
-    tables, lines_before = [LOCATED.empty_table()], dict.fromkeys(files, 0)
+    tables, lines_before = list[pa.Table](), dict.fromkeys(files, 0)
     for fragment, (table, n_lines) in zip(fragments, measured, strict=True):
         tables.append(_locate(table, number[fragment.file], fragment.file.label, lines_before[fragment.file]))
         lines_before[fragment.file] += n_lines
-    return _split(files, pa.concat_tables(tables))
+    # "permissive": a column is as wide as its widest fragment
+    return _split(files, pa.concat_tables(tables or [LOCATED.empty_table()], promote_options="permissive"))
 
 
 def _locate(table: pa.Table, file: int, label: str, lines_before: int) -> pa.Table:
-    """Adds where each row is from, and an id to those without."""
+    """Adds where each row is from, and an id to those without. As narrow as the values allow: all of them are kept."""
     line = pc.add(table["row"], lines_before + 1)
     location = pc.binary_join_element_wise(label, pc.cast(line, pa.string()), ":")
-    named = table.set_column(MEASURED.get_field_index("doc_id"), "doc_id", pc.coalesce(table["doc_id"], location))
-    files = pa.array(np.full(len(table), file), pa.int64())
-    return named.append_column("file", files).append_column("line", line).cast(LOCATED)
+    columns = {
+        **{name: table[name] for name in MEASURED.names},
+        "doc_id": pc.coalesce(table["doc_id"], location),
+        "file": pa.array(np.full(len(table), file)),
+        "line": line,
+    }
+    narrow = {name: _narrow(columns[name]) for name in LOCATED.names}
+    return pa.table(narrow | {"source": columns["source"].dictionary_encode()})
+
+
+def _narrow(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The same values in the smallest integers that hold them; nothing but nulls takes no memory at all."""
+    if column.null_count == len(column):
+        return pa.nulls(len(column))
+    if not pa.types.is_integer(column.type):
+        return column
+    least, most = pc.min_max(column).as_py().values()
+    widths = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+    return column.cast(next(w for w in widths if -(1 << w.bit_width - 1) <= least and most < 1 << w.bit_width - 1))
 
 
 def _split(files: list[SourceFile], table: pa.Table) -> Survey:
-    first_piece = pc.or_kleene(pc.is_null(table["piece"]), pc.equal(table["piece"], 0)).to_numpy()
-    row_number = np.cumsum(first_piece) - 1
-    owner = _first_with_id(table["doc_id"], row_number)
-    duplicate = owner != row_number
-    rejected = pc.is_valid(table["code"]).to_numpy()
-    labels = [file.label for file in files]
-    rejects = table.filter(pa.array((rejected | duplicate) & first_piece))
-    is_duplicate = duplicate[(rejected | duplicate) & first_piece]
-    locations = [f"{labels[f]}:{line}" for f, line in zip(_list(rejects, "file"), _list(rejects, "line"), strict=True)]
+    first_piece = pc.fill_null(pc.equal(table["piece"], 0), True).to_numpy()
+    n_rows = int(first_piece.sum())
+    again = repeated(table["doc_id"].filter(pa.array(first_piece)))
+    duplicate = np.repeat(again, np.diff(np.append(np.flatnonzero(first_piece), len(table))))
+    lost = duplicate | pc.is_valid(table["code"]).to_numpy()
+    rejects = table.filter(pa.array(lost & first_piece)).cast(LOCATED)
+    locations = [
+        f"{files[file].label}:{line}"
+        for file, line in zip(rejects["file"].to_pylist(), rejects["line"].to_pylist(), strict=True)
+    ]
+    documents = table.select(DOCUMENT_COLUMNS)
+    del table
     return Survey(
         files=files,
-        documents=table.filter(pa.array(~rejected & ~duplicate)),
-        rejects=_rejects(rejects, is_duplicate, locations),
-        n_rows=int(first_piece.sum()),
+        documents=(documents.filter(pa.array(~lost)) if lost.any() else documents)
+        .unify_dictionaries()
+        .combine_chunks(),
+        rejects=_rejects(rejects, duplicate[lost & first_piece], locations),
+        n_rows=n_rows,
     )
-
-
-def _first_with_id(doc_ids: pa.ChunkedArray, row_number: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "rows"]:
-    """For every row, the first row that has its id."""
-    if not len(doc_ids):
-        return np.zeros(0, np.int64)
-    codes = doc_ids.combine_chunks().dictionary_encode().indices.to_numpy()
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return row_number[first][inverse]
 
 
 def _rejects(table: pa.Table, is_duplicate: np.ndarray, locations: list[str]) -> pa.Table:
@@ -97,11 +111,6 @@ def _rejects(table: pa.Table, is_duplicate: np.ndarray, locations: list[str]) ->
         "message": pc.if_else(chosen, "an earlier row has the same id", table["message"]),
     }
     return pa.table(columns).cast(REJECTS)
-
-
-def _list(table: pa.Table, name: str) -> list[int]:
-    values: list[int] = table[name].to_pylist()
-    return values
 
 
 def plan_of(documents: pa.Table, config: PackConfig) -> Plan:

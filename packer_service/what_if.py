@@ -64,7 +64,7 @@ def plan_sources(
     seconds = time.perf_counter() - started
     tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in _sample(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
-    figures = _figures(plan, found.documents["images"].to_numpy(), sampled, config, seconds, dp_sizes)
+    figures = _figures(plan, found.documents["images"].to_numpy().astype(np.int64), sampled, config, seconds, dp_sizes)
     lost = loss_figures(found.rejects, truncated_by_source(found.documents, "truncated"))
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
     return {**figures, **lost, "source_documents": found.n_rows, "documents": packed, "rejected": found.n_rows - packed}

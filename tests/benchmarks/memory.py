@@ -1,0 +1,165 @@
+"""The driver's memory: bytes a document that each step of a job adds at its peak, for text documents.
+
+    python tests/benchmarks/memory.py [--documents 200000 1000000]
+
+The real job runs in a process of its own, twice, and every task in it is a sham that keeps what a real one would, made
+of random lengths: so that no text is read and no shard written, and what is measured is what the driver holds. What a
+document costs is the difference of the peaks over the difference of the documents. Ray's store holds a task of every
+shard beside that; its bytes are counted from the pickled tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
+
+from machine import hardware  # noqa: E402
+
+from packer_service.build import ShardTask  # noqa: E402
+from packer_service.config import PackConfig  # noqa: E402
+from packer_service.ingest.sources import FRAGMENT_BYTES, Fragment  # noqa: E402
+from packer_service.job import pack  # noqa: E402
+from packer_service.kept import RECORD, Done, ShardRecord, measured_name  # noqa: E402
+from packer_service.measure import MEASURED  # noqa: E402
+from packer_service.shards.store import Folder  # noqa: E402
+from schemas.codec import encode_json, encode_table  # noqa: E402
+from schemas.manifest import SHARDS, WORK, ShardEntry  # noqa: E402
+from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402
+
+ROW_BYTES = 512
+PER_FRAGMENT = FRAGMENT_BYTES // ROW_BYTES
+
+
+class Peak:
+    """The most memory of this process since the last look, from Linux."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, int] = {}
+        self._forget()
+
+    def lap(self, name: str) -> None:
+        """The peak of what ends here."""
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        [peak] = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
+        self.steps[name] = peak
+        self._forget()
+
+    @staticmethod
+    def _forget() -> None:
+        pa.default_memory_pool().release_unused()
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+class Sham:
+    """An executor whose tasks keep random results. It marks the steps of the job."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.peak, self.task_bytes = out, Peak(), 0
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Done]]:
+        if not items:
+            return
+        writes = "build" in function.func.__name__  # type: ignore[attr-defined]
+        self.peak.lap("survey and plan" if writes else "before measuring")
+        for i, item in enumerate(items):
+            if writes:
+                self.task_bytes += len(pickle.dumps(item))
+                self._build(item)
+            else:
+                self._measure(*item)
+            yield i, Done(amounts={})  # type: ignore[arg-type]
+        self.peak.lap("tasks" if writes else "measuring")
+
+    def _measure(self, index: int, fragment: Fragment) -> None:
+        rng, n = np.random.default_rng(index), PER_FRAGMENT
+        tokens = np.clip(np.exp(rng.normal(6, 1, n)).astype(np.int64), 16, 30_000)
+        columns: dict[str, Any] = {
+            name: pa.nulls(n, field) for name, field in zip(MEASURED.names, MEASURED.types, strict=True)
+        }
+        columns |= {
+            "row": np.arange(n), "offset": fragment.start + ROW_BYTES * np.arange(n), "size": np.full(n, ROW_BYTES - 1),
+            "doc_id": [f"document-{index * n + i:010d}" for i in range(n)], "source": ["web"] * n,
+            "piece": np.zeros(n, np.int64), "tokens": tokens, "images": np.zeros(n, np.int64),
+            "area": tokens * (tokens + 1) // 2, "truncated": np.zeros(n, np.int64),
+        }  # fmt: skip
+        table = pa.table(columns, schema=MEASURED).replace_schema_metadata({"n_lines": str(n), "seconds": "0.1"})
+        Folder(str(self.out / WORK)).write(measured_name(index), encode_table(table))
+
+    def _build(self, task: ShardTask) -> None:
+        record = Folder(str(self.out / WORK / SHARDS / task.name))
+        documents = [
+            {"doc_id": each.doc_id, "piece": 0, "source": each.source, "pack_id": task.first_pack + i,
+             "start": each.start, "length": each.length, "aligned_length": each.aligned_length, "n_images": 0,
+             "truncated_tokens": 0}
+            for i, pack in enumerate(task.packs) for each in pack
+        ]  # fmt: skip
+        packs = [
+            {"pack_id": task.first_pack + i, "key": f"{task.first_pack + i:010d}", "shard": task.name, "n_tokens": 1}
+            for i in range(len(task.packs))
+        ]
+        for name, rows, schema in (("packs", packs, PACKS), ("documents", documents, DOCUMENTS)):
+            record.write(f"{name}.parquet", encode_table(pa.Table.from_pylist(rows, schema=schema)))
+        record.write("rejects.parquet", encode_table(REJECTS.empty_table()))
+        record.write("balance.parquet", encode_table(BALANCE.empty_table()))
+        entry = ShardEntry(name=task.name, bytes=1, sha256="0" * 64, packs=len(packs), first_pack=task.first_pack)
+        record.write(RECORD, encode_json(ShardRecord(entry=entry, seconds=0.1)))
+
+
+class Quiet:
+    """A progress that says nothing."""
+
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
+
+
+def run(n_documents: int) -> None:
+    """One job in this process; prints what it measured as JSON."""
+    with tempfile.TemporaryDirectory() as temporary:
+        source, out = Path(temporary) / "source.jsonl", Path(temporary) / "out"
+        with source.open("wb") as file:
+            file.truncate(n_documents * ROW_BYTES)  # without bytes: nobody reads it
+        sham = Sham(out)
+        counts = pack([str(source)], str(out), PackConfig(), sham, Quiet()).manifest.counts  # type: ignore[arg-type]
+        sham.peak.lap("finish")
+        print(json.dumps({"documents": counts.documents, "task_bytes": sham.task_bytes, **sham.peak.steps}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, nargs=2, default=(200_000, 1_000_000), metavar=("FEW", "MANY"))
+    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        run(given.run)
+        return
+    print(hardware())
+    few, many = (_in_a_process(-(-n // PER_FRAGMENT) * PER_FRAGMENT) for n in given.documents)
+    more = many.pop("documents") - few.pop("documents")
+    for name, peak in many.items():
+        of = "bytes of tasks in Ray's store" if name == "task_bytes" else f"{name}, peak"
+        print(f"{of:32s} {peak / 2**20:8.1f} MiB {(peak - few[name]) / more:8.1f} bytes a document")
+
+
+def _in_a_process(n_documents: int) -> dict[str, int]:
+    command = [sys.executable, str(Path(__file__)), "--run", str(n_documents)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    measured: dict[str, int] = json.loads(done.stdout)
+    return measured
+
+
+if __name__ == "__main__":
+    main()
