@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import ray.data
 import ray.data.exceptions
 import ray.exceptions
 
-from packer_service.watch import RayLostError, Service, TaskError, Watch, watched
+from packer_service.watch import RayLostError, Service, TaskError, Watch, children_watched, watched
 from schemas.errors import ConfigError
 
 T = TypeVar("T")
@@ -169,13 +170,21 @@ def _keep_quiet() -> None:
     context.print_on_execution_start = False
 
 
+def _end_without_ray(program: str) -> None:
+    """Ends the process as the command line would: Ray, whose start cannot be interrupted, takes a minute for it."""
+    error = RayLostError(f"it could not be started: its {program} has ended")
+    print(f"preshard: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def _connect(target: str, num_cpus: int | None) -> None:
     _check_answers(target)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.getsignal(signal.SIGTERM)
     local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
     try:
-        ray.init(address=target, log_to_driver=False, logging_level="error", **local)
+        with children_watched(("gcs_server", "raylet"), _end_without_ray):
+            ray.init(address=target, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"--ray-address {target}: no Ray there ({_one_line(error)})") from None
     except Exception as error:  # Ray raises plain ones when its processes end while it starts

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from schemas.errors import PreshardError
@@ -96,6 +99,54 @@ def watched(results: Callable[[], Iterable[T]], watch: Watch, every_seconds: flo
         if event.ended:
             return
         yield event.value
+
+
+@contextmanager
+def children_watched(
+    names: Sequence[str], lost: Callable[[str], object], patience: float = 5.0, every_seconds: float = 0.5
+) -> Iterator[None]:
+    """Calls ``lost``, in a thread, when a child of this process ends while the block runs, and the block goes on.
+
+    Args:
+        names: of the programs that are watched, as the kernel has them.
+        lost: told the name of the child.
+        patience: seconds in which the block may notice by itself.
+        every_seconds: time between two looks.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        seen: dict[int, str] = {}
+        while not over.wait(every_seconds):
+            living = _children(names)
+            gone = seen.keys() - living.keys()
+            if gone:
+                if not over.wait(patience):
+                    lost(seen[gone.pop()])
+                return
+            seen = living
+
+    thread = threading.Thread(target=look, daemon=True, name="children")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _children(names: Sequence[str]) -> dict[int, str]:
+    """Living children of this process, by process id; none where there is no Linux to ask."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            before, _, after = stat.read_text(encoding="utf-8").rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
+        name, (state, parent, *_) = before.partition("(")[2], after.split()
+        if name in names and int(parent) == os.getpid() and state != "Z":
+            found[int(stat.parent.name)] = name
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
