@@ -86,6 +86,8 @@ def test_what_if(reader: Callable[..., Any], service: str) -> None:
     verdict = page.locator("#answer .verdict")
     verdict.wait_for()
     assert "4 documents would fill 2 packs of 2,048 tokens" in verdict.inner_text()
+    rows = page.get_by_role("table", name="Balance").locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[:2] for row in rows[:4]] == [["contiguous", ring] for ring in ("1", "2", "4", "8")]
     page.get_by_label("Lengths").fill("many")
     person.follow("Plan it", "button")
     assert "two whole numbers" in page.get_by_role("alert").inner_text()

@@ -3,11 +3,10 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fourDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
-const short = new Intl.NumberFormat("en", { notation: "compact" });
 
 export const integer = (value) => whole.format(value);
-/** For the marks of an axis. */
-export const compact = (value) => short.format(value);
+/** For the marks of an axis whose steps are powers of two. */
+export const binary = (value) => (value >= 1024 && value % 1024 === 0 ? `${integer(value / 1024)}Ki` : integer(value));
 /** A mean of counts: a decimal only where it is small enough to matter. */
 export const mean = (value) => (Math.abs(value) < 1000 ? tenth : whole).format(value);
 export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%`;

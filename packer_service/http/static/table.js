@@ -36,6 +36,6 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
     return h(column.head ? "th" : "td", { class: classes, scope: column.head && "row" }, column.value(row));
   };
   const body = rows.map((row) => h("tr", { class: rowClass(row) }, ...columns.map((column) => cell(column, row))));
-  const whole = h("table", { class: className }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  const whole = h("table", { class: className ?? (columns.length < 3 && "narrow") }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
   return scrolling(whole, caption);
 }

@@ -35,7 +35,7 @@ function pieces(detail, answer) {
         head: true,
         value: (piece) => h("a", { href: href(["d", detail.name, "packs", piece.pack_id], { layout: answer.chosen.layout, ring: answer.chosen.ring, document: piece.doc_id }) }, `pack ${integer(piece.pack_id)}`),
       },
-      { label: "Shard", value: (piece) => piece.shard },
+      { label: "Shard", className: "name", value: (piece) => piece.shard },
       { label: "Source", value: (piece) => piece.source },
       { label: "First token", number: true, value: (piece) => integer(piece.start) },
       { label: "Tokens", number: true, value: (piece) => integer(piece.length) },

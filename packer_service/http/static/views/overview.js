@@ -2,7 +2,7 @@
 
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { bytes, compact, flops, integer, percent, plural, times } from "../format.js";
+import { binary, bytes, flops, integer, percent, plural, times } from "../format.js";
 import { variable } from "../palette.js";
 import { href } from "../router.js";
 import { card, facts } from "../section.js";
@@ -112,7 +112,7 @@ function histogram(title, note, given, counted) {
     traces: () => [
       {
         type: "bar",
-        x: rows.map((row) => (linear ? (row.from + row.to) / 2 : compact(row.from))),
+        x: rows.map((row) => (linear ? (row.from + row.to) / 2 : binary(row.from))),
         width: linear ? rows.map((row) => row.to - row.from) : null,
         y: rows.map((row) => row.count),
         customdata: rows.map((row) => [row.from, row.to]),

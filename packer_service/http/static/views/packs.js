@@ -37,7 +37,7 @@ export async function packs(detail, params) {
       head: true,
       value: (pack) => h("a", { href: href(["d", detail.name, "packs", pack.pack_id], { layout: chosen.layout, ring: chosen.ring }) }, integer(pack.pack_id)),
     },
-    { label: "Shard", value: (pack) => pack.shard.replace(/\.tar$/, "") },
+    { label: "Shard", className: "name", value: (pack) => pack.shard.replace(/\.tar$/, "") },
     column("ring", "Ring path", decimals),
     column("gather", "Gather path", decimals),
     column("attention", "Attention", decimals),

@@ -28,7 +28,7 @@ function parsedConfig(given) {
 
 function compared(answer) {
   const rows = Object.entries(answer.balance).flatMap(([layout, degrees]) =>
-    Object.entries(degrees).map(([ring, means]) => ({ layout, ring: Number(ring), ...means })),
+    Object.entries(degrees).map(([degree, means]) => ({ layout, degree: Number(degree), ...means })),
   );
   const column = (label, field) => ({ label, number: true, value: (row) => row[field].toFixed(3) });
   return table({
@@ -37,7 +37,7 @@ function compared(answer) {
     empty: "No pack to balance.",
     columns: [
       { label: "Layout", head: true, value: (row) => row.layout },
-      { label: "Ring", number: true, value: (row) => row.ring },
+      { label: "Ring", number: true, value: (row) => row.degree },
       column("Gather path", "gather"),
       column("Ring path", "ring"),
       column("KV traffic", "traffic"),

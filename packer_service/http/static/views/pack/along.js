@@ -86,8 +86,8 @@ function documentTable(name, detail, wanted) {
 }
 
 export function alongTheSequence(name, detail, answer, params) {
-  const wanted = params.get("document");
-  const found = detail.documents.find((document) => document.doc_id === wanted);
+  const found = detail.documents.find((document) => document.doc_id === params.get("document"));
+  const wanted = found?.doc_id;
   const sources = colours(detail.documents.map((document) => document.source));
   const { seq_len: length } = detail;
   return h(
