@@ -27,7 +27,7 @@ OF_DATASET = {
     "404": "There is no such dataset, or nothing of it under this name.",
     "409": "The dataset is unfinished or damaged; the problem says how.",
 }
-OF_PLAN = {key: OF_DATASET[key] for key in ("404", "409")} | {"415": "The body is no JSON."}
+OF_PLAN = {key: OF_DATASET[key] for key in ("404", "409")} | {"400": "The body cannot be read as JSON."}
 
 router = APIRouter(include_in_schema=False)
 

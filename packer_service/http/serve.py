@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 
 from packer_service.http.app import create_app
 from packer_service.http.settings import ServiceSettings
+from packer_service.interrupt import Interrupted
 from schemas.errors import ConfigError, PreshardError
 
 TOKEN = "PRESHARD_TOKEN"
@@ -71,7 +73,8 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
             timeout_graceful_shutdown=10,
             limit_concurrency=1000,
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        with suppress(Interrupted):  # uvicorn has ended in order, and raises its signal once more
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -80,6 +83,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(2048)  # from now on a client waits and is not refused
     except OSError as error:
         raise PreshardError(
             f"--host {host} --port {port}: cannot be listened on ({error.strerror}); give another --port, or 0 for any"

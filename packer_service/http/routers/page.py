@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from packer_service import http
 
 STATIC = Path(str(files(http) / "static"))
 
-router = APIRouter(include_in_schema=False)
-assets = StaticFiles(directory=STATIC)
-
 _REVALIDATE = {"Cache-Control": "no-cache"}
+
+
+class _Assets(StaticFiles):
+    """Files that a browser asks after each time: modules of two versions must never meet in one page."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_REVALIDATE)
+        return response
+
+
+router = APIRouter(include_in_schema=False)
+assets = _Assets(directory=STATIC)
 
 
 @router.get("/")

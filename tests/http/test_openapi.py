@@ -1,0 +1,114 @@
+"""The OpenAPI document is true: whatever is asked, the answer is one that it names, and never a server's error."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import one_of
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from packer_service.config import load_config
+from packer_service.http.app import create_app
+from packer_service.http.settings import ServiceSettings
+from packer_service.what_if import plan_table
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+REAL = {
+    "name": ["tiny"],
+    "pack_id": [0, 1, 2, 3],
+    "index": [0, 1],
+    "shard": ["preshard-000000.tar", "preshard-000001.tar"],
+    "doc_id": ["text-0", "question-3", "bad-empty"],
+}
+"""What path parameters must be for an answer to be more than a 404."""
+
+EXAMPLES = 20
+
+
+@cache
+def operations() -> dict[str, dict[str, Any]]:
+    """Every operation by its label, and how each is asked."""
+    document = create_app(ServiceSettings(root=str(Path(__file__).parent))).openapi()
+    return {f"{m.upper()} {path}": op for path, ops in document["paths"].items() for m, op in ops.items()}
+
+
+@pytest.fixture(scope="module")
+def app(served_root: Path) -> Any:
+    return create_app(ServiceSettings(root=str(served_root), rescan_seconds=60))
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    """Some plan's."""
+    lengths = {"doc_id": ["a", "b"], "tokens": [100, 900], "images": [0, 0], "source": ["s", "s"]}
+    return plan_table(pa.table(lengths), load_config(None, ["seq_len=1024", "block_size=32"]))
+
+
+@pytest.mark.parametrize("label", operations())
+def test_no_answer_is_undocumented(
+    app: Any, figures: dict[str, Any], label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a request, legal or not, gives a 5xx, an unnamed status, another content type or another shape."""
+    if label.startswith("POST"):
+        # a process a question would take minutes; tests/http/test_plan.py starts some
+        monkeypatch.setattr("packer_service.http.routers.plan._made", lambda *_: figures)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    operation = next(each.ok() for each in schema.get_all_operations() if each.ok().label == label)
+    statuses: set[int] = set()
+    turn = 0
+
+    @seed(0)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=one_of(operation.as_strategy(), operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)))
+    def ask(case: Any) -> None:
+        nonlocal turn
+        turn += 1
+        for parameter, real in REAL.items():
+            if parameter in (case.path_parameters or {}) and (parameter == "name" or turn % 3):
+                case.path_parameters[parameter] = real[turn % len(real)]
+        answer = case.call()
+        statuses.add(answer.status_code)
+        case.validate_response(answer, checks=CHECKS)
+
+    ask()
+    with TestClient(app) as client:
+        path = label.split()[1]
+        for parameter, real in REAL.items():
+            path = path.replace(f"{{{parameter}}}", str(real[0]))
+        if label.startswith("GET") and "images" not in path:
+            assert client.get(path).status_code == 200
+    assert statuses
+
+
+def test_every_answer_and_parameter_is_described() -> None:
+    """Fails when an operation has no summary, or a status no description."""
+    for label, operation in operations().items():
+        assert operation["summary"], label
+        assert operation["description"], label
+        assert all(response["description"] for response in operation["responses"].values()), label
+        assert "500" in operation["responses"], label
+        for parameter in operation.get("parameters", ()):
+            assert "description" in parameter or parameter["name"] in ("prefix", "contains", "source", "code", "stage")

@@ -1,0 +1,101 @@
+"""What-if plans over REST: the figures of the command, within bounds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+from packer_service.config import PackConfig, parse_config
+from packer_service.what_if import plan_lengths
+
+TOKENS = [40, 900, 260, 512, 700, 33, 5000, 0]
+IMAGES = [0, 3, 1, 0, 2, 0, 0, 0]
+
+
+def without_time(figures: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if name != "plan_seconds"}
+
+
+@pytest.fixture
+def overrides(tiny_config: PackConfig) -> dict[str, Any]:
+    return {**tiny_config.model_dump(mode="json"), "order": {"seed": 3, "window": 2}}
+
+
+def test_a_plan_is_that_of_the_command(client: TestClient, overrides: dict[str, Any], tmp_path: Path) -> None:
+    """Fails when the service plans otherwise than `preshard plan --lengths`, or loses a document or source."""
+    sources = ["a", "b"] * 4
+    lengths = {"doc_id": [str(i) for i in range(8)], "tokens": TOKENS, "images": IMAGES, "source": sources}
+    pq.write_table(pa.table(lengths), tmp_path / "lengths.parquet")
+    said = plan_lengths(tmp_path / "lengths.parquet", parse_config(overrides), (2,))
+    asked = {"lengths": {"tokens": TOKENS, "images": IMAGES, "source": sources}, "config": overrides, "dp": [2]}
+    answer = client.post("/v1/plan", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert without_time(answer.json()) == json.loads(json.dumps(without_time(said)))
+    assert answer.json()["rejects"] == {"empty": 1, "too_long": 1}
+
+
+def test_a_datasets_documents_are_planned_anew(client: TestClient) -> None:
+    """Fails when the dataset's own configuration gives another plan than the one it was packed by."""
+    packed = client.get("/v1/datasets/tiny").json()
+    answer = client.post("/v1/plan", json={"dataset": "tiny"}).json()
+    same = ("fill", "padding", "packs_for_tokens", "packs_for_images")  # costs are those of causal masks
+    assert {name: answer[name] for name in same} == {name: packed[name] for name in same}
+    assert answer["packs"] == packed["counts"]["packs"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "lengths or dataset"),
+        ({"dataset": "tiny", "lengths": {"tokens": [1]}}, "lengths or dataset"),
+        ({"lengths": {"tokens": [1, 2], "images": [0]}}, "images has 1 values"),
+        ({"lengths": {"tokens": [-1]}}, "greater than or equal to 0"),
+        ({"lengths": {"tokens": [1]}, "config": {"seq_len": 1000}}, "seq_len 1000 does not divide"),
+        ({"lengths": {"tokens": [1]}, "config": {"speed": 9}}, "speed"),
+        ({"dataset": "tiny", "config": {"vision": {"image_size": 0}}}, "vision.image_size"),
+        ({"lengths": {"tokens": [1]}, "more": 1}, "more"),
+        ({"lengths": {"tokens": [1]}, "dp": [0]}, "dp"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(client: TestClient, asked: dict[str, Any], told: str) -> None:
+    """Fails when a wrong request starts a process, or its fault is not named."""
+    began = time.monotonic()
+    answer = client.post("/v1/plan", json=asked)
+    assert (answer.status_code, told in answer.json()["detail"]) == (422, True), answer.text
+    assert time.monotonic() - began < 1
+
+
+def test_what_only_the_planner_knows_is_told_too(client: TestClient) -> None:
+    """Fails when the planner's own refusal comes as a server's error."""
+    answer = client.post("/v1/plan", json={"dataset": "tiny", "dp": [3]})
+    assert answer.status_code == 422
+    assert "3" in answer.json()["detail"]
+
+
+def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a plan takes more documents, seconds or memory than it may, or a second one waits in line."""
+    short = {"lengths": {"tokens": [5, 6, 7]}}
+    answer = start(root, plan_documents=2).post("/v1/plan", json=short)
+    assert (answer.status_code, answer.json()["title"]) == (413, "Request too large")
+    began = time.monotonic()
+    answer = start(root, plan_seconds=0.2).post("/v1/plan", json=short)
+    assert (answer.status_code, answer.json()["title"]) == (504, "Request took too long")
+    assert time.monotonic() - began < 3
+    answer = start(root, plan_memory=1 << 20).post("/v1/plan", json=short)
+    assert (answer.status_code, answer.json()["title"]) == (503, "Busy")
+    from packer_service.http.routers import plan
+
+    with plan._ONE_AT_A_TIME:
+        answer = start(root).post("/v1/plan", json=short)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert start(root).post("/v1/plan", json={"dataset": "nobody"}).status_code == 404
+    (root / "one" / "packs.parquet").unlink()
+    assert start(root).post("/v1/plan", json={"dataset": "one"}).status_code == 409

@@ -1,0 +1,67 @@
+"""`preshard serve` as a process: says where it is, answers, logs, and goes when it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from packer_service.cli import main
+
+
+def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
+    """Fails when it does not listen, keeps a token's secret badly, logs no line, or leaves by a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "packer_service", "serve", str(served_root), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PRESHARD_TOKEN": "secret"},
+    )
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert "serving" in said
+        assert "secret" not in said
+        request = urllib.request.Request(f"{said.split()[-1]}v1/datasets", headers={"Authorization": "Bearer secret"})
+        with urllib.request.urlopen(request) as answer:
+            assert json.load(answer)["items"][0]["name"] == "tiny"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert err.strip() == ""
+    (line,) = map(json.loads, out.splitlines())
+    assert (line["path"], line["status"]) == ("/v1/datasets", 200)
+
+
+def test_what_cannot_be_served_is_told_in_a_line(
+    served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when a wrong root, host or port ends in a traceback or another status."""
+    monkeypatch.delenv("PRESHARD_TOKEN", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        tried = [
+            ([str(tmp_path / "nowhere")], 2, "no such folder"),
+            ([str(served_root), "--host", "0.0.0.0"], 2, "PRESHARD_TOKEN"),
+            ([str(served_root), "--port", port], 1, "another --port"),
+            ([str(served_root), "--port", "-1"], 2, "--port"),
+        ]
+        for arguments, status, told in tried:
+            with pytest.raises(SystemExit) as ended:
+                main(["serve", *arguments])
+            said = capsys.readouterr().err
+            assert (ended.value.code, len(said.splitlines())) == (status, 1)
+            assert told in said
