@@ -1,0 +1,52 @@
+"""Takes the pictures of ``page.md``: the inspection page over a packed dataset, in headless Chromium.
+
+    python docs/plot_page.py http://127.0.0.1:8000 demo [--out docs/page]
+
+`preshard serve` must be running at that address, and Chromium be on the path (``tests/browser/chromium.sh``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+VIEWS = {
+    "balance": ("balance", 1212),
+    "pack": ("packs/3?layout=balanced_gather&ring=4", 1480),
+}
+"""Name of a picture: its view of the dataset, and pixels from the top."""
+
+WIDTH = 1120
+COLOURS = 256
+"""A screenshot of flat colours loses nothing that one sees, and takes less than half of the bytes."""
+
+SHOWN = """() => document.querySelector('main').dataset.address === location.hash
+    && !document.querySelector('.loading')
+    && [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address")
+    parser.add_argument("dataset")
+    parser.add_argument("--out", type=Path, default=Path("docs/page"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (view, height) in VIEWS.items():
+            page = browser.new_page(viewport={"width": WIDTH, "height": height})
+            page.goto(f"{given.address}/#/d/{given.dataset}/{view}")
+            page.wait_for_function(SHOWN)
+            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
+            picture.save(given.out / f"{name}.png", optimize=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
