@@ -68,9 +68,16 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> Figures:
         **loss_figures(rejects, truncated_by_source(documents, "truncated_tokens")),
         "plan_seconds": float(run.get("plan_seconds", 0.0)),
         "seconds": {name: value for name, value in run.items() if name.endswith("_seconds")},
+        "attempts": len(run.get("attempts", [])),
+        "measured_per_second": _rate(counts.source_documents, run.get("measure_task_seconds", 0.0)),
         "balanced_packs": counts.packs,
         **_balance(folder, packs, config),
     }
+
+
+def _rate(documents: int, seconds: float) -> float:
+    """Documents a second of one task; 0 when the time is not known."""
+    return round(documents / seconds, 1) if seconds else 0.0
 
 
 def _plan_of_tables(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
@@ -120,6 +127,8 @@ def print_report(figures: Figures, console: Console | None = None) -> None:
     say(f"truncated tokens: {truncated or 'none'}")
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in figures["straggler_ratio"].items())
     say(f"straggler ratio by data-parallel size: {stragglers}")
+    if "seconds" in figures:
+        say(_cost(figures))
     say(f"balance, means over {figures['balanced_packs']} packs; critical paths as multiples of the tile floor")
     to.print(_layout_table(figures))
     for degree, counts in figures["preferred"].items():
@@ -127,6 +136,16 @@ def print_report(figures: Figures, console: Console | None = None) -> None:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
     to.print(_image_table(figures))
+
+
+def _cost(figures: Figures) -> str:
+    """What the dataset took: of measuring and writing the time of all tasks of all runs, of planning the last run's."""
+    seconds = {name.removesuffix("_seconds"): f"{value:,.1f} s" for name, value in figures["seconds"].items()}
+    return (
+        f"cost: measuring {seconds.get('measure_task', 'unknown')} of tasks ({figures['measured_per_second']:,.0f} "
+        f"documents a second of one), planning {seconds.get('plan', 'unknown')}, writing "
+        f"{seconds.get('write_task', 'unknown')} of tasks; runs: {figures['attempts']}"
+    )
 
 
 def _layout_table(figures: Figures) -> Table:

@@ -223,26 +223,26 @@ def draw_moment(phase: str, whole: Undisturbed, rng: random.Random) -> Moment:
     return Moment(after_files=n, delay=at - whole.times[n])
 
 
-def kill(who: str, run: Run, rng: random.Random) -> int:
-    """Kills the driver, a worker or all of Ray; the number of processes killed."""
-    killed = set()
+def kill(who: str, run: Run, rng: random.Random) -> list[Process]:
+    """Kills the driver, a worker or all of Ray, as soon as there is any; those killed."""
+    killed: list[Process] = []
     while run.driver.poll() is None:
-        found = [each for each in processes(run.driver.pid) if each.pid != run.driver.pid]
+        found = processes(run.driver.pid)
         if who == "driver":
-            victims = [run.driver.pid]
+            victims = [each for each in found if each.pid == run.driver.pid]
         elif who == "worker":
-            victims = [each.pid for each in found if each.is_worker]
-            victims = [rng.choice(victims)] if victims else []
+            workers = [each for each in found if each.is_worker]
+            victims = [rng.choice(workers)] if workers else []
         else:
-            victims = [each.pid for each in found if not each.is_decoder]
-        for pid in victims:
+            victims = [each for each in found if each.pid != run.driver.pid and not each.is_decoder]
+        for each in victims:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        killed |= set(victims)
-        if killed and (who != "ray" or not victims):
+                os.kill(each.pid, signal.SIGKILL)
+        killed += victims
+        if killed and (who != "ray" or not victims):  # Ray's processes start others
             break
-        time.sleep(0.01)  # before Ray has started, there is nothing to kill yet
-    return len(killed)
+        time.sleep(0.01)
+    return killed
 
 
 def wait_until_alone(driver: int, patience: float = PATIENCE, *, agents: bool = False) -> list[Process]:
@@ -306,6 +306,7 @@ class Kill:
     """A kill, what it hit, and all that was wrong after it."""
 
     who: str
+    victim: str
     phase: str
     seconds: float
     status: int
@@ -318,8 +319,8 @@ class Kill:
         after = f"driver ended with {self.status}{f' ({self.said})' if self.said else ''}"
         again = "run again" if self.again else "no re-run needed"
         return (
-            f"{self.who:6s} {self.phase:7s} at {self.seconds:5.1f} s: {after}, all ended {self.gone_after:.1f} s "
-            f"later, {again}, {'; '.join(self.faults) or 'identical'}"
+            f"{self.who:6s} {self.phase:7s} at {self.seconds:5.1f} s{f' ({self.victim})' if self.victim else ''}: "
+            f"{after}, all ended {self.gone_after:.1f} s later, {again}, {'; '.join(self.faults) or 'identical'}"
         )
 
 
@@ -327,7 +328,7 @@ def try_kill(who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: ra
     """Kills one run and repairs it; None when the run ended before its moment."""
     out, log = folder / "out", folder / "log"
     run = Run(whole.source, out, log)
-    n_killed = kill(who, run, rng) if run.wait_for(moment) else 0
+    killed = kill(who, run, rng) if run.wait_for(moment) else []
     run.look()
     seconds, phase, faults = run.seconds, phase_of(run.names, whole.n_shards), list[str]()
     try:
@@ -336,7 +337,7 @@ def try_kill(who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: ra
         status, faults = 0, ["the driver hangs"]
     left = wait_until_alone(run.driver.pid)
     gone_after, said, text = run.seconds - seconds, run.said(), log.read_text(errors="replace")
-    if not n_killed:
+    if not killed:
         return None
     faults += [f"left: {each.command[:80]}" for each in left]
     faults += driver_faults(who, status, said, text)
@@ -348,8 +349,8 @@ def try_kill(who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: ra
     if faults:
         print(text)
     return Kill(
-        who=who, phase=phase, seconds=seconds, status=status, said=said, gone_after=gone_after, again=again,
-        faults=faults,
+        who=who, victim=killed[0].command if who == "worker" else "", phase=phase, seconds=seconds, status=status,
+        said=said, gone_after=gone_after, again=again, faults=faults,
     )  # fmt: skip
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from packer_service.config import PackConfig, load_config
 from packer_service.job import PlainExecutor, pack
+from packer_service.report import print_report, report_dataset
 from schemas.errors import ConfigError
 from schemas.manifest import Manifest
 
@@ -83,6 +87,26 @@ def test_a_stopped_job_goes_on_with_what_is_missing(
     assert rest.ran["build_and_keep"] == n_shards - written
     assert rest.ran["is_kept"] == written
     assert file_bytes(out) == file_bytes(tiny_dataset)
+
+
+def test_the_report_tells_what_all_runs_took(
+    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when what an earlier run measured costs nothing in the report, or is counted again."""
+    out, clock = str(tmp_path / "out"), iter(range(0, 10_000, 10))
+    monkeypatch.setattr("packer_service.kept.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(StoppedError):
+        pack([str(tiny_source)], out, tiny_config, StoppingExecutor(1), progress)
+    pack([str(tiny_source)], out, tiny_config, PlainExecutor(), progress)
+    figures = report_dataset(out)
+    assert figures["attempts"] == 2
+    assert figures["seconds"]["measure_task_seconds"] == 10
+    assert figures["seconds"]["write_task_seconds"] == 10 * figures["shards"]
+    assert figures["measured_per_second"] == pytest.approx(figures["source_documents"] / 10, abs=0.05)
+    console = Console(file=io.StringIO(), width=110)
+    print_report(figures, console)
+    assert "cost: measuring 10.0 s of tasks (4 documents a second of one), planning " in console.file.getvalue()
+    assert "; runs: 2\n" in console.file.getvalue()
 
 
 def test_a_finished_job_does_nothing(
