@@ -4,12 +4,13 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 DEMO := demo
 
-.PHONY: demo train test lint docs bench peers clean help
+.PHONY: demo train test test-cluster lint docs bench peers clean help
 
 help:
 	@echo "make demo   install, make a real source, pack it, verify it, print the report"
 	@echo "make train  pack the demo source into short packs and train a tiny model on them, two ranks a pack"
 	@echo "make test   install, lint, check types and imports, run all tests"
+	@echo "make test-cluster  more of what happens when nodes are lost: minutes"
 	@echo "make lint   the first part of make test: lint, types, imports"
 	@echo "make docs   build these pages and the reference into build/docs, warnings as errors"
 	@echo "make bench  run the benchmarks and print their figures"
@@ -63,6 +64,10 @@ test: lint
 docs: .venv/installed
 	@$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "build/docs/index.html"
+
+test-cluster: .venv/installed
+	@echo "==> jobs on several nodes that are lost, with loops compiled as on a fresh cluster"
+	@$(BIN)/python -m pytest -m cluster tests/cluster
 
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py \

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import venv
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray.scripts
+import ray
+from process_trees import descendants, free_ports, stop_tree
 
 REPOSITORY = Path(__file__).parents[2]
 # A node that is killed shall be missed within seconds; Ray's own values take half a minute.
 QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,65 +80,29 @@ class Node:
     address: str
     dashboard: str | None
 
-    def descendants(self) -> list[int]:
-        """Ids of this node's processes."""
-        children: dict[int, list[int]] = {}
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = status.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-        found = [self.process.pid]
-        for pid in found:
-            found += children.get(pid, [])
-        return found
-
     def tasks(self) -> list[str]:
-        """Titles of the tasks that this node's workers are at."""
+        """Titles of the Ray Data tasks that this node's workers are at."""
         titles = []
-        for pid in self.descendants():
+        for pid in descendants(self.process.pid):
             try:
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
                 continue
-            if title.startswith("ray::") and not title.startswith(("ray::IDLE", "ray::JobSupervisor")):
+            if title.startswith("ray::Map("):
                 titles.append(title.removeprefix("ray::"))
         return titles
 
-    def kill(self) -> None:
-        """Ends all its processes as a loss of power does."""
-        pids = self.descendants()
-        for pid in pids:  # stopped first, so that none can act on the end of another
-            _signal(pid, signal.SIGSTOP)
-        for pid in pids:
-            _signal(pid, signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            pass
-        self.kill()
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
 
 @contextmanager
-def ray_node(machine: Machine, head: Node | None = None, *, num_cpus: int = 2, **variables: str) -> Iterator[Node]:
+def ray_node(
+    machine: Machine, head: Node | None = None, *, num_cpus: int = 2, ip: str = "127.0.0.1", **variables: str
+) -> Iterator[Node]:
     """A head with its dashboard, or a node that joins ``head``, on ports of its own."""
     port, dashboard, client, agent = free_ports(4)
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a path of sockets may have 107 bytes
     given = ["--block", "--disable-usage-stats", f"--num-cpus={num_cpus}", "--object-store-memory=200000000"]
     given += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={agent}"]
-    given += ["--node-ip-address=127.0.0.1"]
+    given += [f"--node-ip-address={ip}"]
     if head is None:
         given += ["--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
         given += [f"--ray-client-server-port={client}"]
@@ -168,7 +122,7 @@ def ray_node(machine: Machine, head: Node | None = None, *, num_cpus: int = 2, *
         _wait_until_started(node, folder / "said")
         yield node
     finally:
-        node.stop()
+        stop_tree(process)
         shutil.rmtree(folder, ignore_errors=True)
 
 

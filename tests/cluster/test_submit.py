@@ -1,4 +1,4 @@
-"""``ray job submit`` against a real head: the working directory uploaded, the wheel installed, with and without a token."""
+"""``ray job submit`` against a real head: a working directory uploaded, a wheel installed, with and without a token."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from packer_service.verify import verify_dataset
 from ray_nodes import Machine, Node, ray_node
+
+from packer_service.verify import verify_dataset
 
 RAY = [str(Path(sys.executable).with_name("ray"))]
 
