@@ -39,8 +39,9 @@ MARKUP = "<img src=x onerror=\"document.title='owned'\">"
 LOAD_ALL = "async () => { for (const image of document.images) { image.loading = 'eager'; await image.decode(); } }"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For a module and no longer: while it is open an event loop runs in this thread, and no test can run another."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium on the path: tests/browser/chromium.sh installs it where it may")
