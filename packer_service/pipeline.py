@@ -180,6 +180,10 @@ def _end_without_ray(program: str) -> None:
 def _connect(target: str, num_cpus: int | None) -> None:
     _check_answers(target)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # else its start waits for workers, and for ever when one of them is killed then
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # of its own actors that count for its dashboard; errors of tasks are asked for
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     before = signal.getsignal(signal.SIGTERM)
     local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
     try:
