@@ -75,11 +75,9 @@ def test_a_dataset_that_vanishes_while_it_is_read(
         person.complaints.clear()
 
 
-def test_a_token_is_asked_for_once(
-    reader: Callable[..., Any], served: Callable[..., Any], hostile_dataset: Path
-) -> None:
-    """Fails when a wrong token is taken, a right one asked for again in the next view, or left in the address."""
-    settings = ServiceSettings(root=str(hostile_dataset.parent), token=SecretStr("open sesame"))
+def test_a_token_is_asked_for_once(reader: Callable[..., Any], served: Callable[..., Any], tiny_dataset: Path) -> None:
+    """Fails when a wrong token is taken, a right one asked for again or put in the address, or images lack it."""
+    settings = ServiceSettings(root=str(tiny_dataset.parent), token=SecretStr("open sesame"))
     with served(settings) as address:
         person = reader(address)
         page = person.page
@@ -93,5 +91,12 @@ def test_a_token_is_asked_for_once(
         person.follow("dataset")
         person.follow("Packs")
         assert "sesame" not in page.url
+        page.locator("thead a", has_text="Images").click()
+        person.settle()
+        page.locator("tbody th a").first.click()
+        person.settle()
+        picture = page.locator(".thumbs img").first
+        picture.scroll_into_view_if_needed()
+        page.wait_for_function("() => document.querySelector('.thumbs img').naturalWidth === 56")
         assert all("the server responded with a status of 401" in complaint for complaint in person.complaints)
         person.complaints.clear()

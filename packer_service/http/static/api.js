@@ -62,8 +62,7 @@ export async function post(segments, body) {
   return (await send(address(segments), options)).json();
 }
 
-/** Something that an <img> can show; with a token the bytes are fetched, since an <img> sends none. */
-export async function imageSource(segments) {
-  if (!token.get()) return address(segments);
+/** The bytes of an image as an address that an <img> can show; for a service with a token, which an <img> cannot send. */
+export async function imageBytes(segments) {
   return URL.createObjectURL(await (await send(address(segments))).blob());
 }

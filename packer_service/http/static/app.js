@@ -45,7 +45,9 @@ function askForToken() {
     token.set(input.value.trim());
     show();
   };
-  const refused = token.get() ? h("p", { class: "problem", role: "alert" }, "The service did not take that token.") : null;
+  const refused = token.get()
+    ? h("p", { class: "problem", role: "alert" }, "The service did not take that token.")
+    : null;
   return h(
     "form",
     { class: "card", onsubmit: send },
@@ -62,7 +64,8 @@ function askForToken() {
 function swap(node, samePath) {
   const focused = document.activeElement?.id;
   const regain = () => {
-    if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus({ preventScroll: true });
+    if (focused && document.activeElement === document.body)
+      document.getElementById(focused)?.focus({ preventScroll: true });
   };
   const height = window.scrollY;
   main.style.minHeight = samePath ? `${main.offsetHeight}px` : "";

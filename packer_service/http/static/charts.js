@@ -72,7 +72,11 @@ function drawn(box, traces, layout) {
  */
 export function chart({ title, note, traces, layout = {}, columns, rows, level = "h2" }) {
   if (!rows.length) return h("figure", {}, h(level, {}, title), h("p", { class: "empty" }, "Nothing to draw."));
-  const box = h("div", { class: "plot", role: "img", "aria-label": `Chart: ${title}. The table below holds its figures.` });
+  const box = h("div", {
+    class: "plot",
+    role: "img",
+    "aria-label": `Chart: ${title}. The table below holds its figures.`,
+  });
   drawn(box, traces, layout);
   return h(
     "figure",

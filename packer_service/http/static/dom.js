@@ -9,7 +9,9 @@ function fill(element, attributes, children) {
     else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 

@@ -17,7 +17,9 @@ function decoded(segment) {
 
 /** The address of a view; parameters that are null or empty are left out. */
 export function href(segments, params = {}) {
-  const query = new URLSearchParams(Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  const query = new URLSearchParams(
+    Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== ""),
+  );
   const path = `#/${segments.map(encodeURIComponent).join("/")}`;
   return query.size ? `${path}?${query}` : path;
 }

@@ -21,31 +21,47 @@ export function problemBox(error) {
 /** A card with a heading; `content` is elements, or a promise of them that the card waits for. */
 export function card(title, content, { note = null, id = null } = {}) {
   const body = h("div", { class: "view" });
-  const whole = h("section", { class: "card", "aria-labelledby": id && `${id}-title` },
-    h("h2", { id: id && `${id}-title` }, title), note && h("p", { class: "note" }, note), body);
+  const whole = h(
+    "section",
+    { class: "card", "aria-labelledby": id && `${id}-title` },
+    h("h2", { id: id && `${id}-title` }, title),
+    note && h("p", { class: "note" }, note),
+    body,
+  );
   if (!(content instanceof Promise)) {
     body.append(content);
     return whole;
   }
   body.append(h("p", { class: "loading" }, "Loading…"));
   awaited.add(content);
-  content.then((node) => body.replaceChildren(node), (error) => body.replaceChildren(problemBox(error)));
+  content.then(
+    (node) => body.replaceChildren(node),
+    (error) => body.replaceChildren(problemBox(error)),
+  );
   return whole;
 }
 
 /** Where this view stands: links up to the list of datasets. */
 export function crumbs(...steps) {
   const items = steps.map(([label, href], index) =>
-    h("li", {}, href ? h("a", { href }, label) : h("span", { "aria-current": index === steps.length - 1 && "page" }, label)),
+    h(
+      "li",
+      {},
+      href ? h("a", { href }, label) : h("span", { "aria-current": index === steps.length - 1 && "page" }, label),
+    ),
   );
   return h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("ol", {}, items));
 }
 
 /** A name, its value and a line of explanation for each fact. */
 export function facts(entries) {
-  return h("dl", { class: "facts" }, entries.map(([name, value, more]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, value, more && h("small", {}, more))),
-  ));
+  return h(
+    "dl",
+    { class: "facts" },
+    entries.map(([name, value, more]) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, value, more && h("small", {}, more))),
+    ),
+  );
 }
 
 /** A control under its name. */
@@ -55,6 +71,8 @@ export function field(label, control) {
 
 /** A select that goes to another address when changed; `text` is what an option is called. */
 export function chooser(id, label, options, chosen, onchoose, text = String) {
-  const entries = options.map((option) => h("option", { value: option, selected: String(option) === String(chosen) }, text(option)));
+  const entries = options.map((option) =>
+    h("option", { value: option, selected: String(option) === String(chosen) }, text(option)),
+  );
   return field(label, h("select", { id, onchange: (event) => onchoose(event.target.value) }, entries));
 }

@@ -27,7 +27,12 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
       "th",
       { scope: "col", class: column.number && "number", "aria-sort": column.sorted },
       column.href
-        ? h("a", { href: column.href, id: column.id }, column.label, column.sorted ? (column.sorted === "ascending" ? " ↑" : " ↓") : "")
+        ? h(
+            "a",
+            { href: column.href, id: column.id },
+            column.label,
+            column.sorted ? (column.sorted === "ascending" ? " ↑" : " ↓") : "",
+          )
         : column.label,
     ),
   );
@@ -36,6 +41,12 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
     return h(column.head ? "th" : "td", { class: classes, scope: column.head && "row" }, column.value(row));
   };
   const body = rows.map((row) => h("tr", { class: rowClass(row) }, ...columns.map((column) => cell(column, row))));
-  const whole = h("table", { class: className ?? (columns.length < 3 && "narrow") }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  const whole = h(
+    "table",
+    { class: className ?? (columns.length < 3 && "narrow") },
+    h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, head)),
+    h("tbody", {}, body),
+  );
   return scrolling(whole, caption);
 }

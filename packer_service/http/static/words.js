@@ -28,7 +28,8 @@ export const MEASURES = {
   images: {
     label: "Image imbalance",
     unit: "max ÷ mean",
-    explain: "Crops of the rank that encodes most over the mean of all ranks. Frames are not split, so 1 is not always possible.",
+    explain:
+      "Crops of the rank that encodes most over the mean of all ranks. Frames are not split, so 1 is not always possible.",
   },
   pooled_tokens: {
     label: "Pooled-token imbalance",

@@ -37,7 +37,16 @@ function compared(answer, measure, statistic) {
         name: layout,
         x: degrees.map((ring) => `ring ${ring}`),
         y: degrees.map((ring) => at(layout, ring) && value(at(layout, ring))),
-        marker: { color: colour(index), pattern: { shape: SHAPES[index % SHAPES.length], fillmode: "overlay", fgcolor: "#000000", fgopacity: 0.3, size: 7 } },
+        marker: {
+          color: colour(index),
+          pattern: {
+            shape: SHAPES[index % SHAPES.length],
+            fillmode: "overlay",
+            fgcolor: "#000000",
+            fgopacity: 0.3,
+            size: 7,
+          },
+        },
         hovertemplate: `${layout}, %{x}: %{y:.3f}<extra></extra>`,
       })),
     layout: { barmode: "group", bargap: 0.25, yaxis: { title: unit } },
@@ -67,7 +76,11 @@ function everything(answer, chosen) {
     rows: answer.layouts,
     rowClass: (entry) => (entry.layout === chosen.layout && entry.ring === chosen.ring ? "chosen" : null),
     columns: [
-      { label: "Layout", head: true, value: (entry) => h("a", { href: withParams({ layout: entry.layout, ring: entry.ring }) }, entry.layout) },
+      {
+        label: "Layout",
+        head: true,
+        value: (entry) => h("a", { href: withParams({ layout: entry.layout, ring: entry.ring }) }, entry.layout),
+      },
       { label: "Ring", number: true, value: (entry) => entry.ring },
       { label: "Tile floor", number: true, value: (entry) => mean(entry.tile_floor) },
       spread("Gather path", SPREAD.gather),
@@ -121,7 +134,8 @@ function imageTable(answer, chosen) {
 /** What the address asks for where the dataset has it, else the service's own preference. */
 export function chosenOf(detail, params) {
   const last = (list) => list[list.length - 1];
-  const one = (list, value, preferred) => (list.map(String).includes(value) ? list.find((item) => String(item) === value) : preferred);
+  const one = (list, value, preferred) =>
+    list.map(String).includes(value) ? list.find((item) => String(item) === value) : preferred;
   const preferred = detail.layouts.includes("balanced_ring") ? "balanced_ring" : last(detail.layouts);
   const ring = one(detail.ring_degrees, params.get("ring"), last(detail.ring_degrees));
   return {
@@ -141,18 +155,33 @@ export async function balance(detail, params) {
   return h(
     "div",
     { class: "view" },
-    h("section", { class: "card", "aria-label": "Layouts beside each other" },
-      h("form", { class: "controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
+    h(
+      "section",
+      { class: "card", "aria-label": "Layouts beside each other" },
+      h(
+        "form",
+        { class: "controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
         choice("measure", "Measure", Object.keys(SPREAD), measure, (key) => MEASURES[key].label),
         choice("of", "Of the packs", Object.keys(STATISTICS), statistic, (key) => STATISTICS[key]),
       ),
       compared(answer, measure, statistic),
     ),
-    h("section", { class: "card", "aria-label": "Ranks" },
+    h(
+      "section",
+      { class: "card", "aria-label": "Ranks" },
       layoutControls(detail, chosen),
-      h("div", { class: "columns" },
-        entry && ranksOf(`Tiles of each ring rank: ${entry.layout}, ring ${entry.ring}`, "Mean over packs. Equal bars: over many packs no rank has more to do; a single pack may still be uneven.", entry.tiles.rank_mean, "tiles"),
-        images && ranksOf(`Crops of each CP rank: CP size ${images.cp}`, "Mean over packs.", images.images.rank_mean, "crops"),
+      h(
+        "div",
+        { class: "columns" },
+        entry &&
+          ranksOf(
+            `Tiles of each ring rank: ${entry.layout}, ring ${entry.ring}`,
+            "Mean over packs. Equal bars: over many packs no rank has more to do; a single pack may still be uneven.",
+            entry.tiles.rank_mean,
+            "tiles",
+          ),
+        images &&
+          ranksOf(`Crops of each CP rank: CP size ${images.cp}`, "Mean over packs.", images.images.rank_mean, "crops"),
       ),
     ),
     card("All layouts", everything(answer, chosen)),

@@ -26,12 +26,17 @@ export function choice(name, label, options, chosen, text = String) {
 /** Links to the parts of a list before and behind this one. */
 export function pages(page) {
   if (page.total <= page.items.length) return null;
-  const link = (label, offset) => h("a", { href: withParams({ offset: offset || null }), rel: label === "Next" ? "next" : "prev" }, label);
+  const link = (label, offset) =>
+    h("a", { href: withParams({ offset: offset || null }), rel: label === "Next" ? "next" : "prev" }, label);
   return h(
     "nav",
     { class: "pages", "aria-label": "Pages of the list" },
     page.offset > 0 && link("Previous", Math.max(0, page.offset - page.limit)),
-    h("span", {}, `${page.offset + 1} to ${page.offset + page.items.length} of ${new Intl.NumberFormat("en").format(page.total)}`),
+    h(
+      "span",
+      {},
+      `${page.offset + 1} to ${page.offset + page.items.length} of ${new Intl.NumberFormat("en").format(page.total)}`,
+    ),
     page.offset + page.items.length < page.total && link("Next", page.offset + page.limit),
   );
 }

@@ -25,15 +25,25 @@ export async function dataset(name, part, params) {
   const detail = await get(["datasets", name]);
   const [title, build] = PARTS[part] ?? PARTS.overview;
   const tabs = Object.entries(PARTS).map(([key, [label]]) =>
-    h("a", { href: href(key === "overview" ? ["d", name] : ["d", name, key]), "aria-current": label === title && "page" }, label),
+    h(
+      "a",
+      { href: href(key === "overview" ? ["d", name] : ["d", name, key]), "aria-current": label === title && "page" },
+      label,
+    ),
   );
   return h(
     "div",
     { class: "view" },
     crumbs(["Datasets", href([])], [name]),
-    h("div", { class: "heading" },
+    h(
+      "div",
+      { class: "heading" },
       h("h1", {}, name),
-      h("p", { class: "note" }, `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")}`),
+      h(
+        "p",
+        { class: "note" },
+        `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")}`,
+      ),
     ),
     h("nav", { class: "tabs", "aria-label": "Parts of the dataset" }, tabs),
     await build(detail, params),

@@ -23,13 +23,15 @@ export async function datasets() {
   const list = table({
     caption: "Datasets by name",
     rows: page.items,
-    empty: "There is no dataset here yet. Pack one below the folder that this service was started on; it appears by itself.",
+    empty:
+      "There is no dataset here yet. Pack one below the folder that this service was started on; it appears by itself.",
     columns: [
       {
         label: "Name",
         head: true,
         className: "long",
-        value: (entry) => (entry.state === "whole" ? h("a", { href: href(["d", entry.name]) }, entry.name) : entry.name),
+        value: (entry) =>
+          entry.state === "whole" ? h("a", { href: href(["d", entry.name]) }, entry.name) : entry.name,
       },
       { label: "State", className: "long", value: state },
       number("Packs", (entry) => integer(entry.counts.packs)),
@@ -46,7 +48,9 @@ export async function datasets() {
     h("h1", {}, "Datasets"),
     h("p", { class: "note" }, "What was packed, how full and how even it is, and what was lost. Choose a dataset."),
     h("section", { class: "card" }, list),
-    page.total > page.items.length && h("p", { class: "note" }, `The first ${integer(PAGE)} of ${integer(page.total)} are shown.`),
-    !page.complete && h("p", { class: "note" }, "There may be more: the folder is deeper or wider than the service looks."),
+    page.total > page.items.length &&
+      h("p", { class: "note" }, `The first ${integer(PAGE)} of ${integer(page.total)} are shown.`),
+    !page.complete &&
+      h("p", { class: "note" }, "There may be more: the folder is deeper or wider than the service looks."),
   );
 }

@@ -9,11 +9,24 @@ import { table } from "../table.js";
 import { pages } from "./controls.js";
 
 function search(detail, value) {
-  const input = h("input", { id: "document", type: "search", value, maxlength: 1024, autocomplete: "off", spellcheck: "false", size: 36 });
+  const input = h("input", {
+    id: "document",
+    type: "search",
+    value,
+    maxlength: 1024,
+    autocomplete: "off",
+    spellcheck: "false",
+    size: 36,
+  });
   const find = (event) => {
     event.preventDefault();
     const id = input.value;
-    go(href(["d", detail.name, "documents"], { id: event.submitter?.value === "list" ? null : id, prefix: event.submitter?.value === "list" ? id : null }));
+    go(
+      href(["d", detail.name, "documents"], {
+        id: event.submitter?.value === "list" ? null : id,
+        prefix: event.submitter?.value === "list" ? id : null,
+      }),
+    );
   };
   return h(
     "form",
@@ -25,7 +38,8 @@ function search(detail, value) {
 }
 
 function pieces(detail, answer) {
-  const ranks = (piece) => piece.ranks.map(({ ring_rank: rank, tokens }) => `rank ${rank}: ${integer(tokens)}`).join(", ");
+  const ranks = (piece) =>
+    piece.ranks.map(({ ring_rank: rank, tokens }) => `rank ${rank}: ${integer(tokens)}`).join(", ");
   return table({
     caption: `Its places; ranks at ${answer.chosen.layout}, ring ${answer.chosen.ring}`,
     rows: answer.pieces,
@@ -33,7 +47,18 @@ function pieces(detail, answer) {
       {
         label: "Pack",
         head: true,
-        value: (piece) => h("a", { href: href(["d", detail.name, "packs", piece.pack_id], { layout: answer.chosen.layout, ring: answer.chosen.ring, document: piece.doc_id }) }, `pack ${integer(piece.pack_id)}`),
+        value: (piece) =>
+          h(
+            "a",
+            {
+              href: href(["d", detail.name, "packs", piece.pack_id], {
+                layout: answer.chosen.layout,
+                ring: answer.chosen.ring,
+                document: piece.doc_id,
+              }),
+            },
+            `pack ${integer(piece.pack_id)}`,
+          ),
       },
       { label: "Shard", className: "name", value: (piece) => piece.shard },
       { label: "Source", value: (piece) => piece.source },
@@ -49,7 +74,10 @@ function pieces(detail, answer) {
 async function whereabouts(detail, id, params) {
   let answer;
   try {
-    answer = await get(["datasets", detail.name, "documents", id], { layout: params.get("layout"), ring: params.get("ring") });
+    answer = await get(["datasets", detail.name, "documents", id], {
+      layout: params.get("layout"),
+      ring: params.get("ring"),
+    });
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     return problemBox(error);
@@ -75,19 +103,39 @@ async function whereabouts(detail, id, params) {
 }
 
 async function list(detail, params) {
-  const page = await get(["datasets", detail.name, "documents"], { prefix: params.get("prefix"), offset: params.get("offset"), limit: 50 });
+  const page = await get(["datasets", detail.name, "documents"], {
+    prefix: params.get("prefix"),
+    offset: params.get("offset"),
+    limit: 50,
+  });
   const prefix = params.get("prefix");
   return h(
     "section",
     { class: "card", "aria-label": "Documents" },
     table({
-      caption: prefix ? `Packed documents whose id begins with ${prefix}` : "Packed documents in the order in which they lie",
+      caption: prefix
+        ? `Packed documents whose id begins with ${prefix}`
+        : "Packed documents in the order in which they lie",
       rows: page.items,
       empty: "No packed document's id begins so. A rejected one is found by its whole id.",
       columns: [
-        { label: "Document", head: true, className: "long", value: (row) => h("a", { href: withParams({ id: row.doc_id }) }, row.doc_id) },
+        {
+          label: "Document",
+          head: true,
+          className: "long",
+          value: (row) => h("a", { href: withParams({ id: row.doc_id }) }, row.doc_id),
+        },
         { label: "Source", value: (row) => row.source },
-        { label: "Pack", number: true, value: (row) => h("a", { href: href(["d", detail.name, "packs", row.pack_id], { document: row.doc_id }) }, integer(row.pack_id)) },
+        {
+          label: "Pack",
+          number: true,
+          value: (row) =>
+            h(
+              "a",
+              { href: href(["d", detail.name, "packs", row.pack_id], { document: row.doc_id }) },
+              integer(row.pack_id),
+            ),
+        },
         { label: "First token", number: true, value: (row) => integer(row.start) },
         { label: "Tokens", number: true, value: (row) => integer(row.length) },
         { label: "Images", number: true, value: (row) => integer(row.n_images) },

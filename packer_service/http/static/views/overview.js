@@ -74,7 +74,10 @@ function stragglers(detail) {
         hovertemplate: "%{x} ranks: %{y:.4f}<extra></extra>",
       },
     ],
-    layout: { xaxis: { title: "data-parallel ranks", type: "category" }, yaxis: { title: "straggler ratio", rangemode: "normal" } },
+    layout: {
+      xaxis: { title: "data-parallel ranks", type: "category" },
+      yaxis: { title: "straggler ratio", rangemode: "normal" },
+    },
     rows,
     columns: [
       { label: "Ranks", head: true, value: ([size]) => integer(Number(size)) },
@@ -86,7 +89,9 @@ function stragglers(detail) {
 /** Whether all bars are equally wide; if not they are drawn side by side, each under where its range begins. */
 function even(edges) {
   const width = edges[1] - edges[0];
-  return edges.every((edge, index) => index === 0 || Math.abs(edge - edges[index - 1] - width) < 1e-6 * Math.abs(width));
+  return edges.every(
+    (edge, index) => index === 0 || Math.abs(edge - edges[index - 1] - width) < 1e-6 * Math.abs(width),
+  );
 }
 
 /** A unit in which the edges are short to read: GFLOP of a pack go into millions. */
@@ -98,7 +103,12 @@ function readable({ unit, edges, counts }) {
 /** Bars without the empty ones before the first. */
 function bars({ edges, counts }) {
   const rows = counts.map((count, index) => ({ from: edges[index], to: edges[index + 1], count }));
-  return rows.slice(Math.max(0, rows.findIndex((row) => row.count > 0)));
+  return rows.slice(
+    Math.max(
+      0,
+      rows.findIndex((row) => row.count > 0),
+    ),
+  );
 }
 
 function histogram(title, note, given, counted) {
@@ -149,7 +159,9 @@ function sources(detail) {
         label: "Rejected",
         number: true,
         value: (row) =>
-          row.rejected ? h("a", { href: href(["d", detail.name, "rejects"], { source: row.source }) }, integer(row.rejected)) : "0",
+          row.rejected
+            ? h("a", { href: href(["d", detail.name, "rejects"], { source: row.source }) }, integer(row.rejected))
+            : "0",
       },
     ],
   });
@@ -167,7 +179,11 @@ function origin(detail) {
       ["Cost of a pack", flops(Number(detail.cost_percentiles["50"])), "median"],
     ]),
     h("p", { class: "note" }, "Dataset id ", h("code", {}, detail.dataset_id)),
-    h("pre", { class: "tokens mono", tabindex: "0", "aria-label": "Configuration" }, JSON.stringify(detail.config, null, 2)),
+    h(
+      "pre",
+      { class: "tokens mono", tabindex: "0", "aria-label": "Configuration" },
+      JSON.stringify(detail.config, null, 2),
+    ),
   );
 }
 
@@ -183,10 +199,31 @@ export function overview(detail) {
       { class: "columns" },
       h("section", { class: "card" }, padding(detail)),
       h("section", { class: "card" }, stragglers(detail)),
-      h("section", { class: "card" }, histogram("Length of documents", "Tokens of each packed document.", histograms.document_tokens, "documents")),
-      h("section", { class: "card" }, histogram("Images of documents", "Crops of each packed document.", histograms.document_images, "documents")),
-      h("section", { class: "card" }, histogram("Cost of packs", "What the cost model expects a pack to take, all of attention, linear layers and vision.", histograms.pack_cost, "packs")),
-      h("section", { class: "card" }, histogram("Images of packs", "Crops of each pack.", histograms.pack_images, "packs")),
+      h(
+        "section",
+        { class: "card" },
+        histogram("Length of documents", "Tokens of each packed document.", histograms.document_tokens, "documents"),
+      ),
+      h(
+        "section",
+        { class: "card" },
+        histogram("Images of documents", "Crops of each packed document.", histograms.document_images, "documents"),
+      ),
+      h(
+        "section",
+        { class: "card" },
+        histogram(
+          "Cost of packs",
+          "What the cost model expects a pack to take, all of attention, linear layers and vision.",
+          histograms.pack_cost,
+          "packs",
+        ),
+      ),
+      h(
+        "section",
+        { class: "card" },
+        histogram("Images of packs", "Crops of each pack.", histograms.pack_images, "packs"),
+      ),
     ),
     card("Sources", sources(detail)),
     h("section", { class: "card", "aria-label": "Origin" }, origin(detail)),

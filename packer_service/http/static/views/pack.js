@@ -25,12 +25,21 @@ function cells({ seq_len: length, block_size: block }) {
 function neighbours(name, detail, params) {
   const kept = { layout: params.get("layout"), ring: params.get("ring"), ulysses: params.get("ulysses") };
   const link = (id, label) => id !== null && h("a", { href: href(["d", name, "packs", id], kept) }, label);
-  return h("nav", { "aria-label": "Other packs" }, link(detail.previous, "← Previous pack"), link(detail.next, "Next pack →"));
+  return h(
+    "nav",
+    { "aria-label": "Other packs" },
+    link(detail.previous, "← Previous pack"),
+    link(detail.next, "Next pack →"),
+  );
 }
 
 function summary(detail) {
   return facts([
-    ["Fill", percent(detail.n_tokens / detail.seq_len), `${integer(detail.n_tokens)} of ${integer(detail.seq_len)} tokens`],
+    [
+      "Fill",
+      percent(detail.n_tokens / detail.seq_len),
+      `${integer(detail.n_tokens)} of ${integer(detail.seq_len)} tokens`,
+    ],
     ["Documents", integer(detail.n_documents)],
     ["Images", integer(detail.n_images), `crops, ${integer(detail.n_pooled_tokens)} pooled tokens`],
     ["Tokens with loss", integer(detail.loss_tokens), percent(detail.loss_tokens / Math.max(1, detail.n_tokens))],
@@ -62,13 +71,27 @@ export async function pack(name, id, params) {
   return h(
     "div",
     { class: "view" },
-    crumbs(["Datasets", href([])], [name, href(["d", name])], ["Packs", href(["d", name, "packs"])], [`Pack ${detail.pack_id}`]),
+    crumbs(
+      ["Datasets", href([])],
+      [name, href(["d", name])],
+      ["Packs", href(["d", name, "packs"])],
+      [`Pack ${detail.pack_id}`],
+    ),
     h("div", { class: "heading" }, h("h1", {}, `Pack ${integer(detail.pack_id)}`), neighbours(name, detail, params)),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
     h("section", { class: "card sticky", "aria-label": "Layout and degrees" }, controls(detail, chosen)),
-    card("Along the sequence", owned.then((answer) => alongTheSequence(name, detail, answer, params))),
-    card("The mask, and who owns it", Promise.all([mask, owned]).then(([picture, answer]) => maskPicture(detail, picture, answer, params))),
-    card("Work of each rank", owned.then((answer) => loads(answer))),
+    card(
+      "Along the sequence",
+      owned.then((answer) => alongTheSequence(name, detail, answer, params)),
+    ),
+    card(
+      "The mask, and who owns it",
+      Promise.all([mask, owned]).then(([picture, answer]) => maskPicture(detail, picture, answer, params)),
+    ),
+    card(
+      "Work of each rank",
+      owned.then((answer) => loads(answer)),
+    ),
     card(`Images of each rank at CP size ${ring * ulysses}`, images(path, detail, ring * ulysses)),
     card("Tokens as text", text(path, detail, params)),
   );

@@ -28,14 +28,24 @@ function sortable(field, label, value, sort) {
 export async function packs(detail, params) {
   const wanted = chosenOf(detail, params);
   const sort = params.get("sort") ?? FIRST;
-  const page = await get(["datasets", detail.name, "packs"], { ...wanted, sort, offset: params.get("offset"), limit: 50 });
+  const page = await get(["datasets", detail.name, "packs"], {
+    ...wanted,
+    sort,
+    offset: params.get("offset"),
+    limit: 50,
+  });
   const { chosen } = page;
   const column = (field, label, value) => sortable(field, label, value, page.sort);
   const columns = [
     {
       label: "Pack",
       head: true,
-      value: (pack) => h("a", { href: href(["d", detail.name, "packs", pack.pack_id], { layout: chosen.layout, ring: chosen.ring }) }, integer(pack.pack_id)),
+      value: (pack) =>
+        h(
+          "a",
+          { href: href(["d", detail.name, "packs", pack.pack_id], { layout: chosen.layout, ring: chosen.ring }) },
+          integer(pack.pack_id),
+        ),
     },
     { label: "Shard", className: "name", value: (pack) => pack.shard.replace(/\.tar$/, "") },
     column("ring", "Ring path", decimals),
@@ -52,8 +62,16 @@ export async function packs(detail, params) {
     "section",
     { class: "card", "aria-label": "Packs" },
     layoutControls(detail, chosen),
-    h("p", { class: "note" }, "Choose a column's head to sort by it, and again to turn the order. Paths are multiples of the tile floor, imbalances the largest rank over the mean: 1 is perfect."),
-    table({ caption: `Packs, balance at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}`, rows: page.items, columns }),
+    h(
+      "p",
+      { class: "note" },
+      "Choose a column's head to sort by it, and again to turn the order. Paths are multiples of the tile floor, imbalances the largest rank over the mean: 1 is perfect.",
+    ),
+    table({
+      caption: `Packs, balance at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}`,
+      rows: page.items,
+      columns,
+    }),
     pages(page),
   );
 }

@@ -9,9 +9,16 @@ import { table } from "../table.js";
 const LENGTHS = "812 0\n20480 120\n3300 4\n15000 96\n700 0\n9000 40";
 
 function parsedLengths(given) {
-  const rows = given.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => line.split(/[\s,;]+/).map(Number));
+  const rows = given
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean)
+    .map((line) => line.split(/[\s,;]+/).map(Number));
   if (!rows.length || rows.flat().some((value) => !Number.isInteger(value) || value < 0)) {
-    throw new Problem(0, "Each line holds the tokens of one document and, if it has any, its images: two whole numbers.");
+    throw new Problem(
+      0,
+      "Each line holds the tokens of one document and, if it has any, its images: two whole numbers.",
+    );
   }
   return { tokens: rows.map(([tokens]) => tokens), images: rows.map(([, images = 0]) => images) };
 }
@@ -51,12 +58,19 @@ function answered(answer) {
   return h(
     "div",
     { class: "view" },
-    h("p", { class: "verdict" },
+    h(
+      "p",
+      { class: "verdict" },
       `${integer(answer.documents)} documents would fill ${integer(answer.packs)} packs of ${integer(answer.seq_len)} tokens to ${percent(answer.fill)}; ` +
-      `${integer(answer.rejected)} would be rejected.`),
+        `${integer(answer.rejected)} would be rejected.`,
+    ),
     facts([
       ["Fill", percent(answer.fill)],
-      ["Packs", integer(answer.packs), `tokens alone need ${integer(answer.packs_for_tokens)}, images ${integer(answer.packs_for_images)}`],
+      [
+        "Packs",
+        integer(answer.packs),
+        `tokens alone need ${integer(answer.packs_for_tokens)}, images ${integer(answer.packs_for_images)}`,
+      ],
       ["Padding", integer(answer.padding_tokens), "tokens"],
       ["Straggler at 8", answer.straggler_ratio["8"] ? times(answer.straggler_ratio["8"]) : "–", "data-parallel ranks"],
       ["Planned in", `${answer.plan_seconds.toFixed(2)} s`],
@@ -76,7 +90,12 @@ function answered(answer) {
 export async function whatIf() {
   const { items } = await get(["datasets"], { limit: 200 });
   const whole = items.filter((entry) => entry.state === "whole").map((entry) => entry.name);
-  const source = h("select", { id: "source" }, h("option", { value: "" }, "lengths given below"), whole.map((name) => h("option", { value: name }, name)));
+  const source = h(
+    "select",
+    { id: "source" },
+    h("option", { value: "" }, "lengths given below"),
+    whole.map((name) => h("option", { value: name }, name)),
+  );
   const lengths = h("textarea", { id: "lengths", class: "mono", spellcheck: "false" });
   lengths.value = LENGTHS;
   const config = h("textarea", { id: "config", class: "mono", spellcheck: "false" });
@@ -105,7 +124,9 @@ export async function whatIf() {
     { class: "view" },
     h("h1", {}, "What if"),
     h("p", { class: "note" }, "How full and how even would packs be with another configuration? Nothing is written."),
-    h("form", { class: "card", onsubmit: ask },
+    h(
+      "form",
+      { class: "card", onsubmit: ask },
       field("Documents", source),
       field("Lengths: one document a line, tokens and images", lengths),
       field("Configuration, as JSON; on top of the dataset's own where one is chosen", config),

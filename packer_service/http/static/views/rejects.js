@@ -16,7 +16,15 @@ function counts(detail, chosen) {
   const count = (source, code) => detail.rejects_by_source[source][code] ?? 0;
   const link = (value, code, source) =>
     value
-      ? h("a", { href: filter(code, source), "aria-current": chosen.code === code && chosen.source === source && "true", "aria-label": `${value}: show ${[code, source].filter(Boolean).join(" in ") || "all"}` }, integer(value))
+      ? h(
+          "a",
+          {
+            href: filter(code, source),
+            "aria-current": chosen.code === code && chosen.source === source && "true",
+            "aria-label": `${value}: show ${[code, source].filter(Boolean).join(" in ") || "all"}`,
+          },
+          integer(value),
+        )
       : "0";
   const all = (code) => sources.reduce((sum, source) => sum + count(source, code), 0);
   return table({
@@ -29,19 +37,28 @@ function counts(detail, chosen) {
       ...sources.map((source) => ({
         label: source,
         number: true,
-        value: (code) => link(code ? count(source, code) : codes.reduce((sum, one) => sum + count(source, one), 0), code, source),
+        value: (code) =>
+          link(code ? count(source, code) : codes.reduce((sum, one) => sum + count(source, one), 0), code, source),
       })),
-      { label: "all", number: true, value: (code) => link(code ? all(code) : codes.reduce((sum, one) => sum + all(one), 0), code, null) },
+      {
+        label: "all",
+        number: true,
+        value: (code) => link(code ? all(code) : codes.reduce((sum, one) => sum + all(one), 0), code, null),
+      },
     ],
   });
 }
 
 export async function rejects(detail, params) {
   const { documents, rejected } = detail.counts;
-  if (!rejected) return h("p", { class: "empty" }, `Nothing was rejected: all ${plural(documents, "document")} were packed.`);
+  if (!rejected)
+    return h("p", { class: "empty" }, `Nothing was rejected: all ${plural(documents, "document")} were packed.`);
   const chosen = { code: params.get("code"), source: params.get("source"), stage: params.get("stage") };
   const page = await get(["datasets", detail.name, "rejects"], { ...chosen, offset: params.get("offset"), limit: 50 });
-  const said = Object.entries(chosen).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`).join(", ");
+  const said = Object.entries(chosen)
+    .filter(([, value]) => value)
+    .map(([name, value]) => `${name} ${value}`)
+    .join(", ");
   const columns = [
     { label: "Document", head: true, className: "long", value: (row) => row.doc_id },
     { label: "Reason", value: (row) => row.code },
@@ -53,11 +70,22 @@ export async function rejects(detail, params) {
   return h(
     "div",
     { class: "view" },
-    h("p", { class: "verdict" }, `${plural(rejected, "document")} of ${integer(documents + rejected)} (${percent(rejected / (documents + rejected))}) could not be packed.`),
+    h(
+      "p",
+      { class: "verdict" },
+      `${plural(rejected, "document")} of ${integer(documents + rejected)} (${percent(rejected / (documents + rejected))}) could not be packed.`,
+    ),
     h("section", { class: "card", "aria-label": "Counts" }, counts(detail, chosen)),
-    h("section", { class: "card", "aria-label": "Rows" },
+    h(
+      "section",
+      { class: "card", "aria-label": "Rows" },
       said && h("p", {}, h("a", { href: filter(null, null) }, "Show all rejects")),
-      table({ caption: `${plural(page.total, "reject")}${said ? ` of ${said}` : ""}`, rows: page.items, columns, empty: "No reject is like that." }),
+      table({
+        caption: `${plural(page.total, "reject")}${said ? ` of ${said}` : ""}`,
+        rows: page.items,
+        columns,
+        empty: "No reject is like that.",
+      }),
       pages(page),
     ),
   );

@@ -43,12 +43,20 @@ function worst(page, measure, packHref) {
 export async function shards(detail, params) {
   const wanted = chosenOf(detail, params);
   const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring";
-  const page = await get(["datasets", detail.name, "shards"], { ...wanted, sort: `-${measure}`, offset: params.get("offset") });
+  const page = await get(["datasets", detail.name, "shards"], {
+    ...wanted,
+    sort: `-${measure}`,
+    offset: params.get("offset"),
+  });
   const { chosen } = page;
   const packHref = (id) => href(["d", detail.name, "packs", id], { layout: chosen.layout, ring: chosen.ring });
   const columns = [
     { label: "Shard", head: true, value: (shard) => shard.name },
-    { label: "Packs", number: true, value: (shard) => `${integer(shard.first_pack)} – ${integer(shard.first_pack + shard.packs - 1)}` },
+    {
+      label: "Packs",
+      number: true,
+      value: (shard) => `${integer(shard.first_pack)} – ${integer(shard.first_pack + shard.packs - 1)}`,
+    },
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
     { label: "Images", number: true, value: (shard) => integer(shard.images) },
@@ -65,10 +73,20 @@ export async function shards(detail, params) {
     "div",
     { class: "view" },
     worst(page, measure, packHref),
-    h("section", { class: "card", "aria-label": "Shards" },
-      layoutControls(detail, chosen, choice("measure", "Worst by", Object.keys(SPREAD), measure, (key) => MEASURES[key].label)),
+    h(
+      "section",
+      { class: "card", "aria-label": "Shards" },
+      layoutControls(
+        detail,
+        chosen,
+        choice("measure", "Worst by", Object.keys(SPREAD), measure, (key) => MEASURES[key].label),
+      ),
       h("p", { class: "note" }, explain),
-      table({ caption: `Shards, the largest mean ${label.toLowerCase()} of their packs first (${unit})`, rows: page.items, columns }),
+      table({
+        caption: `Shards, the largest mean ${label.toLowerCase()} of their packs first (${unit})`,
+        rows: page.items,
+        columns,
+      }),
       pages(page),
     ),
   );

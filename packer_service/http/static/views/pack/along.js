@@ -7,7 +7,6 @@ import { go, withParams } from "../../router.js";
 import { table } from "../../table.js";
 
 const WIDTH = 1000;
-const MOST_RUNS = 4000;
 
 /** Ranges of the sequence as coloured rectangles; `ranges` have start, length, colour, said, and perhaps href. */
 function strip(label, seqLen, ranges, className) {
@@ -34,7 +33,11 @@ function strip(label, seqLen, ranges, className) {
 }
 
 function legend(entries) {
-  return h("ul", { class: "legend" }, entries.map(([name, fill]) => h("li", {}, h("span", { class: "swatch", style: { background: fill } }), name)));
+  return h(
+    "ul",
+    { class: "legend" },
+    entries.map(([name, fill]) => h("li", {}, h("span", { class: "swatch", style: { background: fill } }), name)),
+  );
 }
 
 function documentRanges(detail, palette, wanted) {
@@ -58,7 +61,7 @@ function imageRanges(detail) {
 }
 
 function ownerRanges(answer) {
-  return answer.runs.slice(0, MOST_RUNS).map(([rank, start, length]) => ({
+  return answer.runs.map(([rank, start, length]) => ({
     start,
     length,
     fill: colour(rank),
@@ -74,7 +77,13 @@ function documentTable(name, detail, wanted) {
     rowClass: (document) => (document.doc_id === wanted ? "chosen" : null),
     empty: "This pack holds no document.",
     columns: [
-      { label: "Document", head: true, className: "long", value: (document) => h("a", { href: withParams({ tokens: document.start, document: document.doc_id }) }, document.doc_id) },
+      {
+        label: "Document",
+        head: true,
+        className: "long",
+        value: (document) =>
+          h("a", { href: withParams({ tokens: document.start, document: document.doc_id }) }, document.doc_id),
+      },
       { label: "Source", value: (document) => document.source },
       { label: "First token", number: true, value: (document) => integer(document.start) },
       { label: "Tokens", number: true, value: (document) => integer(document.length) },
@@ -93,20 +102,47 @@ export function alongTheSequence(name, detail, answer, params) {
   return h(
     "div",
     { class: "view" },
-    found && h("p", { class: "verdict" }, `${found.doc_id} has ${integer(found.length)} tokens from ${integer(found.start)} on.`),
-    h("figure", {},
-      h("figcaption", { class: "note" }, `Documents, coloured by source; what is bare is padding (${integer(detail.n_padding)} tokens). The table below holds the same.`),
+    found &&
+      h(
+        "p",
+        { class: "verdict" },
+        `${found.doc_id} has ${integer(found.length)} tokens from ${integer(found.start)} on.`,
+      ),
+    h(
+      "figure",
+      {},
+      h(
+        "figcaption",
+        { class: "note" },
+        `Documents, coloured by source; what is bare is padding (${integer(detail.n_padding)} tokens). The table below holds the same.`,
+      ),
       strip("Documents along the sequence", length, documentRanges(detail, sources, wanted), "strip"),
       legend([...sources]),
     ),
     detail.images.length > 0 &&
-      h("figure", {}, h("figcaption", { class: "note" }, "Tokens that images fill"), strip("Image tokens along the sequence", length, imageRanges(detail), "strip thin")),
-    h("figure", {},
+      h(
+        "figure",
+        {},
+        h("figcaption", { class: "note" }, "Tokens that images fill"),
+        strip("Image tokens along the sequence", length, imageRanges(detail), "strip thin"),
+      ),
+    h(
+      "figure",
+      {},
       h("figcaption", { class: "note" }, `The ring rank that holds each token: ${answer.layout}, ring ${answer.ring}`),
       strip("Owning ring rank along the sequence", length, ownerRanges(answer), "strip thin"),
       legend(answer.ranks.map(({ ring_rank: rank }) => [`rank ${rank}`, colour(rank)])),
-      h("div", { class: "axis", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((part) => h("span", {}, integer(part * length)))),
+      h(
+        "div",
+        { class: "axis", "aria-hidden": "true" },
+        [0, 0.25, 0.5, 0.75, 1].map((part) => h("span", {}, integer(part * length))),
+      ),
     ),
-    h("details", { open: Boolean(found) }, h("summary", {}, "Documents as a table"), documentTable(name, detail, wanted)),
+    h(
+      "details",
+      { open: Boolean(found) },
+      h("summary", {}, "Documents as a table"),
+      documentTable(name, detail, wanted),
+    ),
   );
 }

@@ -1,6 +1,6 @@
 // The images that each rank encodes, with the boundaries between ranks.
 
-import { imageSource } from "../../api.js";
+import { address, imageBytes, token } from "../../api.js";
 import { h } from "../../dom.js";
 import { bytes, integer, percent, plural, timestamp } from "../../format.js";
 import { colour, inkOn } from "../../palette.js";
@@ -12,29 +12,74 @@ function described(image) {
   return `Crop ${image.index} of ${image.doc_id}${when}, ${image.width} × ${image.height}, ${bytes(image.bytes)}`;
 }
 
-function thumbnail(path, image) {
-  const picture = h("img", { loading: "lazy", decoding: "async", width: 72, height: 72, alt: described(image), title: described(image) });
-  imageSource([...path, "images", image.index]).then(
-    (source) => (picture.src = source),
-    () => (picture.alt = `${described(image)}: cannot be shown`),
+/** Does something once an element comes into sight, as `loading="lazy"` does for what a browser fetches itself. */
+function whenSeen(element, act) {
+  const sight = new IntersectionObserver(
+    (entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      sight.disconnect();
+      act();
+    },
+    { rootMargin: "400px" },
   );
+  sight.observe(element);
+}
+
+async function showBytes(picture, segments) {
+  try {
+    picture.src = await imageBytes(segments);
+    await picture.decode();
+    URL.revokeObjectURL(picture.src);
+  } catch {
+    picture.alt = `${picture.alt}: cannot be shown`;
+  }
+}
+
+function thumbnail(path, image) {
+  const segments = [...path, "images", image.index];
+  const said = described(image);
+  const picture = h("img", { loading: "lazy", decoding: "async", width: 72, height: 72, alt: said, title: said });
+  if (token.get()) whenSeen(picture, () => showBytes(picture, segments));
+  else picture.src = address(segments);
   return h("li", {}, picture);
 }
 
 function ofRank(path, images, boundary, all) {
   const own = images.slice(boundary.start_image, boundary.end_image);
-  const list = h("ul", { class: "thumbs" }, own.slice(0, FIRST).map((image) => thumbnail(path, image)));
+  const list = h(
+    "ul",
+    { class: "thumbs" },
+    own.slice(0, FIRST).map((image) => thumbnail(path, image)),
+  );
   const rest = own.slice(FIRST);
-  const more = rest.length > 0 && h("button", { onclick: () => (list.append(...rest.map((image) => thumbnail(path, image))), more.remove()) }, `Show ${integer(rest.length)} more`);
+  const more =
+    rest.length > 0 &&
+    h(
+      "button",
+      { onclick: () => (list.append(...rest.map((image) => thumbnail(path, image))), more.remove()) },
+      `Show ${integer(rest.length)} more`,
+    );
   const pooled = boundary.end_pooled - boundary.start_pooled;
   return h(
     "section",
     { style: { "border-left-color": colour(boundary.rank) } },
-    h("h3", {},
-      h("span", { class: "rankname", style: { background: colour(boundary.rank), color: inkOn(boundary.rank) } }, boundary.rank),
+    h(
+      "h3",
+      {},
+      h(
+        "span",
+        { class: "rankname", style: { background: colour(boundary.rank), color: inkOn(boundary.rank) } },
+        boundary.rank,
+      ),
       ` ${plural(own.length, "crop")} (${percent(own.length / all)}), ${plural(pooled, "pooled token")}`,
     ),
-    h("p", { class: "note" }, own.length ? `Crops ${integer(boundary.start_image)} to ${integer(boundary.end_image - 1)}` : "No image: this rank only takes part in the exchange."),
+    h(
+      "p",
+      { class: "note" },
+      own.length
+        ? `Crops ${integer(boundary.start_image)} to ${integer(boundary.end_image - 1)}`
+        : "No image: this rank only takes part in the exchange.",
+    ),
     list,
     more,
   );
@@ -44,12 +89,20 @@ export function images(path, detail, cp) {
   if (!detail.n_images) return h("p", { class: "empty" }, "This pack holds no image.");
   const boundaries = detail.boundaries[String(cp)];
   if (!boundaries) {
-    return h("p", { class: "empty" }, `No image boundaries were planned for CP size ${cp}. Planned are ${detail.cp_sizes.join(", ")}: choose degrees whose product is one of them.`);
+    return h(
+      "p",
+      { class: "empty" },
+      `No image boundaries were planned for CP size ${cp}. Planned are ${detail.cp_sizes.join(", ")}: choose degrees whose product is one of them.`,
+    );
   }
   return h(
     "div",
     { class: "ranks" },
-    h("p", { class: "note" }, "Each CP rank encodes a contiguous range of crops. The frames of one unit are never divided."),
+    h(
+      "p",
+      { class: "note" },
+      "Each CP rank encodes a contiguous range of crops. The frames of one unit are never divided.",
+    ),
     boundaries.map((boundary) => ofRank(path, detail.images, boundary, detail.n_images)),
   );
 }

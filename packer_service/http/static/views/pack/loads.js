@@ -29,7 +29,12 @@ function ranks(answer) {
       {
         label: "Share of the busiest",
         className: "barcell",
-        value: (rank) => h("span", { class: "bar", "aria-hidden": "true", style: { width: percent(rank.tiles / most), background: colour(rank.ring_rank) } }),
+        value: (rank) =>
+          h("span", {
+            class: "bar",
+            "aria-hidden": "true",
+            style: { width: percent(rank.tiles / most), background: colour(rank.ring_rank) },
+          }),
       },
       { label: "Tiles", number: true, value: (rank) => integer(rank.tiles) },
       { label: "Allowed pairs", number: true, value: (rank) => integer(rank.attention_area) },
@@ -43,7 +48,12 @@ function ranks(answer) {
 /** A cell of the table of steps, tinted by its tiles; the rank that the step waits for stands out. */
 function stepCell(tiles, most, slowest) {
   const tint = `color-mix(in srgb, var(--accent) ${Math.round((45 * tiles) / most)}%, transparent)`;
-  return h("span", { class: slowest ? "step slowest" : "step", style: { background: tint } }, integer(tiles), slowest && h("span", { class: "visually-hidden" }, " slowest"));
+  return h(
+    "span",
+    { class: slowest ? "step slowest" : "step", style: { background: tint } },
+    integer(tiles),
+    slowest && h("span", { class: "visually-hidden" }, " slowest"),
+  );
 }
 
 /** Whether others wait for a rank in a step: it has the most tiles, and not all have as many. */
@@ -79,9 +89,12 @@ export function loads(answer) {
   return h(
     "div",
     { class: "view" },
-    h("p", { class: "verdict" },
+    h(
+      "p",
+      { class: "verdict" },
       `Rank ${busiest.ring_rank} computes most, ${integer(busiest.tiles)} tiles where an even share is ${mean(answer.tile_floor)}. ` +
-      `The longest ring step is ${pace.step}: it waits for rank ${pace.slowest} with ${integer(pace.most)} tiles.`),
+        `The longest ring step is ${pace.step}: it waits for rank ${pace.slowest} with ${integer(pace.most)} tiles.`,
+    ),
     paths(answer),
     ranks(answer),
     steps(answer),

@@ -27,7 +27,8 @@ function chosenPart(rank, step, ring) {
 
 function reading(canvas, picture) {
   const line = h("p", { class: "note", "aria-hidden": "true" }, "Point at the picture to read a cell.");
-  const range = (index) => `${integer(index * picture.cell)} – ${integer(Math.min((index + 1) * picture.cell, picture.seq_len) - 1)}`;
+  const range = (index) =>
+    `${integer(index * picture.cell)} – ${integer(Math.min((index + 1) * picture.cell, picture.seq_len) - 1)}`;
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const at = (value, extent) => Math.min(picture.size - 1, Math.max(0, Math.floor((picture.size * value) / extent)));
@@ -54,7 +55,13 @@ function chips(name, label, count, chosen, coloured) {
       },
       text,
     );
-  return h("p", { class: "chips" }, h("span", { class: "note" }, label), chip(null, "all"), Array.from({ length: count }, (_, index) => chip(index, String(index))));
+  return h(
+    "p",
+    { class: "chips" },
+    h("span", { class: "note" }, label),
+    chip(null, "all"),
+    Array.from({ length: count }, (_, index) => chip(index, String(index))),
+  );
 }
 
 function number(params, name, count) {
@@ -78,17 +85,34 @@ export function maskPicture(detail, picture, answer, params) {
   return h(
     "div",
     { class: "columns" },
-    h("figure", {},
-      h("div", { class: "mask", role: "img", "aria-label": said }, h("span"), h("div", {}, strip(true)), h("div", {}, strip(false)), h("div", { class: "square" }, cells)),
+    h(
+      "figure",
+      {},
+      h(
+        "div",
+        { class: "mask", role: "img", "aria-label": said },
+        h("span"),
+        h("div", {}, strip(true)),
+        h("div", {}, strip(false)),
+        h("div", { class: "square" }, cells),
+      ),
       reading(cells, picture),
     ),
-    h("div", { class: "view" },
+    h(
+      "div",
+      { class: "view" },
       h("p", {}, said),
-      h("p", {},
+      h(
+        "p",
+        {},
         "Queries run downwards, keys to the right. A cell has the colour of the ring rank that owns its queries, and is stronger " +
-        "the more of its pairs are allowed. The strips show who owns the queries (left) and the keys (top)."),
-      h("p", {},
-        `In ring step t, rank r has the keys of rank r − t. A tile of ${answer.tile} × ${answer.tile} tokens costs the same whether one of its pairs is allowed or all.`),
+          "the more of its pairs are allowed. The strips show who owns the queries (left) and the keys (top).",
+      ),
+      h(
+        "p",
+        {},
+        `In ring step t, rank r has the keys of rank r − t. A tile of ${answer.tile} × ${answer.tile} tokens costs the same whether one of its pairs is allowed or all.`,
+      ),
       chips("rank", "Queries of rank", answer.ring, rank, true),
       chips("step", "Ring step", answer.ring, step, false),
     ),

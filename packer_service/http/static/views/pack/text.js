@@ -17,12 +17,15 @@ function rendered(span) {
 
 /** The spans, with a heading wherever another document or annotation begins. */
 function paragraphs(detail, spans) {
-  const name = (number) => detail.documents.find((document) => document.number === number)?.doc_id ?? `document ${number}`;
+  const name = (number) =>
+    detail.documents.find((document) => document.number === number)?.doc_id ?? `document ${number}`;
   let before = { document: null, branch: 0 };
   return spans.flatMap((span) => {
     const parts = [];
     if (span.document !== before.document && span.document >= 0) {
-      parts.push(h("strong", { class: "edge" }, `${before.document === null ? "" : "\n\n"}── ${name(span.document)} ──\n`));
+      parts.push(
+        h("strong", { class: "edge" }, `${before.document === null ? "" : "\n\n"}── ${name(span.document)} ──\n`),
+      );
     } else if (span.branch !== before.branch && span.branch > 0) {
       parts.push(h("strong", { class: "edge" }, `\n── annotation ${span.branch} ──\n`));
     }
@@ -40,12 +43,25 @@ export async function text(path, detail, params) {
   return h(
     "div",
     { class: "view" },
-    h("p", { class: "note" }, h("mark", { class: "sample" }, "Marked"), " tokens are learnt: a label asks for them. The rest is only read. Decoded by ", answer.tokenizer, "."),
-    h("nav", { class: "pages", "aria-label": "Parts of the sequence" },
+    h(
+      "p",
+      { class: "note" },
+      h("mark", { class: "sample" }, "Marked"),
+      " tokens are learnt: a label asks for them. The rest is only read. Decoded by ",
+      answer.tokenizer,
+      ".",
+    ),
+    h(
+      "nav",
+      { class: "pages", "aria-label": "Parts of the sequence" },
       start > 0 && part("← Earlier", "tokens-earlier", Math.max(0, start - WINDOW)),
       h("span", {}, `tokens ${integer(answer.start)} to ${integer(answer.end - 1)} of ${integer(detail.seq_len)}`),
       end < detail.seq_len && part("Later →", "tokens-later", end),
     ),
-    h("div", { class: "tokens", tabindex: "0", role: "region", "aria-label": "Decoded tokens" }, paragraphs(detail, answer.spans)),
+    h(
+      "div",
+      { class: "tokens", tabindex: "0", role: "region", "aria-label": "Decoded tokens" },
+      paragraphs(detail, answer.spans),
+    ),
   );
 }
