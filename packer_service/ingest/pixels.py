@@ -13,7 +13,7 @@ from PIL import Image
 # 255 on average, unless it is told to round accurately and to be bit-exact, which FFmpeg's own tests hold on every
 # processor. Scaling straight from the decoder's planes is two to eight times faster than converting the full frame to
 # RGB and leaving the scaling to Pillow. Bicubic, whose support grows with the reduction so that nothing aliases.
-_SCALING = int(
+SCALING = int(
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT | Interpolation.FULL_CHR_H_INT
 )
 
@@ -46,7 +46,7 @@ class FrameScaler:
         """
         side = self.image_size
         scaled = self._reformatter.reformat(
-            frame, width=side, height=side, format="rgb24", interpolation=_SCALING, threads=1
+            frame, width=side, height=side, format="rgb24", interpolation=SCALING, threads=1
         )
         plane = scaled.planes[0]
         image = Image.frombytes("RGB", (side, side), bytes(plane), "raw", "RGB", plane.line_size, 1)

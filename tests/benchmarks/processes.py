@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,12 +20,21 @@ class PeakMemory:
         self.root = root
         self.most_together = 0
         """Largest sum of resident bytes over all processes at one moment; shared pages count once for each."""
+        self.most_shared_out = 0
+        """The same with each shared page counted once in all (PSS): what the machine needs. Looked at every second."""
+        self.cpu_seconds = 0.0
+        """Processor time of all processes, as last seen."""
         self._peaks: dict[int, tuple[str, int, int]] = {}
 
     def watch_until_end(self, job: subprocess.Popen[bytes] | subprocess.Popen[str], every: float = 0.1) -> int:
         """Looks at the processes until the first has ended; gives its exit status."""
+        last = 0.0
         while job.poll() is None:
             self.look()
+            if time.monotonic() - last >= 1:
+                last = time.monotonic()
+                self.cpu_seconds = max(self.cpu_seconds, cpu_seconds(self.root))
+                self.most_shared_out = max(self.most_shared_out, sum(map(_proportional, _below(self.root))))
             time.sleep(every)
         return int(job.returncode)
 
@@ -52,6 +63,25 @@ class PeakMemory:
             most = kinds.get(kind, (0, 0))
             kinds[kind] = (max(most[0], resident), max(most[1], private))
         return kinds
+
+
+def cpu_seconds(root: int) -> float:
+    """Processor time of a process, of all below it, and of those that have ended and were waited for."""
+    ticks = 0
+    for pid in _below(root):
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _proportional(pid: int) -> int:
+    """Bytes of a process in memory, each page divided by the processes that have it."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
+            if line.startswith("Pss:"):
+                return _kilobytes(line.partition(":")[2])
+    return 0
 
 
 def _kilobytes(value: str) -> int:

