@@ -50,7 +50,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine.make(tmp_path / "machine")
 
 
-@pytest.fixture
-def pack_arguments(tiny_source: Path, tiny_settings: list[str]) -> list[str]:
-    """``pack`` of the tiny source; its folder is to be named."""
-    return ["pack", str(tiny_source), *(part for setting in tiny_settings for part in ("--set", setting)), "--out"]
+@pytest.fixture(scope="session")
+def options(tiny_settings: list[str]) -> list[str]:
+    """What makes a pack of the tiny source tiny."""
+    return [part for setting in tiny_settings for part in ("--set", setting)]

@@ -1,72 +1,83 @@
-"""``ray job submit`` against a real head: a working directory uploaded, a wheel installed, with and without a token."""
+"""``ray job submit`` as docs/cluster.md shows it: a directory uploaded, a wheel installed, with and without a token."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from page import command
 from ray_nodes import Machine, Node, ray_node
 
 from packer_service.verify import verify_dataset
 
-RAY = [str(Path(sys.executable).with_name("ray"))]
 
-
-def submit(machine: Machine, head: Node, *arguments: str, **variables: str) -> tuple[int, str]:
-    """Exit status and words of ``ray job submit``."""
-    done = machine.run([*RAY, "job", "submit", "--address", str(head.dashboard), *arguments], **variables)
+def submit(machine: Machine, head: Node, job: list[str], **variables: str) -> tuple[int, str]:
+    """Exit status and words of a command of the page at a head."""
+    words = [head.dashboard if word == "http://HEAD:8265" else word for word in job]
+    done = machine.run([str(word) for word in words], **variables)
     return done.returncode, done.stdout + done.stderr
+
+
+UPLOADING = "ray job submit --address http://HEAD:8265 --working-dir"
+INSTALLED = "ray job submit --address http://HEAD:8265 -- preshard"
 
 
 def test_the_working_directory_and_the_wheel_pack_the_same_bytes(
     machine: Machine,
     wheel: Path,
-    pack_arguments: list[str],
+    tiny_source: Path,
+    options: list[str],
     same_bytes: Callable[[Path], bool],
     progress: Any,
     tmp_path: Path,
 ) -> None:
-    """Fails when the how-to's commands do not pack, when what is uploaded misses a file or is megabytes of what packing
+    """Fails when the page's commands do not pack, when what is uploaded misses a file or is megabytes of what packing
     does not need, or when the wheel lacks a file.
     """
+
+    def job(beginning: str, source: Path, name: str) -> list[str]:
+        return [*command(beginning, SOURCE=str(source), DATASET=str(tmp_path / name)), *options]
+
     with ray_node(machine) as head:
-        uploaded = ["--working-dir", ".", "--", "python", "-m", "packer_service", *pack_arguments]
-        status, said = submit(machine, head, *uploaded, str(tmp_path / "uploaded"))
+        status, said = submit(machine, head, job(UPLOADING, tiny_source, "uploaded"))
         assert status == 0, said
         assert "succeeded" in said
         assert same_bytes(tmp_path / "uploaded")
         assert machine.run([machine.python, "-P", "-c", "import packer_service"]).returncode, "not from the upload"
 
         machine.install(wheel)
-        status, said = submit(machine, head, "--", "preshard", *pack_arguments, str(tmp_path / "installed"))
+        status, said = submit(machine, head, job(INSTALLED, tiny_source, "installed"))
         assert status == 0, said
         assert same_bytes(tmp_path / "installed")
         assert not verify_dataset(str(tmp_path / "installed"), processes=1, progress=progress).broken
 
-        nowhere = submit(machine, head, "--", "preshard", "pack", "/nowhere", "--out", str(tmp_path / "none"))
-        assert nowhere[0] == 1
-        assert "exit code 2" in nowhere[1]
-        assert "/nowhere" in nowhere[1]
+        status, said = submit(machine, head, job(INSTALLED, Path("/nowhere"), "none"))
+        assert status == 1
+        assert "Job entrypoint command failed with exit code 2" in said
+        assert "preshard: SOURCE /nowhere: no such file or folder" in said
 
 
 def test_a_head_with_a_token_takes_jobs_of_those_alone_who_have_it(
-    machine: Machine, wheel: Path, pack_arguments: list[str], same_bytes: Callable[[Path], bool], tmp_path: Path
+    machine: Machine,
+    wheel: Path,
+    tiny_source: Path,
+    options: list[str],
+    same_bytes: Callable[[Path], bool],
+    tmp_path: Path,
 ) -> None:
     """Fails when a job cannot be submitted to a head with token authentication, or the packing in it cannot join."""
     machine.install(wheel)
-    token = machine.folder / "home" / ".ray" / "auth_token"
-    token.parent.mkdir()
-    token.write_text("a" * 64, encoding="utf-8")
+    assert machine.run(command("ray get-auth-token")).returncode == 0
+    assert (machine.folder / "home" / ".ray" / "auth_token").exists()
+    job = [*command(INSTALLED, SOURCE=str(tiny_source), DATASET=str(tmp_path / "packed")), *options]
     with ray_node(machine, RAY_AUTH_MODE="token") as head:
         elsewhere = machine.folder / "elsewhere"
         elsewhere.mkdir()
-        status, said = submit(machine, head, "--", "preshard", "--version", HOME=str(elsewhere))
-        assert status != 0
+        status, said = submit(machine, head, job, HOME=str(elsewhere))
+        assert status == 1
         assert "authentication" in said.lower(), said
-        command = ["--", "preshard", *pack_arguments, str(tmp_path / "packed")]
-        status, said = submit(machine, head, *command, RAY_AUTH_MODE="token")
-        assert status == 0, f"{shlex.join(command)}\n{said}"
+        assert not (tmp_path / "packed").exists()
+        status, said = submit(machine, head, job, RAY_AUTH_MODE="token")
+        assert status == 0, said
         assert same_bytes(tmp_path / "packed")
