@@ -77,5 +77,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    anyio.to_thread.current_default_thread_limiter().total_tokens = app.state.service.settings.threads
+    service: Service = app.state.service
+    anyio.to_thread.current_default_thread_limiter().total_tokens = service.settings.threads
+    await anyio.to_thread.run_sync(service.catalog.look)  # so that the first question need not wait for it
     yield

@@ -102,8 +102,7 @@ class Dataset:
 
     def numbers(self, table: str, name: str) -> np.ndarray:
         """The same, of a column of numbers."""
-        values: np.ndarray = self.column(table, name).to_numpy()
-        return values
+        return numbers_of(self.column(table, name))
 
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
         """Some rows of a table, as dictionaries of the columns asked for."""
@@ -115,7 +114,8 @@ class Dataset:
         with self.parquet(table) as file:
             column = file.read(columns=[name]).column(name)
             column.validate(full=True)
-            return column
+            # in one piece, so that it becomes an array without a copy, each time that it is asked for
+            return pa.chunked_array([column.combine_chunks()]) if pa.types.is_primitive(column.type) else column
 
     @contextmanager
     def parquet(self, name: str) -> Iterator[pq.ParquetFile]:
@@ -157,6 +157,11 @@ class Dataset:
             if len(data) != size:
                 raise ShardChanged(f"{SHARDS}/{shard}", f"gives {len(data)} of the {size} bytes from byte {offset}")
             return data
+
+
+def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of numbers without nulls as an array. Arrow's own way to NumPy imports pandas, a quarter of a second."""
+    return np.from_dlpack(column.combine_chunks())
 
 
 def load_dataset(name: str, folder: Inside, stamps: Stamps, cache: Cache) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +54,17 @@ class Inside:
         """Bytes of the files directly in a folder of this one."""
         if not self.is_within(name):
             return {}
-        found = (self._folder / name).sizes().items()
-        return {entry: size for entry, size in found if "/" not in entry and self.is_within(f"{name}/{entry}")}
+        found = {entry: size for entry, size in (self._folder / name).sizes().items() if "/" not in entry}
+        links = self._links(name) if self._limit is not None else set()
+        return {entry: size for entry, size in found.items() if entry not in links or self.is_within(f"{name}/{entry}")}
+
+    def _links(self, name: str) -> set[str]:
+        """Names of links in a folder on a local disk: only they can lead elsewhere than the folder does."""
+        try:
+            with os.scandir(self._folder.path(name)) as entries:
+                return {entry.name for entry in entries if entry.is_symlink()}
+        except FileNotFoundError:
+            return set()
 
     def read(self, name: str) -> bytes:
         with self.open(name) as file:

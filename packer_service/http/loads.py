@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 from packer_service.balance import IMAGE_KINDS, LAYOUT_KINDS
 from packer_service.balance_order import LoadGroup, Stretch
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset import Dataset, numbers_of
 from packer_service.layout.cost import gather_cost, ring_cost
 
 
@@ -75,22 +75,22 @@ def _layout(dataset: Dataset, group: LoadGroup, packs: range) -> LayoutLoads:
 
 
 def _reduced(
-    dataset: Dataset, group: LoadGroup, loads: Int64[np.ndarray, "kinds packs ranks"]
+    dataset: Dataset, group: LoadGroup, loads: Int64[np.ndarray, "kinds ranks packs"]
 ) -> dict[str, np.ndarray]:
     attention, tiles, steps, keys = loads
     slice_tokens, weight = dataset.config.seq_len // group.degree, dataset.config.key_weight
-    gather_path, ring_path = tiles.max(axis=1), steps.sum(axis=1)
+    gather_path, ring_path = tiles.max(axis=0), steps.sum(axis=0)
     ring = ring_cost(ring_path, slice_tokens, group.degree, weight)
     return {
         "attention": imbalances(attention),
         "tiles": imbalances(tiles),
         "gather_path": gather_path,
         "ring_path": ring_path,
-        "keys": keys.sum(axis=1),
-        "cost": np.minimum(ring, gather_cost(gather_path, keys.max(axis=1), weight)),
-        "rank_attention": attention.sum(axis=0),
-        "rank_tiles": tiles.sum(axis=0),
-        "rank_keys": keys.sum(axis=0),
+        "keys": keys.sum(axis=0),
+        "cost": np.minimum(ring, gather_cost(gather_path, keys.max(axis=0), weight)),
+        "rank_attention": attention.sum(axis=1),
+        "rank_tiles": tiles.sum(axis=1),
+        "rank_keys": keys.sum(axis=1),
     }
 
 
@@ -99,8 +99,8 @@ def _images(dataset: Dataset, group: LoadGroup, packs: range) -> ImageLoads:
         {
             "images": imbalances(images),
             "pooled_tokens": imbalances(pooled),
-            "rank_images": images.sum(axis=0),
-            "rank_pooled_tokens": pooled.sum(axis=0),
+            "rank_images": images.sum(axis=1),
+            "rank_pooled_tokens": pooled.sum(axis=1),
         }
         for images, pooled in read_loads(dataset, group, packs)
     ]
@@ -119,19 +119,17 @@ def _joined(parts: list[dict[str, np.ndarray]], names: list[str], sums: set[str]
     }
 
 
-def imbalances(loads: Int64[np.ndarray, "packs ranks"]) -> Float64[np.ndarray, "packs"]:
+def imbalances(loads: Int64[np.ndarray, "ranks packs"]) -> Float64[np.ndarray, "packs"]:
     """Largest load over mean load of each pack; nan where there is nothing to share."""
-    total = loads.sum(axis=1)
-    values: Float64[np.ndarray, "packs"] = np.full(len(loads), np.nan)
-    some = total > 0
-    values[some] = loads[some].max(axis=1, initial=0) / (total[some] / loads.shape[1])
-    return values
+    means = loads.sum(axis=0) / len(loads)
+    nothing: Float64[np.ndarray, "packs"] = np.full(loads.shape[1], np.nan)
+    return np.divide(loads.max(axis=0), means, out=nothing, where=means > 0)
 
 
-def read_loads(dataset: Dataset, group: LoadGroup, packs: range) -> Iterator[Int64[np.ndarray, "kinds packs ranks"]]:
+def read_loads(dataset: Dataset, group: LoadGroup, packs: range) -> Iterator[Int64[np.ndarray, "kinds ranks packs"]]:
     """The loads of a group for consecutive packs, a block of packs at a time.
 
-    Kinds are those of ``balance.LAYOUT_KINDS`` or ``IMAGE_KINDS``.
+    Kinds are those of ``balance.LAYOUT_KINDS`` or ``IMAGE_KINDS``. Packs are the last axis, over which NumPy is fast.
     """
     kinds = len(LAYOUT_KINDS if group.scheme else IMAGE_KINDS)
     with dataset.parquet("balance.parquet") as file:
@@ -141,7 +139,8 @@ def read_loads(dataset: Dataset, group: LoadGroup, packs: range) -> Iterator[Int
             if stretch.group != group or first >= end:
                 continue
             loads = _rows(file, edges, stretch).reshape(kinds, stretch.packs, group.degree)
-            yield loads[:, first - stretch.first_pack : end - stretch.first_pack]
+            wanted = loads[:, first - stretch.first_pack : end - stretch.first_pack]
+            yield np.ascontiguousarray(wanted.transpose(0, 2, 1))
 
 
 def _row_group_edges(file: pq.ParquetFile) -> Int64[np.ndarray, "row_groups_plus_1"]:
@@ -157,5 +156,5 @@ def _rows(
     last = int(np.searchsorted(edges, stretch.first_row + stretch.rows, side="left"))
     column = file.read_row_groups(range(first, last), columns=["load"]).column("load")
     start = stretch.first_row - int(edges[first])
-    loads: Int64[np.ndarray, "rows"] = column.slice(start, stretch.rows).to_numpy()
+    loads: Int64[np.ndarray, "rows"] = numbers_of(column.slice(start, stretch.rows))
     return loads

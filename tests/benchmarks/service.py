@@ -36,6 +36,7 @@ from mixtures import lengths  # noqa: E402
 
 from packer_service.balance_order import BalanceOrder  # noqa: E402
 from packer_service.config import PackConfig  # noqa: E402
+from packer_service.finish import ENCODINGS  # noqa: E402
 from packer_service.plan.cost import causal_area  # noqa: E402
 from packer_service.plan.make import make_plan  # noqa: E402
 from packer_service.shards.write import shard_name  # noqa: E402
@@ -165,7 +166,7 @@ def documents_table(plan: Plan, images: np.ndarray) -> pa.Table:
 
 
 def write_table(path: Path, schema: pa.Schema, parts: Sequence[pa.Table] | Iterator[pa.Table]) -> None:
-    with pq.ParquetWriter(path, schema, compression="zstd") as to:
+    with pq.ParquetWriter(path, schema, compression="zstd", **ENCODINGS.get(path.name, {})) as to:
         for part in parts:
             to.write_table(part)
 

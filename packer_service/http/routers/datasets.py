@@ -80,7 +80,7 @@ def dataset(dataset: Served) -> DatasetDetail:
     documents = _table(dataset, "documents.parquet", ["source", "n_images", "length", "truncated_tokens", "doc_id"])
     rejects = _table(dataset, "rejects.parquet", ["source", "code"])
     lost = loss_figures(rejects, truncated_by_source(documents, "truncated_tokens"))
-    figures = plan_figures(_plan(dataset), documents["n_images"].to_numpy(), config, ())
+    figures = plan_figures(_plan(dataset), dataset.numbers("documents.parquet", "n_images"), config, ())
     times = _times(dataset)
     return DatasetDetail(
         name=dataset.name,

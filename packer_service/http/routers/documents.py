@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
 from packer_service.http.choice import choose
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset import Dataset, numbers_of
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.documents import (
     DocumentPage,
@@ -55,7 +55,7 @@ def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, 
     """The rows for which all conditions hold."""
     holds = np.ones(n_rows, bool)
     for condition in conditions:
-        holds &= condition.to_numpy()
+        holds &= numbers_of(condition.cast(pa.uint8())).astype(bool)
     return np.flatnonzero(holds)
 
 

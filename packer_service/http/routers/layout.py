@@ -42,7 +42,7 @@ def layout(
     stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
     measured = measure_layout(sample.index, stored)
     weight = dataset.config.key_weight
-    imbalance = float(imbalances(measured.area[None])[0])
+    imbalance = float(imbalances(measured.area[:, None])[0])
     floor = measured.tile_floor
     return PackLayout(
         pack_id=pack_id,
