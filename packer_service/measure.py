@@ -75,7 +75,7 @@ def _measure_row(
             "piece": number,
             "tokens": len(piece),
             "images": piece.n_images,
-            "area": attention_area(_mask(piece, config.bidirectional)),
+            "area": _area(piece, config.bidirectional),
             "truncated": lost,
         }
         for number, (piece, lost) in enumerate(pieces)
@@ -105,7 +105,9 @@ def pieces_of(
     return pieces, shapes
 
 
-def _mask(piece: RenderedDocument, bidirectional: str) -> MaskArrays:
-    return MaskArrays(
-        doc_ids=(piece.tokens * 0), branch_ids=piece.branch_ids, group_ids=group_ids(piece.unit_ids, bidirectional)
-    )
+def _area(piece: RenderedDocument, bidirectional: str) -> int:
+    """Allowed pairs of a document's mask."""
+    groups = group_ids(piece.unit_ids, bidirectional)
+    if not piece.n_branches and (groups < 0).all():  # most documents of a text corpus, at a tenth of the time
+        return len(piece) * (len(piece) + 1) // 2
+    return attention_area(MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=groups))
