@@ -24,7 +24,7 @@ from schemas.tables import TABLES
 from schemas.version import VERSION
 
 ENCODINGS: dict[str, dict[str, Any]] = {
-    # loads hardly repeat: as differences they take two fifths less space than by a dictionary, and half the time to read
+    # loads hardly repeat: as differences they take two fifths less space than by a dictionary, half the time to read
     "balance.parquet": {
         "use_dictionary": ["kind", "scheme"],
         "column_encoding": dict.fromkeys(("pack_id", "degree", "rank", "load"), "DELTA_BINARY_PACKED"),

@@ -87,6 +87,13 @@ def _layout_balance(dataset: Dataset, layout: str, ring: int, packs: range | Non
 
 def image_balance(dataset: Dataset, size: int, packs: range | None) -> ImageBalance:
     """The image boundaries of one CP size, over all packs or some."""
+    if packs is not None:
+        return _image_balance(dataset, size, packs)
+    key = ("image_balance", size)
+    return dataset.kept(key, lambda: _image_balance(dataset, size, None), lambda _: 1000 + 100 * size)
+
+
+def _image_balance(dataset: Dataset, size: int, packs: range | None) -> ImageBalance:
     loads = image_loads(dataset, size, packs)
     return ImageBalance(
         cp=size,

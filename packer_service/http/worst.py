@@ -11,6 +11,9 @@ from packer_service.http.sample import read_sample
 _COLUMNS = ("doc_id", "source", "length", "n_images")
 _OF_IMAGES = ("images", "pooled_tokens")
 
+_DOMINATES = 0.1
+"""Share of tokens or pairs from which a document is told as the cause."""
+
 _WORDS = {
     "attention": "the busiest rank has {value:.3f} times the mean of attention pairs ({layout}, ring degree {ring})",
     "gather": "the gather critical path is {value:.3f} times the tile floor ({layout}, ring degree {ring})",
@@ -69,6 +72,11 @@ def _because(heaviest: Heaviest | None, measure: str, ranks: int) -> str:
             f"{heaviest.n_images} of them in {heaviest.doc_id}"
         )
     share = f", {heaviest.share_of_attention:.0%} of the pairs" if heaviest.share_of_attention is not None else ""
+    if heaviest.share_of_tokens < _DOMINATES and (heaviest.share_of_attention or 0) < _DOMINATES:
+        return (
+            f"no document dominates the {heaviest.n_documents} that it has; {heaviest.doc_id}, the heaviest, has "
+            f"{heaviest.length:,} tokens ({heaviest.share_of_tokens:.0%}{share})"
+        )
     return (
         f"{heaviest.doc_id} has {heaviest.length:,} of its tokens ({heaviest.share_of_tokens:.0%}){share}, "
         f"among {heaviest.n_documents} documents"

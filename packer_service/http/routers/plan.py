@@ -16,7 +16,8 @@ from packer_service.http.models.plan import PlanAnswer, PlanRequest
 from packer_service.http.problems import ProblemError, not_legal
 from packer_service.http.serving import Service, service_of
 from packer_service.http.settings import ServiceSettings
-from schemas.errors import ConfigError
+from packer_service.plan.order import check_dp_sizes
+from schemas.errors import ConfigError, PlanError
 
 router = APIRouter(prefix="/v1", tags=["plan"])
 
@@ -39,9 +40,13 @@ def plan(request: Request, asked: PlanRequest) -> PlanAnswer:
             413, "too-large", "Request too large", f"{len(table)} documents are more than {limit}, the most of a plan."
         )
     try:
-        parse_config(config)
+        window = parse_config(config).order.window
     except ConfigError as error:
         raise not_legal(f"config: {error}") from None
+    try:
+        check_dp_sizes(asked.dp, window)
+    except PlanError as error:
+        raise not_legal(f"dp: {error}") from None
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         detail = "Another plan is being made; one is made at a time."
         raise ProblemError(503, "busy", "Busy", detail, {"Retry-After": "5"})
