@@ -85,7 +85,9 @@ def assert_same_training(ours: list[dict[str, Any]], theirs: list[dict[str, Any]
     assert len(ours) == STEPS
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.cluster)], ids=["the other", "the first"])
+@pytest.mark.parametrize(
+    "lost", [1, pytest.param(0, marks=[pytest.mark.cluster, pytest.mark.timeout(900)])], ids=["the other", "the first"]
+)
 def test_when_one_of_two_agents_is_lost_the_other_ends_and_both_go_on_later(
     agent: Agent, expected: list[dict[str, Any]], tmp_path: Path, lost: int
 ) -> None:
@@ -98,16 +100,17 @@ def test_when_one_of_two_agents_is_lost_the_other_ends_and_both_go_on_later(
         wait_for_steps(metrics, both)
         kill_tree(both[lost])
         since = time.monotonic()
-        assert both[1 - lost].wait(timeout=100) != 0
+        assert both[1 - lost].wait(timeout=200) != 0
         assert time.monotonic() - since < 60
     assert 2 <= len(figures(metrics)) < STEPS, "the agent was not lost in the middle"
     with ExitStack() as stack:
         both = [stack.enter_context(agent(*one, metrics=metrics, checkpoint=kept)) for one in launch_of_two()]
-        assert [one.wait(timeout=100) for one in both] == [0, 0], (tmp_path / "said").read_text()
+        assert [one.wait(timeout=200) for one in both] == [0, 0], (tmp_path / "said").read_text()
     assert_same_training(figures(metrics), expected)
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(900)
 def test_pods_that_are_started_again_find_each_other(
     agent: Agent, expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
