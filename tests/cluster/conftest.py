@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ray_nodes import REPOSITORY, Machine
+
+from packer_service.config import load_config
+from packer_service.job import PlainExecutor, pack
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -50,7 +54,40 @@ def machine(tmp_path: Path) -> Machine:
     return Machine.make(tmp_path / "machine")
 
 
+def as_options(settings: list[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
 @pytest.fixture(scope="session")
 def options(tiny_settings: list[str]) -> list[str]:
     """What makes a pack of the tiny source tiny."""
-    return [part for setting in tiny_settings for part in ("--set", setting)]
+    return as_options(tiny_settings)
+
+
+@pytest.fixture(scope="session")
+def short_settings(tiny_settings: list[str]) -> list[str]:
+    """What makes of it many shards of one short pack each."""
+    short = ["seq_len=256", "packs_per_shard=1", "ring_degrees=[1,2]", "cp_sizes=[1,2]", "order.window=2"]
+    return [*tiny_settings, *short]
+
+
+@pytest.fixture(scope="session")
+def short_options(short_settings: list[str]) -> list[str]:
+    return as_options(short_settings)
+
+
+@pytest.fixture(scope="session")
+def short_packs(
+    tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, short_settings: list[str], progress: Any
+) -> Path:
+    """The tiny source in short packs, written by one process without a stop. Read only."""
+    out = tmp_path_factory.mktemp("short") / "dataset"
+    pack([str(tiny_source)], str(out), load_config(None, short_settings), PlainExecutor(), progress)
+    return out
+
+
+@pytest.fixture(scope="session")
+def same_short_bytes(short_packs: Path) -> Callable[[Path], bool]:
+    """Whether a dataset is these packs, byte by byte."""
+    expected = contents(short_packs)
+    return lambda dataset: contents(dataset) == expected

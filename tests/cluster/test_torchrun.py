@@ -15,9 +15,6 @@ from typing import Any
 import pytest
 from process_trees import free_ports, kill_tree
 
-from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
-
 STEPS = 6
 Agent = Callable[..., Any]
 
@@ -27,21 +24,12 @@ def figures(metrics: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def packs(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, tiny_settings: list[str], progress: Any) -> Path:
-    """The tiny source in packs that train within tenths of a second."""
-    out = tmp_path_factory.mktemp("packs") / "dataset"
-    short = ["seq_len=256", "ring_degrees=[1,2]", "cp_sizes=[1,2]", "order.window=2"]
-    pack([str(tiny_source)], str(out), load_config(None, [*tiny_settings, *short]), PlainExecutor(), progress)
-    return out
-
-
-@pytest.fixture(scope="session")
-def agent(packs: Path) -> Agent:
-    """``agent("--nnodes=2", ..., metrics=FILE)``: one agent of torchrun that trains on the packs, as a context."""
+def agent(short_packs: Path) -> Agent:
+    """``agent("--nnodes=2", ..., metrics=FILE)``: an agent of torchrun training on the short packs, as a context."""
 
     @contextmanager
     def start(*launch: str, metrics: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-        given = [f"--data={packs}", f"--steps={STEPS}", "--ring=2", "--layout=zigzag", "--dtype=float64"]
+        given = [f"--data={short_packs}", f"--steps={STEPS}", "--ring=2", "--layout=zigzag", "--dtype=float64"]
         given += [f"--metrics={metrics}", *(f"--{name}={value}" for name, value in more.items())]
         given += ["--save-every=1", "--resume"] if "checkpoint" in more else []
         command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "trainer.train", *given]
