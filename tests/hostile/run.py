@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from hostile_corpus import damaged, lies, row_id, seed_files, write_corpus  # no
 from machine import hardware  # noqa: E402
 from processes import PeakMemory  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
+from packer_service.config import PackConfig, load_config  # noqa: E402
 from packer_service.ingest.image import decode_image, probe_image  # noqa: E402
 from packer_service.ingest.video import decode_video, probe_video  # noqa: E402
 from schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
@@ -137,24 +138,29 @@ def file_by_file(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _look(folder: str, rows: Connection) -> None:
+    """The process that may die: answers every row with seconds and a fault, if there is one."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries write what they think of damaged files
     config = load_config(None, SETTINGS)
-    size = config.vision.image_size
-    for row in iter(rows.recv, None):
-        begin, fault, part = time.monotonic(), None, row["messages"][0]["content"][0]
-        media = Media(kind=part["type"], uri=part[part["type"]])
-        try:
-            if media.kind == "image":
-                crops = probe_image(media, folder, image_size=size, max_crops=config.vision.max_crops)
-                decode_image(media, folder, crops, image_size=size)
-            else:
-                frames = probe_video(media, folder, fps=config.video.fps, max_frames=config.video.max_frames)
-                collections.deque(decode_video(media, folder, frames, image_size=size), maxlen=0)
-        except DocumentError:
-            pass
-        except BaseException as error:
-            fault = f"{row['id']}: {type(error).__name__}: {json.dumps(str(error))[:300]}"
-        rows.send((time.monotonic() - begin, fault))
+    with suppress(EOFError):  # the one that asks is gone
+        for row in iter(rows.recv, None):
+            begin, fault = time.monotonic(), None
+            try:
+                _decode(row["messages"][0]["content"][0], folder, config)
+            except DocumentError:
+                pass
+            except BaseException as error:
+                fault = f"{row['id']}: {type(error).__name__}: {json.dumps(str(error))[:300]}"
+            rows.send((time.monotonic() - begin, fault))
+
+
+def _decode(part: dict[str, str], folder: str, config: PackConfig) -> None:
+    media, size = Media(kind=part["type"], uri=part[part["type"]]), config.vision.image_size
+    if media.kind == "image":
+        crops = probe_image(media, folder, image_size=size, max_crops=config.vision.max_crops)
+        decode_image(media, folder, crops, image_size=size)
+    else:
+        frames = probe_video(media, folder, fps=config.video.fps, max_frames=config.video.max_frames)
+        collections.deque(decode_video(media, folder, frames, image_size=size), maxlen=0)
 
 
 if __name__ == "__main__":
