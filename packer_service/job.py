@@ -43,6 +43,9 @@ from schemas.pack import Plan
 T = TypeVar("T")
 R = TypeVar("R")
 
+FEW_SHARDS, FEW_BYTES = 128, 2**30
+"""Shards of an earlier run that the driver hashes by itself; more are hashed by tasks."""
+
 
 class Executor(Protocol):
     """Runs a function over items, anywhere and in any order, and yields each result with its item's index."""
@@ -215,7 +218,7 @@ def _kept_shards(job: _Job, names: set[str]) -> set[str]:
     files = set((job.work / SHARDS).names())
     recorded = sorted(name for name in names if f"{name}/{RECORD}" in files)
     kept: set[str] = set()
-    checks = job.executor.run(partial(is_kept, out=job.folder.location), recorded)
+    checks = _checker(job, recorded).run(partial(is_kept, out=job.folder.location), recorded)
     for done, (index, is_whole) in enumerate(checks, start=1):
         job.progress.step("checked shards", done, len(recorded))
         if is_whole:
@@ -224,6 +227,13 @@ def _kept_shards(job: _Job, names: set[str]) -> set[str]:
         changed = f", {len(recorded) - len(kept)} changed since" if len(kept) < len(recorded) else ""
         job.progress.note(f"found {len(kept)} of {len(names)} shards written before{changed}")
     return kept
+
+
+def _checker(job: _Job, recorded: list[str]) -> Executor:
+    """Where shards are hashed: a few here, before a cluster would have started."""
+    sizes = (job.folder / SHARDS).sizes()
+    few = len(recorded) <= FEW_SHARDS and sum(sizes.get(name, 0) for name in recorded) <= FEW_BYTES
+    return PlainExecutor() if few else job.executor
 
 
 def _run_tasks(job: _Job, what: str, function: Callable[[Any], Any], items: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -73,9 +74,16 @@ def test_packing_twice_gives_the_same_bytes(
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_stopped_job_goes_on_with_what_is_missing(
-    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, after: int
+    tiny_dataset: Path,
+    tiny_source: Path,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fails when a re-run starts again from nothing, or when what is left differs from an undisturbed run."""
+    monkeypatch.setattr("packer_service.job.FEW_BYTES", 0)  # as if the shards were large
     out = tmp_path / "out"
     with pytest.raises(StoppedError):
         pack([str(tiny_source)], str(out), tiny_config, StoppingExecutor(after), progress)
@@ -86,6 +94,27 @@ def test_a_stopped_job_goes_on_with_what_is_missing(
     assert rest.ran["measure_and_keep"] == (0 if after else 1)
     assert rest.ran["build_and_keep"] == n_shards - written
     assert rest.ran["is_kept"] == written
+    assert file_bytes(out) == file_bytes(tiny_dataset)
+
+
+def test_a_job_with_nothing_left_to_do_runs_no_task(
+    tiny_dataset: Path,
+    tiny_source: Path,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails when a few shards that are there already are hashed by tasks, for which Ray would have to start."""
+    out = tmp_path / "out"
+    monkeypatch.setattr("packer_service.job._commit", Mock(side_effect=StoppedError))
+    with pytest.raises(StoppedError):
+        pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
+    monkeypatch.undo()
+    assert len(list(out.glob("shards/preshard-*.tar"))) > 1
+    rest = StoppingExecutor(0)
+    pack([str(tiny_source)], str(out), tiny_config, rest, progress)
+    assert not rest.ran
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
