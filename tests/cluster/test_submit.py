@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from page import command
 from ray_nodes import Machine, Node, ray_node
 
@@ -58,6 +59,8 @@ def test_the_working_directory_and_the_wheel_pack_the_same_bytes(
         assert "preshard: SOURCE /nowhere: no such file or folder" in said
 
 
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
 def test_a_head_with_a_token_takes_jobs_of_those_alone_who_have_it(
     machine: Machine,
     wheel: Path,

@@ -73,9 +73,9 @@ def assert_same_training(ours: list[dict[str, Any]], theirs: list[dict[str, Any]
     assert len(ours) == STEPS
 
 
-@pytest.mark.parametrize(
-    "lost", [1, pytest.param(0, marks=[pytest.mark.cluster, pytest.mark.timeout(900)])], ids=["the other", "the first"]
-)
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lost", [1, 0], ids=["the other", "the first"])
 def test_when_one_of_two_agents_is_lost_the_other_ends_and_both_go_on_later(
     agent: Agent, expected: list[dict[str, Any]], tmp_path: Path, lost: int
 ) -> None:
