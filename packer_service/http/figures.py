@@ -11,6 +11,7 @@ from packer_service.http.models.balance import Chosen, ImageBalance, LayoutBalan
 from packer_service.http.models.common import Histogram, RankLoads, Spread
 
 BARS = 32
+EVERY = slice(None)
 
 
 def spread(values: Float64[np.ndarray, "packs"]) -> Spread:
@@ -41,17 +42,19 @@ def floors(dataset: Dataset, ring: int) -> Float64[np.ndarray, "packs"]:
     return tiles
 
 
-def measures(dataset: Dataset, chosen: Chosen) -> dict[str, Float64[np.ndarray, "packs"]]:
-    """What packs and shards are compared by, of every pack; nan where a measure has no meaning."""
+def measures(
+    dataset: Dataset, chosen: Chosen, packs: Int64[np.ndarray, "packs"] | slice = EVERY
+) -> dict[str, Float64[np.ndarray, "packs"]]:
+    """What packs and shards are compared by, of some packs or every one; nan where a measure has no meaning."""
     loads = layout_loads(dataset, chosen.layout, chosen.ring)
-    floor, images = floors(dataset, chosen.ring), image_loads(dataset, chosen.cp)
+    floor, images = floors(dataset, chosen.ring)[packs], image_loads(dataset, chosen.cp)
     return {
-        "attention": loads.attention,
-        "gather": over(loads.gather_path, floor),
-        "ring": over(loads.ring_path, floor),
-        "traffic": traffic(dataset, loads.keys, chosen.ring),
-        "images": images.images,
-        "pooled_tokens": images.pooled_tokens,
+        "attention": loads.attention[packs],
+        "gather": over(loads.gather_path[packs], floor),
+        "ring": over(loads.ring_path[packs], floor),
+        "traffic": traffic(dataset, loads.keys[packs], chosen.ring),
+        "images": images.images[packs],
+        "pooled_tokens": images.pooled_tokens[packs],
     }
 
 

@@ -27,4 +27,4 @@ class ServiceSettings(BaseModel):
     plan_seconds: float = Field(60.0, gt=0, description="Time limit of a what-if plan.")
     plan_documents: int = Field(1_000_000, ge=1, description="Most documents of a what-if plan.")
     plan_memory: int = Field(8192 * _MIB, ge=_MIB, description="Address space of the process that makes such a plan.")
-    threads: int = Field(64, ge=1, description="Requests that are worked on at once.")
+    threads: int = Field(8, ge=1, description="Requests that are worked on at once; others wait for their turn.")

@@ -39,7 +39,7 @@ def shard_balance(
 ) -> ShardBalance:
     """Why each of them is bad is told from the pack's own mask."""
     own, chosen = packs_of_shard(dataset, shard), choose(dataset.config, layout, ring, cp)
-    values = measures(dataset, chosen)[measure][own.start : own.stop]
+    values = measures(dataset, chosen, slice(own.start, own.stop))[measure]
     order = np.argsort(-values, kind="stable")[: min(WORST, int((~np.isnan(values)).sum()))]
     return ShardBalance(
         **_balance(dataset, layout, ring, cp, own),

@@ -97,7 +97,7 @@ def _order(dataset: Dataset, name: str, descending: bool, chosen: Chosen) -> Int
 def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
     """Rows of some packs with their measures."""
     columns = {name: dataset.numbers("packs.parquet", name)[wanted].tolist() for name in COLUMNS}
-    measured = {name: values[wanted] for name, values in measures(dataset, chosen).items()}
+    measured = measures(dataset, chosen, wanted)
     columns |= {name: [None if np.isnan(v) else float(v) for v in values] for name, values in measured.items()}
     each, seq_len = dataset.config.packs_per_shard, dataset.config.seq_len
     rows = []
