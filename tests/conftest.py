@@ -8,7 +8,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from PIL import Image
 
 from packer_service.config import PackConfig, load_config
+from packer_service.job import PlainExecutor, pack
 
 TINY_SETTINGS = [
     "seq_len=1024",
@@ -29,6 +31,31 @@ TINY_SETTINGS = [
     "packs_per_shard=2",
     "order.window=4",
 ]
+
+
+class StoppingExecutor(PlainExecutor):
+    """Stops the job after a number of tasks, and counts those it ran by their functions."""
+
+    class Stopped(Exception):  # noqa: N818 (no error: it stands for a kill)
+        """Stands for a kill."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.ran: Counter[str] = Counter()
+
+    def run(self, function: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        for index, item in enumerate(items):
+            if not self.left:
+                raise self.Stopped
+            self.left -= 1
+            self.ran[function.func.__name__] += 1  # type: ignore[attr-defined]
+            yield index, function(item)
+
+
+@pytest.fixture(scope="session")
+def stopping() -> type[StoppingExecutor]:
+    """``stopping(2)`` stops a job after two tasks with a ``stopping.Stopped``."""
+    return StoppingExecutor
 
 
 class Silent:
@@ -135,8 +162,6 @@ def tiny_dataset(
     tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, tiny_config: PackConfig, progress: Silent
 ) -> Path:
     """The tiny source packed in this process. Read only: copy it before changing anything."""
-    from packer_service.job import PlainExecutor, pack
-
     out = tmp_path_factory.mktemp("packed") / "dataset"
     pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
     return out

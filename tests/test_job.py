@@ -6,9 +6,9 @@ import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pyarrow.parquet as pq
@@ -26,26 +26,6 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
     """Every file below a dataset but run.json, which holds what is not deterministic."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name != "run.json"}
-
-
-class StoppedError(Exception):
-    """Stands for a kill."""
-
-
-class StoppingExecutor(PlainExecutor):
-    """Stops the job after a number of tasks, and counts those it ran by their functions."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-        self.ran: Counter[str] = Counter()
-
-    def run(self, function: Callable, items: Sequence) -> Iterator[tuple[int, object]]:
-        for index, item in enumerate(items):
-            if not self.left:
-                raise StoppedError
-            self.left -= 1
-            self.ran[function.func.__name__] += 1
-            yield index, function(item)
 
 
 def test_every_source_document_is_packed_or_rejected_once(
@@ -81,14 +61,15 @@ def test_a_stopped_job_goes_on_with_what_is_missing(
     progress: object,
     after: int,
     monkeypatch: pytest.MonkeyPatch,
+    stopping: Any,
 ) -> None:
     """Fails when a re-run starts again from nothing, or when what is left differs from an undisturbed run."""
     monkeypatch.setattr("packer_service.job.FEW_BYTES", 0)  # as if the shards were large
     out = tmp_path / "out"
-    with pytest.raises(StoppedError):
-        pack([str(tiny_source)], str(out), tiny_config, StoppingExecutor(after), progress)
+    with pytest.raises(stopping.Stopped):
+        pack([str(tiny_source)], str(out), tiny_config, stopping(after), progress)
     assert not (out / "manifest.json").exists()
-    rest = StoppingExecutor(1000)
+    rest = stopping(1000)
     pack([str(tiny_source)], str(out), tiny_config, rest, progress)
     n_shards, written = len(list(tiny_dataset.glob("shards/*.tar"))), max(after - 1, 0)
     assert rest.ran["measure_and_keep"] == (0 if after else 1)
@@ -104,28 +85,34 @@ def test_a_job_with_nothing_left_to_do_runs_no_task(
     tmp_path: Path,
     progress: object,
     monkeypatch: pytest.MonkeyPatch,
+    stopping: Any,
 ) -> None:
     """Fails when a few shards that are there already are hashed by tasks, for which Ray would have to start."""
     out = tmp_path / "out"
-    monkeypatch.setattr("packer_service.job._commit", Mock(side_effect=StoppedError))
-    with pytest.raises(StoppedError):
+    monkeypatch.setattr("packer_service.job._commit", Mock(side_effect=stopping.Stopped))
+    with pytest.raises(stopping.Stopped):
         pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
     monkeypatch.undo()
     assert len(list(out.glob("shards/preshard-*.tar"))) > 1
-    rest = StoppingExecutor(0)
+    rest = stopping(0)
     pack([str(tiny_source)], str(out), tiny_config, rest, progress)
     assert not rest.ran
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
 def test_the_report_tells_what_all_runs_took(
-    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, monkeypatch: pytest.MonkeyPatch
+    tiny_source: Path,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+    monkeypatch: pytest.MonkeyPatch,
+    stopping: Any,
 ) -> None:
     """Fails when what an earlier run measured costs nothing in the report, or is counted again."""
     out, clock = str(tmp_path / "out"), iter(range(0, 10_000, 10))
     monkeypatch.setattr("packer_service.kept.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with pytest.raises(StoppedError):
-        pack([str(tiny_source)], out, tiny_config, StoppingExecutor(1), progress)
+    with pytest.raises(stopping.Stopped):
+        pack([str(tiny_source)], out, tiny_config, stopping(1), progress)
     pack([str(tiny_source)], out, tiny_config, PlainExecutor(), progress)
     figures = report_dataset(out)
     assert figures["attempts"] == 2
@@ -139,12 +126,12 @@ def test_the_report_tells_what_all_runs_took(
 
 
 def test_a_finished_job_does_nothing(
-    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object
+    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
     """Fails when a second run measures or writes again."""
     out = shutil.copytree(tiny_dataset, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    outcome = pack([str(tiny_source)], str(out), tiny_config, StoppingExecutor(0), progress)
+    outcome = pack([str(tiny_source)], str(out), tiny_config, stopping(0), progress)
     assert outcome.already_done
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
@@ -168,25 +155,25 @@ def test_a_folder_with_other_files_is_refused(
 
 
 def test_half_written_files_of_a_killed_run_are_removed(
-    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object
+    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
     """Fails when a temporary file of a killed task stays in the dataset."""
     out = tmp_path / "out"
-    with pytest.raises(StoppedError):
-        pack([str(tiny_source)], str(out), tiny_config, StoppingExecutor(2), progress)
+    with pytest.raises(stopping.Stopped):
+        pack([str(tiny_source)], str(out), tiny_config, stopping(2), progress)
     (out / "shards" / ".tmp-0123-preshard-000001.tar").write_bytes(b"half")
     pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
 def test_a_document_that_breaks_after_measuring_leaves_padding(
-    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object
+    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
     """Fails when a media replaced between measuring and writing stops the job, or its document vanishes silently."""
     source = shutil.copytree(tiny_source, tmp_path / "tiny")
     out = tmp_path / "out"
-    with pytest.raises(StoppedError):
-        pack([str(source)], str(out), tiny_config, StoppingExecutor(1), progress)
+    with pytest.raises(stopping.Stopped):
+        pack([str(source)], str(out), tiny_config, stopping(1), progress)
     (source / "3.png").unlink()
     outcome = pack([str(source)], str(out), tiny_config, PlainExecutor(), progress)
     rejects = pq.read_table(out / "rejects.parquet").to_pylist()

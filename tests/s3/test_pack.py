@@ -6,8 +6,6 @@ import gc
 import json
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +25,6 @@ def local_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-class StoppedError(Exception):
-    """Stands for a kill."""
-
-
-class StoppingExecutor(PlainExecutor):
-    """Stops the job after a number of tasks, and counts those it ran by their functions."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-        self.ran: Counter[str] = Counter()
-
-    def run(self, function: Callable, items: Sequence) -> Iterator[tuple[int, object]]:
-        for index, item in enumerate(items):
-            if not self.left:
-                raise StoppedError
-            self.left -= 1
-            self.ran[function.func.__name__] += 1
-            yield index, function(item)
-
-
 def test_the_command_packs_from_bucket_to_bucket(
     store: Any, remote_source: str, tiny_dataset: Path, tiny_settings: list[str]
 ) -> None:
@@ -59,20 +37,20 @@ def test_the_command_packs_from_bucket_to_bucket(
 
 
 def test_a_stopped_job_goes_on(
-    store: Any, remote_source: str, tiny_dataset: Path, tiny_config: PackConfig, progress: object
+    store: Any, remote_source: str, tiny_dataset: Path, tiny_config: PackConfig, progress: object, stopping: Any
 ) -> None:
     """Fails when a run into a bucket starts again from nothing, or trusts a shard that was overwritten."""
     out = store.uri("stopped")
-    with pytest.raises(StoppedError):
-        pack([remote_source], out, tiny_config, StoppingExecutor(2), progress)
+    with pytest.raises(stopping.Stopped):
+        pack([remote_source], out, tiny_config, stopping(2), progress)
     assert "manifest.json" not in store.names("stopped")
     first = Folder(out)
     first.write("shards/preshard-000000.tar", first.read("shards/preshard-000000.tar").swapcase())
-    rest = StoppingExecutor(1000)
+    rest = stopping(1000)
     pack([remote_source], out, tiny_config, rest, progress)
     assert rest.ran == {"build_and_keep": 2}
     assert store.files("stopped") == local_files(tiny_dataset)
-    again = pack([remote_source], out, tiny_config, StoppingExecutor(0), progress)
+    again = pack([remote_source], out, tiny_config, stopping(0), progress)
     assert again.already_done
 
 
@@ -80,7 +58,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(store: Any) -> None:
     """Fails when an error in the middle of a file makes the part before it an object, as pyarrow does by itself."""
     folder = Folder(store.uri("given_up"))
     for size in (10, 12 << 20):  # one put, and several parts
-        with pytest.raises(StoppedError):
+        with pytest.raises(InterruptedError):
             _write_half(folder, size)
     gc.collect()
     assert store.names("given_up") == []
@@ -89,7 +67,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(store: Any) -> None:
 def _write_half(folder: Folder, size: int) -> None:
     with folder.writer(f"{size}.bin") as sink:
         sink.write(b"x" * size)
-        raise StoppedError
+        raise InterruptedError
 
 
 GIVES_UP = """
@@ -109,12 +87,12 @@ def test_an_upload_that_the_end_of_a_process_breaks_off_leaves_nothing(store: An
 
 
 def test_credentials_in_a_uri_are_written_nowhere(
-    store: Any, remote_source: str, tiny_config: PackConfig, progress: object
+    store: Any, remote_source: str, tiny_config: PackConfig, progress: object, stopping: Any
 ) -> None:
     """Fails when a dataset tells its readers the key that it was packed with, or another key makes another job."""
     source = remote_source.replace("s3://", "s3://someone:hunter2@")
-    with pytest.raises(StoppedError):
-        pack([source], store.uri("secret"), tiny_config, StoppingExecutor(1), progress)
+    with pytest.raises(stopping.Stopped):
+        pack([source], store.uri("secret"), tiny_config, stopping(1), progress)
     pack([remote_source], store.uri("secret"), tiny_config, PlainExecutor(), progress)
     run = json.loads(Folder(store.uri("secret")).read("run.json"))
     assert run["job"]["files"][0]["uri"].startswith("s3://preshard/")
