@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -38,3 +43,18 @@ def test_a_rank_reads_the_same_by_ranges(remote_dataset: str, tiny_dataset: Path
             torch.testing.assert_close(getattr(other, name), getattr(mine, name), rtol=0, atol=0)
         n_images += len(mine.images)
     assert n_images
+
+
+def test_a_store_can_be_told_by_the_environment(remote_dataset: str, tiny_dataset: Path) -> None:
+    """Fails when URIs must hold an endpoint: in Kubernetes it comes from a config map, as the S3 overlay has it."""
+    location, _, query = remote_dataset.partition("?")
+    told = {key: value for key, [value] in parse_qs(query).items()}
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("AWS_ENDPOINT")},
+        "AWS_ENDPOINT_URL": f"http://{told['endpoint_override']}",
+        "AWS_REGION": told["region"],
+    }
+    command = [sys.executable, "-m", "packer_service", "report", location, "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["packs"] == report_dataset(str(tiny_dataset))["packs"]
