@@ -22,11 +22,17 @@ import ray.data
 import ray.data.exceptions
 import ray.exceptions
 
+from packer_service.last_words import last_words
 from packer_service.watch import RayLostError, Service, TaskError, Watch, children_watched, watched
 from schemas.errors import ConfigError
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_ENDED = (
+    "preshard: the job was ended from outside: by SIGKILL, or by Ray because its process on this machine is gone; "
+    "what was done is kept, run the same command again"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +123,8 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         raise ConfigError(f"--num-cpus {num_cpus}: sets the size of a local Ray; the cluster at {target} has its own")
     _connect(target, num_cpus)
     try:
-        yield RayExecutor(watch=_watch())
+        with last_words(_ENDED):
+            yield RayExecutor(watch=_watch())
     except RayLostError:
         raise  # shutting down would wait for processes that are gone
     except BaseException:
