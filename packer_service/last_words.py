@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_WAITS = "import sys; sys.stdin.buffer.read() or sys.stderr.write(sys.argv[1] + '\\n')"
+WAITS = "import sys; sys.stdin.buffer.read() or sys.stderr.write(sys.argv[1] + '\\n')"
 """Reads a byte that says that all is well, or finds that nobody is left to write it."""
 
 
@@ -18,7 +18,7 @@ def last_words(line: str) -> Iterator[None]:
     Libraries in C can end a process at once: Ray does (``QuickExit``) when it sends a message to its process on this
     machine and that is gone. So does a SIGKILL. A small process waits for it, and ends with the block.
     """
-    command = [sys.executable, "-I", "-S", "-c", _WAITS, line]
+    command = [sys.executable, "-I", "-S", "-c", WAITS, line]
     # a session of its own: Ctrl-C at the terminal is for this process, which then leaves the block
     waiting = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:

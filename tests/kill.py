@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from machine import hardware  # noqa: E402
 
 from packer_service.demonstration.packages import package_folder  # noqa: E402
+from packer_service.last_words import WAITS  # noqa: E402
 from packer_service.verify import verify_dataset  # noqa: E402
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
@@ -134,8 +135,9 @@ class Process:
         return self.command.startswith("ray::") and not self.is_agent
 
     @property
-    def is_decoder(self) -> bool:
-        return "isolation.helper" in self.command
+    def is_ours(self) -> bool:
+        """A decoder, or the process that waits for the driver's end to say a line."""
+        return "isolation.helper" in self.command or WAITS in self.command
 
 
 def processes(driver: int) -> list[Process]:
@@ -234,7 +236,7 @@ def kill(who: str, run: Run, rng: random.Random) -> list[Process]:
             workers = [each for each in found if each.is_worker]
             victims = [rng.choice(workers)] if workers else []
         else:
-            victims = [each for each in found if each.pid != run.driver.pid and not each.is_decoder]
+            victims = [each for each in found if each.pid != run.driver.pid and not each.is_ours]
         for each in victims:
             with suppress(ProcessLookupError):
                 os.kill(each.pid, signal.SIGKILL)
