@@ -218,14 +218,15 @@ def _kept_shards(job: _Job, names: set[str]) -> set[str]:
     files = set((job.work / SHARDS).names())
     recorded = sorted(name for name in names if f"{name}/{RECORD}" in files)
     kept: set[str] = set()
+    if not recorded:
+        return kept
     checks = _checker(job, recorded).run(partial(is_kept, out=job.folder.location), recorded)
     for done, (index, is_whole) in enumerate(checks, start=1):
         job.progress.step("checked shards", done, len(recorded))
         if is_whole:
             kept.add(recorded[index])
-    if recorded:
-        changed = f", {len(recorded) - len(kept)} changed since" if len(kept) < len(recorded) else ""
-        job.progress.note(f"found {len(kept)} of {len(names)} shards written before{changed}")
+    changed = f", {len(recorded) - len(kept)} changed since" if len(kept) < len(recorded) else ""
+    job.progress.note(f"found {len(kept)} of {len(names)} shards written before{changed}")
     return kept
 
 

@@ -138,7 +138,7 @@ def read_record(records: Folder, name: str) -> ShardRecord:
 
 
 def is_kept(name: str, out: str) -> bool:
-    """Runs in a task: whether a shard and its index are, byte for byte, what their record says."""
+    """Whether a shard and its index are, byte for byte, what their record says. Runs in a task where there are many."""
     folder = Folder(out)
     shards, records = folder / SHARDS, folder / WORK / SHARDS
     try:
