@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from packer_service.config import PackConfig
+from schemas.config import PackConfig
 from trainer.config import TrainConfig, option
 
 BEGIN, END = "<!-- configuration -->", "<!-- end of configuration -->"

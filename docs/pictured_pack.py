@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Int8, Int64
 from matplotlib.patches import Patch
 
+from schemas.config import stored_config
 from schemas.layout import SCHEMES, TokenLayout, layout_name
 from schemas.sequence import MaskArrays
-from trainer.files import DatasetFiles
-from trainer.sample import read_header
+from trainer.data.files import DatasetFiles
+from trainer.data.sample import read_header
 
 KINDS = {"padding": "#dddddd", "text": "#56b4e9", "images": "#e69f00", "video": "#009e73"}
 """Kinds of document and their colours: Okabe and Ito's palette, which colour-blind readers tell apart."""
@@ -44,11 +45,12 @@ def load_pack(dataset: str, pack_id: int, ring_degree: int) -> Pack:
         ValueError: no such pack, or no layouts of this degree; says which there are.
     """
     files = DatasetFiles(dataset)
-    places, seq_len = files.packs(), int(files.manifest.config["seq_len"])
+    places, config = files.packs(), stored_config(files.manifest)
     if not 0 <= pack_id < len(places):
         raise ValueError(f"pack {pack_id} is not there; {dataset} has packs 0 to {len(places) - 1}")
-    header = read_header(files, places[pack_id], seq_len)
+    header = read_header(files, places[pack_id], config)
     files.close()
+    seq_len = config.seq_len
     names = [layout_name(scheme, ring_degree) for scheme in SCHEMES]
     layouts = [header.layouts[name] for name in names if name in header.layouts]
     if not layouts:

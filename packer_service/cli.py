@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from packer_service.interrupt import Interrupted, interruptible
-from packer_service.progress import ConsoleProgress
+from packer_service.runtime.interrupt import Interrupted, interruptible
+from packer_service.runtime.progress import ConsoleProgress
 from schemas.errors import ConfigError, PlanError, PreshardError
 from schemas.version import VERSION
 
 if TYPE_CHECKING:
-    from packer_service.job import Executor
+    from packer_service.runtime.executors import Executor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ class _RayOnUse:
             self.progress.note("starting Ray")
             # a thread that outlives the job for a moment must not start another Ray
             os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-            from packer_service.pipeline import ray_cluster
+            from packer_service.runtime.ray import ray_cluster
 
             self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus))
         yield from self.executor.run(function, items)
@@ -98,7 +98,7 @@ def _ray_options(command: Any) -> Any:
 @click.argument("directory", type=click.Path(path_type=Path))
 def demo_source(directory: Path) -> None:
     """Writes a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
-    from packer_service.demo_source import write_demo_source
+    from packer_service.demo.source import write_demo_source
 
     counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
     click.echo(f"{directory}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
@@ -119,7 +119,7 @@ def pack(
 ) -> None:
     """Packs SOURCE files and folders (JSON Lines, Parquet) into a dataset. Goes on where an earlier run stopped."""
     from packer_service.config import load_config
-    from packer_service.job import pack as run_job
+    from packer_service.job.pack import pack as run_job
 
     config = load_config(config_file, settings)
     progress = ConsoleProgress()
@@ -161,7 +161,8 @@ def plan(
 ) -> None:
     """Measures and plans without writing a dataset: what would packing SOURCE give?"""
     from packer_service.config import load_config
-    from packer_service.what_if import plan_lengths, plan_sources
+    from packer_service.job.preview import plan_sources
+    from packer_service.report.what_if import plan_lengths
 
     config = load_config(config_file, settings)
     if bool(sources) == (lengths is not None):
@@ -200,7 +201,7 @@ def verify(dataset: str, as_json: bool, num_cpus: int | None) -> None:
 @_dp_option
 def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
     """Says how full and how balanced DATASET is, and what was lost and why."""
-    from packer_service.report import report_dataset
+    from packer_service.report.dataset import report_dataset
 
     _print_report(report_dataset(dataset, dp_sizes), as_json)
 
@@ -230,7 +231,7 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
 
 
 def _print_report(figures: dict[str, Any], as_json: bool) -> None:
-    from packer_service.report import print_report
+    from packer_service.report.console import print_report
 
     if as_json:
         click.echo(json.dumps(figures))

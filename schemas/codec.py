@@ -19,6 +19,7 @@ from schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, S
 from schemas.layout import TokenLayout, layout_name
 from schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
 from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+from schemas.validation import first_fault
 
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
 """Extensions of a sample's first three members, in the order in which they lie in the tar."""
@@ -70,7 +71,7 @@ def decode_head(data: bytes, where: str) -> SampleHead:
     try:
         return SampleHead.model_validate_json(data)
     except ValidationError as error:
-        raise SampleHeadInvalid(where, _first(error)) from None
+        raise SampleHeadInvalid(where, str(first_fault(error))) from None
 
 
 def seal_manifest(manifest: Manifest) -> Manifest:
@@ -92,18 +93,13 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise ManifestInvalid(where, _first(error)) from None
+        raise ManifestInvalid(where, str(first_fault(error))) from None
     unsealed = data.replace(manifest.sha256.encode(), UNSEALED.encode())
     if hashlib.sha256(unsealed).hexdigest() != manifest.sha256:
         raise ManifestInvalid(
             where, f"sha256 is {manifest.sha256}, which is not that of the file with this field as zeros"
         )
     return manifest
-
-
-def _first(error: ValidationError) -> str:
-    detail = error.errors()[0]
-    return f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}"
 
 
 def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -158,15 +154,23 @@ def encode_layouts(layouts: list[TokenLayout]) -> bytes:
     return encode_arrays(arrays)
 
 
-def decode_layouts(data: bytes, where: str) -> dict[str, TokenLayout]:
+def decode_layouts(data: bytes, seq_len: int, block_size: int, where: str) -> dict[str, TokenLayout]:
     """Layouts by name, such as ``zigzag.ring4``.
 
-    Raises LayoutsInvalid: not an ``.npz``, a name that is no layout's, or an array of another dtype or shape.
+    Args:
+        data: the member's bytes.
+        seq_len: tokens of the pack.
+        block_size: tokens of a block of ``needs``, of the dataset's configuration.
+        where: how errors name the member.
+
+    Raises:
+        LayoutsInvalid: not an ``.npz``, a name that no layout has, or an array of another dtype or shape.
     """
     try:
         arrays = decode_arrays(data)
     except ValueError as error:
         raise LayoutsInvalid(where, str(error)) from None
+    blocks = -(-seq_len // block_size)
     layouts: dict[str, TokenLayout] = {}
     for name, runs in arrays.items():
         if name.endswith(".needs"):
@@ -177,9 +181,11 @@ def decode_layouts(data: bytes, where: str) -> dict[str, TokenLayout]:
             raise LayoutsInvalid(where, f"{name} is not SCHEME.ringR with an array SCHEME.ringR.needs beside it")
         if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 3:
             raise LayoutsInvalid(where, f"{name} is {runs.dtype}{runs.shape}, not int32(n, 3)")
-        if needs.dtype != np.bool_ or needs.ndim != 2 or needs.shape[0] != int(degree):
-            raise LayoutsInvalid(where, f"{name}.needs is {needs.dtype}{needs.shape}, not bool({degree}, blocks)")
-        layouts[name] = TokenLayout(scheme=scheme, ring_degree=int(degree), runs=runs, needs=needs)
+        if needs.dtype != np.bool_ or needs.shape != (int(degree), blocks):
+            raise LayoutsInvalid(where, f"{name}.needs is {needs.dtype}{needs.shape}, not bool({degree}, {blocks})")
+        layouts[name] = TokenLayout(
+            scheme=scheme, ring_degree=int(degree), block_size=block_size, runs=runs, needs=needs
+        )
     if 2 * len(layouts) != len(arrays):
         raise LayoutsInvalid(where, "holds a needs array without its layout")
     return layouts

@@ -10,6 +10,8 @@ from jaxtyping import Bool, Int32, Int64
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from schemas.errors import LayoutError
+
 Scheme = Literal["contiguous", "zigzag", "balanced_ring", "balanced_gather"]
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -39,12 +41,39 @@ class TokenLayout:
 
     scheme: str
     ring_degree: int
+    block_size: int
     runs: Int32[np.ndarray, "runs 3"]
     needs: Bool[np.ndarray, "ring blocks"]
 
     @property
     def name(self) -> str:
         return layout_name(self.scheme, self.ring_degree)
+
+
+def check_partition(layout: TokenLayout, seq_len: int) -> None:
+    """Raise unless every token is on exactly one rank, ranks come in order, and all slices are equally long.
+
+    Raises:
+        LayoutError: naming the first position or rank that is wrong.
+    """
+    runs, name = layout.runs, layout.name
+    ranks = runs[:, 0]
+    if len(runs) and (ranks.min() < 0 or ranks.max() >= layout.ring_degree or (np.diff(ranks) < 0).any()):
+        raise LayoutError(f"layout {name}: rows must come rank after rank, 0 to {layout.ring_degree - 1}")
+    by_start = runs[np.argsort(runs[:, 1], kind="stable")].astype(np.int64)
+    starts, ends = by_start[:, 1], by_start[:, 1] + by_start[:, 2]
+    expected = np.concatenate([[0], ends])
+    wrong = np.flatnonzero(np.concatenate([starts, [seq_len]]) != expected)
+    if len(wrong) or (by_start[:, 2] <= 0).any():
+        at = int(expected[wrong[0]]) if len(wrong) else int(starts[by_start[:, 2] <= 0][0])
+        raise LayoutError(f"layout {name}: token {at} of {seq_len} is not on exactly one rank")
+    slices = np.zeros(layout.ring_degree, np.int64)
+    np.add.at(slices, ranks, runs[:, 2])
+    if (slices * layout.ring_degree != seq_len).any():
+        bad = int(np.flatnonzero(slices * layout.ring_degree != seq_len)[0])
+        raise LayoutError(
+            f"layout {name}: rank {bad} holds {slices[bad]} tokens; each must hold {seq_len / layout.ring_degree:g}"
+        )
 
 
 def slice_positions(runs: Int32[np.ndarray, "runs 3"], ring_rank: int) -> Int64[np.ndarray, "slice"]:

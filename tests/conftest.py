@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.config import PackConfig, load_config
-from packer_service.job import PlainExecutor, pack
+from packer_service.config import load_config
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from schemas.config import PackConfig
 
 TINY_SETTINGS = [
     "seq_len=1024",
@@ -170,7 +172,7 @@ def tiny_dataset(
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int], list[str]]:
     """The demo source: its folder, its counts, and what was said while it was made."""
-    from packer_service.demo_source import write_demo_source
+    from packer_service.demo.source import write_demo_source
 
     folder = tmp_path_factory.mktemp("demo") / "source"
     said: list[str] = []
@@ -195,8 +197,8 @@ def demo_dataset(
     progress: Silent,
 ) -> Path:
     """The demo source packed on Ray as `make demo` does it. Read only: copy it before changing anything."""
-    from packer_service.job import pack
-    from packer_service.pipeline import ray_cluster
+    from packer_service.job.pack import pack
+    from packer_service.runtime.ray import ray_cluster
 
     out = tmp_path_factory.mktemp("demo") / "dataset"
     with ray_cluster(None, None) as executor:
@@ -220,7 +222,7 @@ class GlooPool:
         dp_shard: int = 1,
         dp_replicate: int = 1,
     ) -> list[Any]:
-        """``function(mesh, *args)`` on every rank of a ``trainer.mesh.Mesh`` of these degrees; results in rank order.
+        """``function(mesh, *args)`` on every rank of a ``Mesh`` of these degrees; results in rank order.
 
         The default process group is a gloo world of just these ranks. The function is a top-level one of a test file
         or a conftest; arguments and results are plain values, arrays and tensors.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.mesh import Mesh, build_mesh
+from trainer.distributed.mesh import Mesh, build_mesh
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -11,9 +11,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.errors import ConfigError
+from schemas.validation import first_fault
 from trainer.attention.bind import Kind
-from trainer.features import Way
-from trainer.model_config import PRESETS, ModelConfig, parse_model_config
+from trainer.models.config import PRESETS, ModelConfig, parse_model_config
+from trainer.models.features import Way
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -98,12 +99,10 @@ def make_config(values: dict[str, object]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
-        detail = error.errors()[0]
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["loc"]:
-            name = str(detail["loc"][0])
-            message = f"{option(name)} is {values.get(name)}; {message[:1].lower()}{message[1:]}"
-        raise ConfigError(message) from None
+        fault = first_fault(error)
+        if not fault.place:
+            raise ConfigError(fault.message) from None
+        raise ConfigError(f"{option(fault.path)} is {values.get(fault.path)}; {fault.message}") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 import torch
 
 from trainer.attention import MaskTensors, bind
-from trainer.batch import RankBatch
-from trainer.checkpoint import RunState, load_checkpoint, save_checkpoint
 from trainer.config import DTYPES
-from trainer.features import bind_features
-from trainer.job import Job
-from trainer.loader import make_loader
-from trainer.mesh import Mesh
+from trainer.data.batch import RankBatch
+from trainer.data.loader import make_loader
+from trainer.distributed.checkpoint import RunState, load_checkpoint, save_checkpoint
+from trainer.distributed.mesh import Mesh
+from trainer.distributed.sharding import shard_model
 from trainer.metrics import StepFigures
-from trainer.model import VisionLanguageModel, build_model
+from trainer.models.features import bind_features
+from trainer.models.model import VisionLanguageModel, build_model
 from trainer.optimizer import learning_rate, make_optimizer
-from trainer.sharding import shard_model
+from trainer.setup import Job
 from trainer.step import Local, apply_gradients, take, totals
 
 
@@ -102,7 +102,7 @@ def _backward(
 ) -> tuple[RankBatch, torch.Tensor]:
     """Adds the gradients of one pack's loss sum to the parameters'; the batch on the device, and the sum."""
     mask = MaskTensors.of(batch).to(device)
-    attend = bind(job.config.attention, batch.layout, mask, mesh.cp, job.dataset.settings.block_size)
+    attend = bind(job.config.attention, batch.layout, mask, mesh.cp)
     batch = batch.to(device, non_blocking=True)
     loss_sum = model(batch, attend, bind_features(batch, mesh.cp, job.config.features))
     loss_sum.backward()

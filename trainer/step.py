@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from schemas.errors import PreshardError
-from trainer.batch import RankBatch
+from trainer.data.batch import RankBatch
 
 
 class DivergedError(PreshardError):

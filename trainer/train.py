@@ -13,11 +13,11 @@ from pydantic.fields import FieldInfo
 
 from schemas.errors import ConfigError, PreshardError
 from trainer.config import TrainConfig, make_config, option
-from trainer.job import Job, prepare
+from trainer.distributed.mesh import build_mesh
+from trainer.distributed.processes import Processes, first_problem, start_processes
 from trainer.loop import run
-from trainer.mesh import build_mesh
 from trainer.metrics import MetricsFile, StepFigures
-from trainer.processes import Processes, first_problem, start_processes
+from trainer.setup import Job, prepare
 
 T = TypeVar("T")
 

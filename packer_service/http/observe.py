@@ -10,11 +10,11 @@ import uuid
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.unfinished import Unfinished
 from packer_service.http.guards import App, Message, Receive, Send
 from packer_service.http.problems import ProblemError, problem_response
 from packer_service.http.serving import Service
-from packer_service.http.unfinished import Unfinished
 
 access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")

@@ -23,8 +23,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] * 2, asked["seconds"] * 2 + 1))
     table = pa.ipc.open_stream(sys.stdin.buffer).read_all()
 
-    from packer_service.config import parse_config
-    from packer_service.what_if import plan_table
+    from packer_service.report.what_if import plan_table
+    from schemas.config import parse_config
     from schemas.errors import PreshardError
 
     answer: dict[str, Any]

@@ -10,8 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from packer_service.http.inside import OutsideError
+from packer_service.http.dataset.inside import OutsideError
 from packer_service.http.models.common import Problem
+from schemas.validation import faults_of
 
 MEDIA_TYPE = "application/problem+json"
 _MOST_ERRORS = 5
@@ -101,7 +102,7 @@ def add_handlers(app: FastAPI) -> None:
 
 def _sentences(error: RequestValidationError) -> str:
     """The first few faults, each with where it lies; values are not repeated, they may be long."""
-    faults = error.errors()
-    told = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"[:300] for fault in faults[:_MOST_ERRORS]]
+    faults = faults_of(error.errors())
+    told = [str(fault)[:300] for fault in faults[:_MOST_ERRORS]]
     more = f"; and {len(faults) - _MOST_ERRORS} more" if len(faults) > _MOST_ERRORS else ""
     return "; ".join(told) + more

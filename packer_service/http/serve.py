@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from packer_service.http.app import create_app
 from packer_service.http.settings import ServiceSettings
-from packer_service.interrupt import Interrupted
+from packer_service.runtime.interrupt import Interrupted
 from schemas.errors import ConfigError, PreshardError
 
 TOKEN = "PRESHARD_TOKEN"

@@ -10,9 +10,9 @@ from fastapi import Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from packer_service.http.cache import Cache
-from packer_service.http.catalog import Catalog
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.cache import Cache
+from packer_service.http.dataset.catalog import Catalog
+from packer_service.http.dataset.dataset import Dataset
 from packer_service.http.problems import not_legal
 from packer_service.http.settings import ServiceSettings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
-from packer_service.http.sample import read_sample
 
 _COLUMNS = ("doc_id", "source", "length", "n_images")
 _OF_IMAGES = ("images", "pooled_tokens")

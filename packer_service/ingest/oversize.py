@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer_service.ingest.render import RenderedDocument, cut
+from packer_service.packs.rendered import RenderedDocument, cut
 from schemas.errors import DocumentError
 from schemas.sequence import IGNORE_INDEX
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.compiled import compiled
 from packer_service.layout.incidence import Incidence, chunk_incidence
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import real_before
 from packer_service.layout.tiles import whole_run
+from packer_service.numerics.compiled import compiled
 from schemas.layout import TILE
 
 

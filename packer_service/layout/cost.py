@@ -4,48 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas.config import CostConfig
 from schemas.layout import TILE
 
 Number = Any
 """A number, or an array of one a pack."""
 
 
-def key_weight_of(
-    *,
-    num_attention_heads: int,
-    num_key_value_heads: int,
-    head_dim: int,
-    attention_tflops: float,
-    link_gb_per_s: float,
-) -> float:
+def key_weight(model: CostConfig) -> float:
     """Time to move one token's keys and values over the time to compute one tile, forward, in one layer.
 
-    Keys and values are two 16-bit vectors a KV head. A tile of 128 x 128 scores and weighted values is
+    Keys and values are two 16-bit vectors per KV head. A tile of 128 x 128 scores and weighted values is
     ``4 * 128 * 128 * heads * head_dim`` FLOPs.
 
     Args:
-        num_attention_heads: query heads.
-        num_key_value_heads: key and value heads.
-        head_dim: width of a head.
-        attention_tflops: speed that the attention kernel reaches, in TFLOP/s.
-        link_gb_per_s: bandwidth between ranks, in GB/s a direction.
+        model: heads of the decoder, the speed of its attention kernel and the bandwidth between ranks.
     """
-    move_seconds = 2 * 2 * num_key_value_heads * head_dim / (link_gb_per_s * 1e9)
-    tile_seconds = 4 * TILE * TILE * num_attention_heads * head_dim / (attention_tflops * 1e12)
-    return move_seconds / tile_seconds
+    move_seconds = 2 * 2 * model.num_key_value_heads * model.head_dim / (model.link_gb_per_s * 1e9)
+    tile_flops = 4 * TILE * TILE * model.num_attention_heads * model.head_dim
+    return move_seconds / (tile_flops / (model.attention_tflops * 1e12))
 
 
-def ring_cost(ring_path: Number, slice_tokens: int, ring_degree: int, key_weight: float) -> Number:
+def ring_cost(ring_path: Number, slice_tokens: int, ring_degree: int, weight: float) -> Number:
     """Cost of ring attention in tiles: every slice passes every rank, needed or not, which is R - 1 slices.
 
     Element by element for arrays of packs.
     """
-    return ring_path + key_weight * slice_tokens * (ring_degree - 1)
+    return ring_path + weight * slice_tokens * (ring_degree - 1)
 
 
-def gather_cost(gather_path: Number, most_keys_fetched: Number, key_weight: float) -> Number:
+def gather_cost(gather_path: Number, most_keys_fetched: Number, weight: float) -> Number:
     """Cost of gather attention in tiles: a rank fetches what it needs first, and the one that fetches most counts.
 
     Element by element for arrays of packs.
     """
-    return gather_path + key_weight * most_keys_fetched
+    return gather_path + weight * most_keys_fetched

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.compiled import compiled
 from packer_service.layout.mask import MaskIndex
+from packer_service.numerics.compiled import compiled
 
 
 class Incidence(NamedTuple):

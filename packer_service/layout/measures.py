@@ -11,8 +11,7 @@ from packer_service.layout.area import area_by_rank
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import keys_fetched
 from packer_service.layout.tiles import tiles_by_rank, whole_tiles
-from schemas.errors import LayoutError
-from schemas.layout import TILE, TokenLayout
+from schemas.layout import TILE, TokenLayout, check_partition
 from schemas.sequence import MaskArrays
 
 
@@ -55,32 +54,6 @@ def ring_step_maxima(tiles: Int64[np.ndarray, "ring ring"]) -> Int64[np.ndarray,
     by_step = tiles[ranks[None, :], (ranks[None, :] - ranks[:, None]) % len(tiles)]
     largest: Int64[np.ndarray, "ring"] = by_step.max(axis=1)
     return largest
-
-
-def check_partition(layout: TokenLayout, seq_len: int) -> None:
-    """Raise unless every token is on exactly one rank, ranks come in order, and all slices are equally long.
-
-    Raises:
-        LayoutError: naming the first position or rank that is wrong.
-    """
-    runs, name = layout.runs, layout.name
-    ranks = runs[:, 0]
-    if len(runs) and (ranks.min() < 0 or ranks.max() >= layout.ring_degree or (np.diff(ranks) < 0).any()):
-        raise LayoutError(f"layout {name}: rows must come rank after rank, 0 to {layout.ring_degree - 1}")
-    by_start = runs[np.argsort(runs[:, 1], kind="stable")].astype(np.int64)
-    starts, ends = by_start[:, 1], by_start[:, 1] + by_start[:, 2]
-    expected = np.concatenate([[0], ends])
-    wrong = np.flatnonzero(np.concatenate([starts, [seq_len]]) != expected)
-    if len(wrong) or (by_start[:, 2] <= 0).any():
-        at = int(expected[wrong[0]]) if len(wrong) else int(starts[by_start[:, 2] <= 0][0])
-        raise LayoutError(f"layout {name}: token {at} of {seq_len} is not on exactly one rank")
-    slices = np.zeros(layout.ring_degree, np.int64)
-    np.add.at(slices, ranks, runs[:, 2])
-    if (slices * layout.ring_degree != seq_len).any():
-        bad = int(np.flatnonzero(slices * layout.ring_degree != seq_len)[0])
-        raise LayoutError(
-            f"layout {name}: rank {bad} holds {slices[bad]} tokens; each must hold {seq_len / layout.ring_degree:g}"
-        )
 
 
 def measure_layout(mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: int = TILE) -> LayoutMeasures:

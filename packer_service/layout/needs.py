@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from packer_service.compiled import compiled
 from packer_service.layout.incidence import Incidence, chunk_incidence
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import count_pairs, whole_run
+from packer_service.numerics.compiled import compiled
 from schemas.sequence import MaskArrays
 
 

@@ -7,26 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.balanced_gather import gather_owners
-from packer_service.layout.balanced_ring import ring_owners
 from packer_service.layout.blocks import BlockMap, block_map
-from packer_service.layout.contiguous import contiguous_runs
 from packer_service.layout.deals import rounded
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import ring_step_maxima
 from packer_service.layout.needs import key_blocks_needed
 from packer_service.layout.runs import runs_from_owners
+from packer_service.layout.schemes.balanced_gather import gather_owners
+from packer_service.layout.schemes.balanced_ring import ring_owners
+from packer_service.layout.schemes.contiguous import contiguous_runs
+from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.tiles import tiles_by_rank
-from packer_service.layout.zigzag import zigzag_runs
 from schemas.errors import LayoutError
 from schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout
 from schemas.sequence import MaskArrays
-
-
-def nearest_multiples(value: int, step: int) -> str:
-    """The multiples of ``step`` next to ``value``, for a message."""
-    below, above = value // step * step, -(-value // step) * step
-    return f"{below} or {above}" if below else f"{above}"
+from schemas.validation import nearest_multiples
 
 
 def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequence[int], block_size: int) -> None:
@@ -48,8 +43,8 @@ def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequenc
             step = block_size * degree if scheme in BLOCK_SCHEMES else 2 * degree if scheme == "zigzag" else degree
             if seq_len % step:
                 raise LayoutError(
-                    f"{scheme} at ring degree {degree} divides seq_len into multiples of {step} tokens;"
-                    f" {seq_len} is none, {nearest_multiples(seq_len, step)} would do"
+                    f"{scheme} at ring degree {degree} needs a seq_len that is a multiple of {step}; {seq_len} is not, "
+                    f"nearest that are: {nearest_multiples(seq_len, step)}"
                 )
 
 
@@ -65,7 +60,7 @@ def solve_layouts(
 
     Args:
         mask: the pack's mask or its index.
-        segment_edges: see :func:`packer_service.layout.zigzag.segment_edges`; read by zigzag alone.
+        segment_edges: see :func:`packer_service.layout.schemes.zigzag.segment_edges`; read by zigzag alone.
         schemes: names from ``SCHEMES``.
         ring_degrees: each at least 1.
         block_size: tokens of a block of the balanced schemes and of the stored needs.
@@ -81,7 +76,9 @@ def solve_layouts(
         for degree in sorted(set(ring_degrees)):
             runs = solver.runs(scheme, degree)
             needs = key_blocks_needed(index, runs, degree, block_size)
-            layouts.append(TokenLayout(scheme=scheme, ring_degree=degree, runs=runs, needs=needs))
+            layouts.append(
+                TokenLayout(scheme=scheme, ring_degree=degree, block_size=block_size, runs=runs, needs=needs)
+            )
     return layouts
 
 

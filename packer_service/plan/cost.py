@@ -10,12 +10,12 @@ the same bits on every machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from schemas.errors import PlanError
+from schemas.config import CostConfig, PackConfig, VisionConfig
 from schemas.layout import TILE
 
 _TRAINING = 3
@@ -24,45 +24,21 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """Dimensions of the model that will train.
+    """Weighs the work of a pack for the model that will train.
 
     Attributes:
-        hidden_size: width of the decoder.
-        num_layers: layers of the decoder.
-        num_attention_heads: query heads of the decoder.
-        num_key_value_heads: key and value heads of the decoder.
-        head_dim: width of a decoder head.
-        intermediate_size: width of the decoder's SwiGLU, and of the connector's, which Molmo2 makes as wide.
-        vocab_size: rows of the output projection.
-        vision_hidden_size: width of the vision encoder.
-        vision_num_layers: encoder layers that run: Molmo2 reads layers -3 and -9 of 27 and drops what follows -3.
-        vision_num_attention_heads: heads of the vision encoder, which split its width and cost nothing by themselves.
-        vision_intermediate_size: width of the vision encoder's MLP.
-        patch_size: side of a patch in pixels.
-        patches_per_crop: patches that the encoder sees for one crop.
-        pooled_per_crop: rows of pooled features, and so decoder tokens, of one crop.
+        model: dimensions of decoder and vision encoder. The connector's SwiGLU is as wide as the decoder's, and encoder
+            layers that do not run are not counted, both as in Molmo2.
+        vision: the size of a crop, from which its patches and pooled rows follow.
     """
 
-    hidden_size: int
-    num_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    vision_hidden_size: int
-    vision_num_layers: int
-    vision_num_attention_heads: int
-    vision_intermediate_size: int
-    patch_size: int
-    patches_per_crop: int
-    pooled_per_crop: int
+    model: CostConfig
+    vision: VisionConfig
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise PlanError(f"cost.{field.name} is {value}; give a positive integer")
+    @classmethod
+    def of(cls, config: PackConfig) -> CostModel:
+        """The cost model of a packing job."""
+        return cls(model=config.cost, vision=config.vision)
 
     @property
     def linear_flops_per_token(self) -> int:
@@ -71,9 +47,10 @@ class CostModel:
         Per layer: queries, keys, values and output projection, and the three matrices of a SwiGLU (Shazeer 2020); then
         the output projection to the vocabulary.
         """
-        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
-        layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
-        return _TRAINING * 2 * (self.num_layers * layer + self.hidden_size * self.vocab_size)
+        model = self.model
+        heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
+        layer = model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size)
+        return _TRAINING * 2 * (model.num_layers * layer + model.hidden_size * model.vocab_size)
 
     @property
     def attention_flops_per_tile(self) -> int:
@@ -81,7 +58,8 @@ class CostModel:
 
         A kernel pays for the whole tile once a single pair in it is allowed (Dong et al. 2024, FlexAttention).
         """
-        return _TRAINING * 2 * 2 * TILE * TILE * self.num_attention_heads * self.head_dim * self.num_layers
+        model = self.model
+        return _TRAINING * 2 * 2 * TILE * TILE * model.num_attention_heads * model.head_dim * model.num_layers
 
     @property
     def vision_flops_per_crop(self) -> int:
@@ -91,12 +69,13 @@ class CostModel:
         (Dosovitskiy et al. 2021). As in Molmo2, the pooling attends with one query a window over two layers' features
         laid side by side, then a SwiGLU maps to the decoder's width.
         """
-        width, patches, pooled = self.vision_hidden_size, self.patches_per_crop, self.pooled_per_crop
-        embedding = patches * 3 * self.patch_size**2 * width
-        layer = patches * (4 * width * width + 2 * width * self.vision_intermediate_size) + 2 * patches**2 * width
+        model, vision = self.model, self.vision
+        width, patches, pooled = model.vision_hidden_size, vision.patches_per_crop, vision.pooled_per_crop
+        embedding = patches * 3 * vision.patch_size**2 * width
+        layer = patches * (4 * width * width + 2 * width * model.vision_intermediate_size) + 2 * patches**2 * width
         pooling = (pooled + 2 * patches) * 2 * width * width + pooled * width * width + 2 * patches * width
-        connector = pooled * self.intermediate_size * (2 * width + self.hidden_size)
-        return _TRAINING * 2 * (embedding + self.vision_num_layers * layer + pooling + connector)
+        connector = pooled * model.intermediate_size * (2 * width + model.hidden_size)
+        return _TRAINING * 2 * (embedding + model.vision_num_layers * layer + pooling + connector)
 
 
 def causal_area(lengths: Int64[np.ndarray, "docs"]) -> Int64[np.ndarray, "docs"]:

@@ -8,8 +8,9 @@ from jaxtyping import Int64
 from packer_service.plan.cost import CostModel, document_tiles, pack_cost
 from packer_service.plan.order import check_window, step_order
 from packer_service.plan.pack import pack_documents
+from packer_service.plan.plan import Plan
+from schemas.config import PackConfig
 from schemas.errors import PlanError
-from schemas.pack import Plan
 
 
 def align_lengths(tokens: Int64[np.ndarray, "docs"], alignment: int) -> Int64[np.ndarray, "docs"]:
@@ -81,6 +82,31 @@ def make_plan(
         aligned_length=aligned_length,
         cost=cost[order],
         pack_edges=edges,
+    )
+
+
+def plan_documents(
+    *,
+    tokens: Int64[np.ndarray, "docs"],
+    images: Int64[np.ndarray, "docs"],
+    areas: Int64[np.ndarray, "docs"],
+    config: PackConfig,
+) -> Plan:
+    """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
+
+    Raises:
+        PlanError: as of :func:`make_plan`.
+    """
+    return make_plan(
+        tokens=tokens,
+        images=images,
+        areas=areas,
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        alignment=config.alignment,
+        window=config.order.window,
+        seed=config.order.seed,
+        cost_model=CostModel.of(config),
     )
 
 

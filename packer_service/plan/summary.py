@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from packer_service.plan.order import check_dp_sizes, check_window, straggler_ratio, window_sizes
-from schemas.pack import Plan
+from packer_service.plan.plan import Plan
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from packer_service.filesystem import join, locate
+from schemas.filesystem import join, locate
 
 TEMPORARY = ".tmp-"
 """Prefix of the name under which a file is written until it is whole."""

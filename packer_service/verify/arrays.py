@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from packer_service.config import PackConfig
 from packer_service.verify.verdict import Finding
+from schemas.config import PackConfig
 from schemas.errors import (
     BranchesInvalid,
     FormatError,

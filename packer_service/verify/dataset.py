@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packer_service.balance_order import BalanceOrder
-from packer_service.config import PackConfig
-from packer_service.progress import Progress
+from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from packer_service.verify.folder import (
     check_counts,
@@ -23,12 +21,13 @@ from packer_service.verify.folder import (
     check_files,
     check_manifest,
     check_shard_list,
-    read_config,
 )
 from packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from packer_service.verify.tables import BALANCE_FILE, BalanceReader, check_documents, read_tables
 from packer_service.verify.verdict import Fault, Faults, Verdict
+from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest
+from schemas.config import PackConfig, stored_config
 from schemas.errors import BalanceInvalid, ConfigError, DocumentRowInvalid, FormatError, ManifestMissing, PreshardError
 from schemas.manifest import MANIFEST, Manifest, TableEntry
 
@@ -53,7 +52,7 @@ def verify_dataset(location: str, *, processes: int | None = None, progress: Pro
         raise ConfigError(f"DATASET {location}: no such folder")
     try:
         manifest = _read_manifest(folder)
-        config = read_config(manifest)
+        config = stored_config(manifest)
     except FormatError as error:
         faults.add(Fault.of(type(error), MANIFEST, error.detail))
     else:

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.config import PackConfig, parse_config
-from packer_service.identity import dataset_id
 from packer_service.shards.write import shard_name
 from packer_service.verify.tables import count_documents, rejected_rows
 from packer_service.verify.verdict import Finding
+from schemas.config import PackConfig
 from schemas.errors import (
-    ConfigError,
     DocumentLost,
     FileUnknown,
     ManifestContradiction,
@@ -21,24 +19,9 @@ from schemas.errors import (
     ShardMissing,
     TableMissing,
 )
+from schemas.identity import dataset_id
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
 from schemas.tables import TABLES
-
-
-def read_config(manifest: Manifest) -> PackConfig:
-    """The configuration that a manifest names.
-
-    Raises:
-        ManifestInvalid: it is not legal, or not complete.
-    """
-    try:
-        config = parse_config(manifest.config)
-    except ConfigError as error:
-        raise ManifestInvalid(MANIFEST, f"config.{error}") from None
-    whole = config.model_dump(mode="json")
-    if missing := [key for key, value in whole.items() if manifest.config.get(key) != value]:
-        raise ManifestInvalid(MANIFEST, f"config.{missing[0]} is {manifest.config.get(missing[0])!r}, not written out")
-    return config
 
 
 def check_manifest(manifest: Manifest) -> Iterator[Finding]:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from PIL import Image
 
-from packer_service.config import PackConfig
 from packer_service.layout.images import smallest_limit
 from packer_service.verify.arrays import unit_documents
 from packer_service.verify.tar import Member
 from packer_service.verify.verdict import Finding
+from schemas.config import PackConfig
 from schemas.errors import BoundariesInvalid, BoundariesNotOptimal, ImagesInvalid
 from schemas.layout import RankImages
 from schemas.manifest import SampleHead, StoredImage

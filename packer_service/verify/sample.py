@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from packer_service.balance import BalanceRows
-from packer_service.config import PackConfig
-from packer_service.lay_out import pack_figures
 from packer_service.layout.mask import MaskIndex
+from packer_service.packs.balance import BalanceRows
+from packer_service.packs.build import pack_figures
 from packer_service.verify import arrays, images, layouts
 from packer_service.verify.tar import Member, RawSample
 from packer_service.verify.verdict import Finding
@@ -24,6 +23,7 @@ from schemas.codec import (
     image_member,
     sample_key,
 )
+from schemas.config import PackConfig
 from schemas.errors import (
     BalanceInvalid,
     BoundariesInvalid,
@@ -83,7 +83,10 @@ class SampleCheck:
             return self.findings
         head = self._decoded(lambda: decode_head(header[0].data, ""), SampleHeadInvalid)
         sequence = self._decoded(lambda: decode_sequence(header[1].data, self.config.seq_len, ""), SequenceInvalid)
-        stored = self._decoded(lambda: decode_layouts(header[2].data, ""), LayoutsInvalid)
+        config = self.config
+        stored = self._decoded(
+            lambda: decode_layouts(header[2].data, config.seq_len, config.block_size, ""), LayoutsInvalid
+        )
         if head is not None and head.pack_id != expected.pack_id:
             self.findings.append((SampleHeadInvalid, f"pack_id is {head.pack_id}, not {expected.pack_id}"))
         if head is not None:

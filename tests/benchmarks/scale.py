@@ -27,11 +27,11 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 
-from packer_service.config import PackConfig  # noqa: E402
-from packer_service.plan.cost import causal_area  # noqa: E402
+from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.make import align_lengths, make_plan  # noqa: E402
 from packer_service.plan.order import straggler_ratio  # noqa: E402
-from schemas.pack import Plan  # noqa: E402
+from packer_service.plan.plan import Plan  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 
 ALIGNMENT, MAX_IMAGES, WINDOW, DP_SIZE = 16, 384, 64, 64
 
@@ -55,7 +55,7 @@ def planner_seconds(tokens: np.ndarray, images: np.ndarray) -> tuple[Plan, float
     began = time.process_time()
     plan = make_plan(
         tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
-        alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=PackConfig().cost_model,
+        alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=CostModel.of(PackConfig()),
     )  # fmt: skip
     return plan, time.process_time() - began
 

@@ -26,8 +26,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import av  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from packer_service.config import PackConfig, load_config  # noqa: E402
-from packer_service.job import PlainExecutor, pack  # noqa: E402
+from packer_service.config import load_config  # noqa: E402
+from packer_service.job.pack import pack  # noqa: E402
+from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 from schemas.manifest import Manifest  # noqa: E402
 
 DRIVER_BYTES = 300

@@ -34,16 +34,16 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from mixtures import lengths  # noqa: E402
 
-from packer_service.balance_order import BalanceOrder  # noqa: E402
-from packer_service.config import PackConfig  # noqa: E402
-from packer_service.finish import ENCODINGS  # noqa: E402
-from packer_service.plan.cost import causal_area  # noqa: E402
+from packer_service.job.finish import ENCODINGS  # noqa: E402
+from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.make import make_plan  # noqa: E402
+from packer_service.plan.plan import Plan  # noqa: E402
+from packer_service.report.what_if import _solve_lengths  # noqa: E402
 from packer_service.shards.write import shard_name  # noqa: E402
-from packer_service.what_if import _solve_lengths  # noqa: E402
+from schemas.balance import BalanceOrder  # noqa: E402
 from schemas.codec import encode_json, sample_key, seal_manifest  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 from schemas.manifest import Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry  # noqa: E402
-from schemas.pack import Plan  # noqa: E402
 from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402
 
 SOLVED = 128
@@ -84,7 +84,7 @@ def make(config: PackConfig, n_packs: int) -> tuple[Plan, np.ndarray]:
         alignment=config.alignment,
         window=config.order.window,
         seed=config.order.seed,
-        cost_model=config.cost_model,
+        cost_model=CostModel.of(config),
     )
     return plan, images
 

@@ -44,17 +44,19 @@ from machine import hardware  # noqa: E402
 from processes import cpu_seconds  # noqa: E402
 from reading import write_source  # noqa: E402
 
-from packer_service import job  # noqa: E402
-from packer_service.build import ShardTask  # noqa: E402
-from packer_service.config import PackConfig, load_config  # noqa: E402
-from packer_service.ingest.isolated import probe  # noqa: E402
-from packer_service.ingest.pixels import SCALING  # noqa: E402
-from packer_service.ingest.rows import parse_document  # noqa: E402
-from packer_service.ingest.sources import list_fragments, list_sources, read_row  # noqa: E402
-from packer_service.job import measure_all  # noqa: E402
-from packer_service.kept import build_and_keep  # noqa: E402
-from packer_service.pipeline import RayExecutor, ray_cluster  # noqa: E402
-from packer_service.survey import ShardTasks, plan_of, shard_ranges, survey  # noqa: E402
+from packer_service.config import load_config  # noqa: E402
+from packer_service.ingest.media.isolated import probe  # noqa: E402
+from packer_service.ingest.media.pixels import SCALING  # noqa: E402
+from packer_service.ingest.source.files import list_fragments, list_sources, read_row  # noqa: E402
+from packer_service.ingest.source.rows import parse_document  # noqa: E402
+from packer_service.job import pack as job  # noqa: E402
+from packer_service.job.pack import measure_all  # noqa: E402
+from packer_service.job.plan import ShardTasks, plan_measured, shard_ranges, survey  # noqa: E402
+from packer_service.job.workdir import build_and_keep  # noqa: E402
+from packer_service.job.write import ShardTask  # noqa: E402
+from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 
 
 class Quiet:
@@ -197,7 +199,7 @@ def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
 
     job._commit = stop  # all is written, and the dataset not yet whole
     try:
-        job.pack([str(source)], str(out), config, job.PlainExecutor(), Quiet())
+        job.pack([str(source)], str(out), config, PlainExecutor(), Quiet())
     except KeyboardInterrupt:
         pass
     finally:
@@ -230,7 +232,7 @@ def main() -> None:
             print(f"Ray started in {time.perf_counter() - begin:.1f} s, load {load()}")
             fragments = list_fragments(list_sources([str(source)]))
             found = survey(fragments, measure_all(fragments, config, executor, Quiet()))
-            plan = plan_of(found.documents, config)
+            plan = plan_measured(found.documents, config)
             tasks = ShardTasks(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
             shards = [clips_of(tasks[i], config) for i in range(len(tasks))]
             n_frames = sum(len(ticks) for clips in shards for _, ticks in clips)

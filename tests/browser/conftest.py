@@ -17,9 +17,9 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
-from packer_service.config import PackConfig
 from packer_service.http.app import create_app
 from packer_service.http.settings import ServiceSettings
+from schemas.config import PackConfig
 
 CHROMIUM_FLAGS = [
     # Tests may run as root in a container, where the sandbox cannot start.
@@ -64,7 +64,8 @@ def _linked(source: Path, target: Path) -> None:
 @pytest.fixture(scope="session")
 def hostile_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackConfig, progress: Any) -> Path:
     """A dataset whose ids, sources, texts and messages are markup, with ids that need encoding in an address."""
-    from packer_service.job import PlainExecutor, pack
+    from packer_service.job.pack import pack
+    from packer_service.runtime.executors import PlainExecutor
 
     folder = tmp_path_factory.mktemp("hostile")
     rows = [

@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ray_nodes import REPOSITORY, Machine
 
 from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -20,18 +20,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.balance import BalanceRows
-from packer_service.balance_order import BalanceOrder
-from packer_service.config import load_config, parse_config
-from packer_service.identity import dataset_id
-from packer_service.job import PlainExecutor, pack
-from packer_service.lay_out import pack_figures
+from packer_service.config import load_config
+from packer_service.job.pack import pack
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import key_blocks_needed
-from packer_service.layout.zigzag import segment_edges, zigzag_runs
+from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
+from packer_service.packs.balance import BalanceRows
+from packer_service.packs.build import pack_figures
+from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import Verdict, verify_dataset
+from schemas.balance import BalanceOrder
 from schemas.codec import decode_arrays, encode_arrays, encode_index, seal_manifest, tar_member
 from schemas.codec import encode_json as encode_record
+from schemas.config import parse_config
+from schemas.identity import dataset_id
 from schemas.layout import TokenLayout
 from schemas.manifest import Manifest
 from schemas.sequence import PackedSequence
@@ -135,6 +137,7 @@ class Sample:
             TokenLayout(
                 scheme=name.partition(".ring")[0],
                 ring_degree=int(name.partition(".ring")[2]),
+                block_size=len(self.sequence["tokens"]) // self.layouts[f"{name}.needs"].shape[1],
                 runs=self.layouts[name],
                 needs=self.layouts[f"{name}.needs"],
             )

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import Verdict, verify_dataset
 
 VARIANTS = {

@@ -27,7 +27,7 @@ from hostile_tables import damaged_parquet, parquet, typed_tables  # noqa: E402
 from machine import hardware  # noqa: E402
 from run import pack  # noqa: E402
 
-from packer_service.ingest.sources import list_fragments, list_sources, read_fragment  # noqa: E402
+from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment  # noqa: E402
 from schemas.errors import REJECT_CODES, ConfigError  # noqa: E402
 
 

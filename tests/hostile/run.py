@@ -34,11 +34,12 @@ from hostile_corpus import damaged, lies, row_id, seed_files, write_corpus  # no
 from machine import hardware  # noqa: E402
 from processes import PeakMemory  # noqa: E402
 
-from packer_service.config import PackConfig, load_config  # noqa: E402
-from packer_service.ingest.image import decode_image, probe_image  # noqa: E402
-from packer_service.ingest.video import decode_video, probe_video  # noqa: E402
+from packer_service.config import load_config  # noqa: E402
+from packer_service.ingest.document import Media  # noqa: E402
+from packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
+from packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
+from schemas.config import PackConfig  # noqa: E402
 from schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
-from schemas.example import Media  # noqa: E402
 
 SETTINGS = [
     *("seq_len=2048", "vision.image_size=56", "vision.pool_size=2", "vision.max_crops=6", "video.max_frames=32"),

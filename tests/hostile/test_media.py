@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import verify_dataset
 from schemas.errors import REJECT_CODES
 

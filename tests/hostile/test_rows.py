@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packer_service.config import load_config
-from packer_service.ingest.sources import list_fragments, list_sources, read_fragment
-from packer_service.job import PlainExecutor, pack
-from packer_service.measure import measure_fragment
+from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment
+from packer_service.job.measure import measure_fragment
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import verify_dataset
 from schemas.errors import REJECT_CODES, ConfigError, DocumentError
 

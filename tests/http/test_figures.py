@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import measure_layout
-from packer_service.report import report_dataset
+from packer_service.report.dataset import report_dataset
 from schemas.codec import decode_head, decode_layouts, decode_sequence
 from schemas.layout import TokenLayout, rank_positions, slice_positions
 from schemas.manifest import SampleHead
@@ -23,6 +23,7 @@ from schemas.sequence import PackedSequence, dense_mask
 
 BASE = "/v1/datasets/tiny"
 SEQ_LEN = 1024
+BLOCK_SIZE = 32
 
 
 @cache
@@ -44,7 +45,7 @@ def sample(path: Path, pack_id: int) -> tuple[SampleHead, PackedSequence, dict[s
     return (
         decode_head(parts["json"], ""),
         decode_sequence(parts["sequence.npz"], SEQ_LEN, ""),
-        decode_layouts(parts["layouts.npz"], ""),
+        decode_layouts(parts["layouts.npz"], SEQ_LEN, BLOCK_SIZE, ""),
     )
 
 
@@ -322,8 +323,8 @@ def test_the_mask_picture_is_the_dense_mask_in_cells(client: TestClient, path: P
 
 def test_text_is_what_the_tokens_spell_and_marks_what_is_learnt(client: TestClient, path: Path, n_packs: int) -> None:
     """Fails when a span mixes kinds, the loss is marked one token off, or images name another crop."""
-    from packer_service.config import SpecialTokensConfig
-    from packer_service.ingest.tokenizer import load_tokenizer
+    from packer_service.ingest.text.tokenizer import load_tokenizer
+    from schemas.config import SpecialTokensConfig
 
     tokenizer = load_tokenizer("tekken", SpecialTokensConfig())
     spelled: list[str] = []

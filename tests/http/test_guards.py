@@ -298,7 +298,7 @@ def test_the_service_imports_neither_ray_nor_a_decoder() -> None:
     code = (
         "import sys, packer_service.http.serve\n"
         "from packer_service.http.app import create_app\n"
-        "print([name for name in ('ray', 'torch', 'av', 'PIL', 'packer_service.job') if name in sys.modules])"
+        "print([name for name in ('ray', 'torch', 'av', 'PIL', 'packer_service.job.pack') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

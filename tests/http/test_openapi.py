@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from packer_service.config import load_config
 from packer_service.http.app import create_app
 from packer_service.http.settings import ServiceSettings
-from packer_service.what_if import plan_table
+from packer_service.report.what_if import plan_table
 
 CHECKS = [
     not_a_server_error,

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.config import PackConfig, parse_config
-from packer_service.what_if import plan_lengths
+from packer_service.report.what_if import plan_lengths
+from schemas.config import PackConfig, parse_config
 
 TOKENS = [40, 900, 260, 512, 700, 33, 5000, 0]
 IMAGES = [0, 3, 1, 0, 2, 0, 0, 0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer_service.ingest.oversize import fit
-from packer_service.ingest.render import RenderedDocument, branch_positions, shifted_labels
+from packer_service.packs.rendered import RenderedDocument, branch_positions, shifted_labels
 from schemas.errors import DocumentError
 
 X = -100

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.assemble import assemble
-from packer_service.ingest.image import ImageCrops
-from packer_service.ingest.render import RenderedDocument, render
-from packer_service.ingest.tokenizer import ChatFormat, ImageFormat, Tokenizer
-from packer_service.ingest.video import VideoFrames
+from packer_service.ingest.document import Document, Media, Message
+from packer_service.ingest.media.image import ImageCrops
+from packer_service.ingest.media.video import VideoFrames
+from packer_service.ingest.render import render
+from packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer
+from packer_service.packs.assemble import assemble
+from packer_service.packs.rendered import RenderedDocument
 from schemas.errors import PlanError
-from schemas.example import Document, Media, Message
 from schemas.manifest import TokenizerEntry
 
 BOS, EOS, PAD, IMG, BREAK, END, USER, SLASH = 1, 2, 0, 10, 12, 13, 3, 4

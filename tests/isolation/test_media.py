@@ -13,18 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from packer_service.config import PackConfig
-from packer_service.ingest import isolated as media_calls
-from packer_service.ingest.crops import encoded_crops
-from packer_service.ingest.image import probe_image
-from packer_service.ingest.video import probe_video
+from packer_service.ingest.document import Media
+from packer_service.ingest.media import isolated as media_calls
+from packer_service.ingest.media.crops import encoded_crops
+from packer_service.ingest.media.image import probe_image
+from packer_service.ingest.media.video import probe_video
 from packer_service.isolation.isolated import Isolated
 from packer_service.isolation.limits import Limits
 from packer_service.isolation.process import CallFailedError
-from packer_service.job import PlainExecutor, pack
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import verify_dataset
+from schemas.config import PackConfig
 from schemas.errors import DocumentError
-from schemas.example import Media
 
 
 def write_video(path: Path, *, n_frames: int = 30) -> None:
@@ -186,7 +187,7 @@ def _crash_or_count(word: str) -> tuple[int, str]:
 @pytest.mark.usefixtures("ray_session")
 def test_a_crash_kills_no_ray_worker() -> None:
     """Fails when a crashing decoder takes the task's process with it: Ray would start another."""
-    from packer_service.pipeline import ray_cluster
+    from packer_service.runtime.ray import ray_cluster
 
     words = ["a", "", "abc", "", "ab", ""]
     with ray_cluster(None, None) as executor:

@@ -16,10 +16,11 @@ from pydantic import SecretStr
 from torch.distributed.run import get_args_parser
 
 from packer_service.cli import cli
-from packer_service.config import PackConfig, load_config
+from packer_service.config import load_config
 from packer_service.http.app import create_app
 from packer_service.http.serve import TOKEN
 from packer_service.http.settings import ServiceSettings
+from schemas.config import PackConfig
 from schemas.errors import PreshardError
 from trainer.config import TrainConfig
 from trainer.train import cli as train_cli

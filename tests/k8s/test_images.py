@@ -100,10 +100,10 @@ DOES = {
     "serve": "from packer_service.http.app import create_app\n"
     "from packer_service.http.settings import ServiceSettings\n"
     "from packer_service.cli import cli\n"
-    "import packer_service.http.plan_worker, packer_service.what_if\n"
+    "import packer_service.http.plan_worker, packer_service.job.preview\n"
     "create_app(ServiceSettings(root='.')).openapi()",
-    "train": "from trainer.train import main\nimport trainer.loop, trainer.job\n"
-    "from trainer.data import PackedDataset\nmain(['--help'])",
+    "train": "from trainer.train import main\nimport trainer.loop, trainer.setup\n"
+    "from trainer.data.dataset import PackedDataset\nmain(['--help'])",
 }
 # Where a distribution's name is not that of what is imported.
 MODULES = {

@@ -7,13 +7,13 @@ import pytest
 
 from packer_service.layout.measures import measure_layout, ring_step_maxima
 from schemas.errors import LayoutError
-from schemas.layout import TokenLayout
+from schemas.layout import TILE, TokenLayout
 from schemas.sequence import MaskArrays
 
 
 def layout(scheme: str, rows: list[list[int]], degree: int) -> TokenLayout:
-    needs = np.zeros((degree, 1), bool)
-    return TokenLayout(scheme=scheme, ring_degree=degree, runs=np.array(rows, np.int32).reshape(-1, 3), needs=needs)
+    needs, runs = np.zeros((degree, 1), bool), np.array(rows, np.int32).reshape(-1, 3)
+    return TokenLayout(scheme=scheme, ring_degree=degree, block_size=TILE, runs=runs, needs=needs)
 
 
 def causal(seq_len: int) -> MaskArrays:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import check_partition, measure_layout
+from packer_service.layout.measures import measure_layout
+from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.solve import solve_layouts
-from packer_service.layout.zigzag import zigzag_runs
 from schemas.errors import LayoutError
-from schemas.layout import SCHEMES, TokenLayout, slice_positions
+from schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions
 from schemas.sequence import MaskArrays, dense_mask
 
 
@@ -67,7 +67,8 @@ def test_balanced_is_never_worse_than_zigzag_or_head_tail_on_its_own_measure(see
         )
         for segments in (edges, np.array([0, seq_len])):
             runs = zigzag_runs(segments, degree)
-            rival = TokenLayout(scheme="zigzag", ring_degree=degree, runs=runs, needs=np.zeros((degree, 1), bool))
+            needs = np.zeros((degree, 1), bool)
+            rival = TokenLayout(scheme="zigzag", ring_degree=degree, block_size=128, runs=runs, needs=needs)
             usual = measure_layout(index, rival)
             assert measure_layout(index, ring).ring_path <= usual.ring_path
             assert measure_layout(index, gather).gather_path <= usual.gather_path
@@ -87,10 +88,13 @@ def test_the_same_pack_gives_the_same_layouts():
     [
         ({"ring_degrees": (0,)}, "ring degree 0 is below 1"),
         ({"ring_degrees": (-2,)}, "ring degree -2 is below 1"),
-        ({"ring_degrees": (3,), "schemes": ("contiguous",)}, "1024 is none, 1023 or 1026 would do"),
-        ({"ring_degrees": (3,), "schemes": ("zigzag",)}, "1024 is none, 1020 or 1026 would do"),
-        ({"ring_degrees": (16,)}, "multiples of 2048 tokens; 1024 is none, 2048 would do"),
-        ({"block_size": 100}, "multiples of 200 tokens; 1024 is none, 1000 or 1200 would do"),
+        (
+            {"ring_degrees": (3,), "schemes": ("contiguous",)},
+            "multiple of 3; 1024 is not, nearest that are: 1023 and 1026",
+        ),
+        ({"ring_degrees": (3,), "schemes": ("zigzag",)}, "1024 is not, nearest that are: 1020 and 1026"),
+        ({"ring_degrees": (16,)}, "multiple of 2048; 1024 is not, nearest that are: 2048"),
+        ({"block_size": 100}, "multiple of 200; 1024 is not, nearest that are: 1000 and 1200"),
         ({"block_size": 0}, "block_size 0 is below 1"),
         ({"schemes": ("striped",)}, "'striped'; known are contiguous, zigzag"),
     ],

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.config import PackConfig
-from packer_service.plan.cost import causal_area, document_tiles, pack_cost
+from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
 from packer_service.plan.make import make_plan
+from packer_service.plan.plan import Plan
+from schemas.config import PackConfig
 from schemas.errors import PlanError
-from schemas.pack import Plan
 
 SIZES = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), max_size=60)
 
@@ -24,7 +24,7 @@ def plan_of(sizes: list[tuple[int, int]], **changes: object) -> Plan:
         "alignment": 1,
         "window": 4,
         "seed": 0,
-        "cost_model": PackConfig().cost_model,
+        "cost_model": CostModel.of(PackConfig()),
     }
     return make_plan(**{**arguments, **changes})  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_the_cost_of_a_pack_can_be_computed_again_from_what_is_written() -> None
     tokens = rng.integers(1, 3000, 400)
     areas = causal_area(tokens) - rng.integers(0, tokens)
     images = rng.integers(0, 9, 400)
-    model = PackConfig().cost_model
+    model = CostModel.of(PackConfig())
     plan = make_plan(
         tokens=tokens,
         images=images,

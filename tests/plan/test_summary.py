@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from packer_service.config import PackConfig
-from packer_service.plan.cost import causal_area
+from packer_service.plan.cost import CostModel, causal_area
 from packer_service.plan.make import make_plan
 from packer_service.plan.summary import summarise
+from schemas.config import PackConfig
 from schemas.errors import PlanError
 
 
@@ -12,7 +12,7 @@ def summary_of(tokens: list[int], images: list[int], max_images: int | None, win
     lengths, crops = np.array(tokens, np.int64), np.array(images, np.int64)
     plan = make_plan(
         tokens=lengths, images=crops, areas=causal_area(lengths), seq_len=16, max_images=max_images, alignment=4,
-        window=window, seed=0, cost_model=PackConfig().cost_model,
+        window=window, seed=0, cost_model=CostModel.of(PackConfig()),
     )  # fmt: skip
     return plan, summarise(plan, images=crops, max_images=max_images, window=window)
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from packer_service.cli import main
-from packer_service.config import PackConfig
-from packer_service.ingest.media import open_media
-from packer_service.job import PlainExecutor, pack
+from packer_service.ingest.document import Media
+from packer_service.ingest.media.open import open_media
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
+from schemas.config import PackConfig
 from schemas.errors import DocumentError
-from schemas.example import Media
 
 
 def local_files(folder: Path) -> dict[str, bytes]:

@@ -13,10 +13,10 @@ from urllib.parse import parse_qs
 import pytest
 import torch
 
-from packer_service.report import report_dataset
+from packer_service.report.dataset import report_dataset
 from packer_service.verify import verify_dataset
-from trainer.data import PackedDataset
-from trainer.loader import make_loader
+from trainer.data.dataset import PackedDataset
+from trainer.data.loader import make_loader
 
 SPLIT = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
 

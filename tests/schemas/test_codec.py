@@ -75,9 +75,18 @@ RUNS, NEEDS = np.zeros((1, 3), np.int32), np.zeros((2, 4), np.bool_)
 def test_wrong_layouts_are_named(given: dict[str, np.ndarray]) -> None:
     """Fails when a layout without its needs, or of another type, is taken as it is."""
     with pytest.raises(LayoutsInvalid):
-        decode_layouts(encode_arrays(given), "x")
-    good = decode_layouts(encode_arrays({"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS}), "x")
+        decode_layouts(encode_arrays(given), 16, 4, "x")
+    good = decode_layouts(encode_arrays({"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS}), 16, 4, "x")
     assert good["zigzag.ring2"].ring_degree == 2
+    assert good["zigzag.ring2"].block_size == 4
+
+
+def test_needs_of_another_block_size_are_named() -> None:
+    """Fails when layouts are read with a block size that is not theirs: ranks would fetch other keys than they see."""
+    stored = encode_arrays({"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS})
+    for block_size, blocks in ((2, 8), (3, 6), (8, 2), (16, 1)):
+        with pytest.raises(LayoutsInvalid, match=rf"needs is bool\(2, 4\), not bool\(2, {blocks}\)"):
+            decode_layouts(stored, 16, block_size, "x")
 
 
 def test_records_with_other_fields_are_named() -> None:

@@ -24,6 +24,7 @@ def sample(pack_id: int, sizes: list[int]) -> Sample:
     layout = TokenLayout(
         scheme="contiguous",
         ring_degree=1,
+        block_size=4,
         runs=np.array([[0, 0, 8]], np.int32),
         needs=np.ones((1, 2), np.bool_),
     )
@@ -73,7 +74,7 @@ def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -
             assert data[images_at + stored.offset + 512 :][: stored.size] == crop.data
         sequence = decode_sequence(data[inside[1].offset_data :][: inside[1].size], 8, "sequence")
         np.testing.assert_array_equal(sequence.tokens, given.sequence.tokens)
-        layouts = decode_layouts(data[inside[2].offset_data :][: inside[2].size], "layouts")
+        layouts = decode_layouts(data[inside[2].offset_data :][: inside[2].size], 8, 4, "layouts")
         np.testing.assert_array_equal(layouts["contiguous.ring1"].runs, [[0, 0, 8]])
 
 

@@ -17,8 +17,9 @@ import torch
 from PIL import Image
 
 from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
-from trainer.batch import RankBatch
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from trainer.data.batch import RankBatch
 
 SETTINGS = [
     "seq_len=2048",

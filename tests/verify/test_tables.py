@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.balance_order import BalanceOrder, LoadGroup
-from packer_service.config import PackConfig, parse_config
 from packer_service.shards.store import Folder
 from packer_service.verify.tables import BalanceReader, check_documents, count_documents
 from packer_service.verify.verdict import Faults
+from schemas.balance import BalanceOrder, LoadGroup
+from schemas.config import PackConfig, parse_config
 from schemas.manifest import TableEntry
 from schemas.tables import BALANCE, DOCUMENTS, REJECTS
 
@@ -68,7 +68,7 @@ def test_balance_comes_pack_by_pack_in_parts_whatever_the_row_groups(
     row_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when rows are lost between row groups or blocks, or a part that was passed over shifts those after it."""
-    monkeypatch.setattr("packer_service.balance_order.BLOCK_ROWS", 100)
+    monkeypatch.setattr("schemas.balance.BLOCK_ROWS", 100)
     groups = (LoadGroup(scheme="zigzag", degree=2), LoadGroup(scheme=None, degree=3))
     order = BalanceOrder(groups=groups, n_packs=23)
     assert (order.rows_per_pack, order.block_packs) == (14, 7)

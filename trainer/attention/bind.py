@@ -19,7 +19,7 @@ from trainer.attention.mask import MaskTensors
 from trainer.attention.reference import reference_attention
 from trainer.attention.ring import plan_ring, ring_attention
 from trainer.attention.ulysses import plan_ulysses, ulysses_attention
-from trainer.mesh import ContextParallel
+from trainer.distributed.mesh import ContextParallel
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 
@@ -41,7 +41,6 @@ def bind(
     layout: TokenLayout,
     mask: MaskTensors,
     cp: ContextParallel,
-    block_size: int,
     *,
     exchange: Exchange = "needed",
     kernel: Kernel | None = None,
@@ -57,13 +56,12 @@ def bind(
         layout: of ``cp.ring_degree`` ring ranks.
         mask: the whole pack's, on the device of q, k and v.
         cp: this rank's place.
-        block_size: tokens of a block of ``layout.needs``; the kind ``gather`` reads it.
         exchange: what the kind ``gather`` moves, ``needed`` keys or ``all``.
         kernel: chosen by the mask's device when not given.
 
     Raises:
         ConfigError: an unknown kind, ``reference`` on several ranks, or a layout of another degree than the mesh.
-        ReaderError: ``layout.needs`` is not of blocks of ``block_size`` tokens.
+        LayoutError: ``layout.needs`` is not of the mask's length in blocks of ``layout.block_size`` tokens.
     """
     check_kind(kind, cp.cp_size)
     if layout.ring_degree != cp.ring_degree:
@@ -76,7 +74,7 @@ def bind(
     if kind == "ulysses":
         return partial(ulysses_attention, plan=plan_ulysses(layout, mask, cp, kernel=kernel))
     if kind == "gather":
-        plan = plan_gather(layout, mask, cp, block_size, exchange=exchange, kernel=kernel)
+        plan = plan_gather(layout, mask, cp, exchange=exchange, kernel=kernel)
         return partial(gather_attention, plan=plan)
     ring = plan_ring(layout, mask, cp, kernel=kernel)
     return partial(ring_attention if kind == "ring" else hybrid_attention, plan=ring)

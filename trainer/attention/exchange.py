@@ -16,10 +16,10 @@ import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from schemas.errors import ReaderError
+from schemas.errors import LayoutError
 from schemas.layout import TokenLayout, slice_positions
 from trainer.attention.mask import MaskTensors
-from trainer.mesh import ContextParallel
+from trainer.distributed.mesh import ContextParallel
 
 Exchange = Literal["all", "needed"]
 KeysAndValues = tuple[Tensor, Tensor]
@@ -42,24 +42,22 @@ class KeyExchange(Protocol):
         ...
 
 
-def plan_exchange(
-    exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, block_size: int
-) -> KeyExchange:
+def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel) -> KeyExchange:
     """Which tokens go where, from the layout alone: ranks agree without a message.
 
     Raises:
-        ReaderError: ``layout.needs`` is not of blocks of ``block_size`` tokens.
+        LayoutError: ``layout.needs`` is not of the mask's length in blocks of ``layout.block_size`` tokens.
     """
     slices = [slice_positions(layout.runs, rank) for rank in range(cp.ring_degree)]
     if cp.ring_group is None:
         return NoExchange(positions=slices[cp.ring_rank])
     if exchange == "all":
         return _AllExchange(positions=np.concatenate(slices), degree=cp.ring_degree, group=cp.ring_group)
-    seq_len = mask.seq_len
+    block_size, seq_len = layout.block_size, mask.seq_len
     if layout.needs.shape[1] != -(-seq_len // block_size):
-        raise ReaderError(
+        raise LayoutError(
             f"layout {layout.name} tells {layout.needs.shape[1]} blocks of needed keys; {seq_len} tokens have "
-            f"{-(-seq_len // block_size)} blocks of {block_size}: give the block_size that the dataset was packed with"
+            f"{-(-seq_len // block_size)} blocks of its block_size {block_size}"
         )
     mine = slices[cp.ring_rank]
     sent = [np.flatnonzero(layout.needs[rank][mine // block_size]) for rank in range(cp.ring_degree)]

@@ -20,7 +20,7 @@ from trainer.attention.heads import gather_heads, scatter_heads
 from trainer.attention.kernels import Kernel, Prepared, kernel_for
 from trainer.attention.mask import MaskTensors
 from trainer.attention.merge import accumulation_dtype, nothing_seen
-from trainer.mesh import ContextParallel
+from trainer.distributed.mesh import ContextParallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,6 @@ def plan_gather(
     layout: TokenLayout,
     mask: MaskTensors,
     cp: ContextParallel,
-    block_size: int,
     *,
     exchange: Exchange = "needed",
     kernel: Kernel | None = None,
@@ -45,14 +44,13 @@ def plan_gather(
     """Decide what is sent to whom, and list the tiles.
 
     Args:
-        block_size: tokens of a block of ``layout.needs``.
         exchange: ``all`` gathers every key; ``needed`` only those of the blocks that a rank's queries see.
 
     Raises:
         ReaderError: ``layout.needs`` is not of such blocks.
     """
     kernel = kernel or kernel_for(mask.doc_ids.device.type)
-    keys = plan_exchange(exchange, layout, mask, cp, block_size)
+    keys = plan_exchange(exchange, layout, mask, cp)
     queries = mask.at(slice_positions(layout.runs, cp.ring_rank))
     return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=kernel.prepare(queries, mask.at(keys.positions)))
 

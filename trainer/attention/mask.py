@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
 from schemas.sequence import MaskArrays
-from trainer.batch import RankBatch
+from trainer.data.batch import RankBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from trainer.attention.heads import gather_heads, scatter_heads
 from trainer.attention.kernels import Kernel, Prepared, kernel_for
 from trainer.attention.mask import MaskTensors
 from trainer.attention.merge import accumulation_dtype, merge, nothing_seen
-from trainer.mesh import ContextParallel
+from trainer.distributed.mesh import ContextParallel
 
 _KV_TAG, _GRADIENT_TAG = 1, 2
 

@@ -15,7 +15,7 @@ from trainer.attention.exchange import NoExchange
 from trainer.attention.gather import GatherPlan, gather_attention
 from trainer.attention.kernels import Kernel, kernel_for
 from trainer.attention.mask import MaskTensors
-from trainer.mesh import ContextParallel
+from trainer.distributed.mesh import ContextParallel
 
 
 def plan_ulysses(

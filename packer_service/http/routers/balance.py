@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Path, Query
 
 from packer_service.http.choice import check, choose
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.dataset import Dataset
 from packer_service.http.figures import image_balance, layout_balance, measures
 from packer_service.http.models.balance import Balance, Measure, ShardBalance
 from packer_service.http.routers.packs import packs_of_shard

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Request
 
-from packer_service.figures import count_by, loss_figures, plan_figures, truncated_by_source
-from packer_service.http.catalog import Served as Found
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.catalog import Served as Found
+from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.unfinished import Unfinished
 from packer_service.http.figures import doubling_histogram, histogram
 from packer_service.http.models.datasets import (
     DatasetDetail,
@@ -22,9 +22,9 @@ from packer_service.http.models.datasets import (
     SourceTotals,
 )
 from packer_service.http.serving import DatasetRoute, Paged, Served, service_of
-from packer_service.http.unfinished import Unfinished
+from packer_service.plan.plan import Plan
+from packer_service.report.figures import count_by, loss_figures, plan_figures, truncated_by_source
 from schemas.manifest import RUN
-from schemas.pack import Plan
 
 listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)

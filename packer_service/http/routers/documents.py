@@ -11,7 +11,8 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
 from packer_service.http.choice import choose
-from packer_service.http.dataset import Dataset, numbers_of
+from packer_service.http.dataset.dataset import Dataset, numbers_of
+from packer_service.http.dataset.sample import Sample, read_sample
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.documents import (
     DocumentPage,
@@ -24,7 +25,6 @@ from packer_service.http.models.documents import (
 )
 from packer_service.http.problems import not_found
 from packer_service.http.routers.layout import stored_layout
-from packer_service.http.sample import Sample, read_sample
 from packer_service.http.serving import DatasetRoute, Layout, Paged, Ring, Served
 from schemas.layout import TokenLayout
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from packer_service.http.dataset.sample import read_sample
 from packer_service.http.problems import not_found
 from packer_service.http.routers.packs import PackId
-from packer_service.http.sample import read_sample
 from packer_service.http.serving import DatasetRoute, Served
 from schemas.codec import TAR_BLOCK, image_member, tar_header
 from schemas.errors import ImagesInvalid

@@ -10,17 +10,17 @@ from fastapi import APIRouter, Query
 from jaxtyping import Bool, Int64
 
 from packer_service.http.choice import choose
-from packer_service.http.dataset import Dataset
-from packer_service.http.loads import imbalances
+from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.loads import imbalances
+from packer_service.http.dataset.sample import Sample, read_sample
 from packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
 from packer_service.http.problems import not_legal
 from packer_service.http.routers.packs import PackId
-from packer_service.http.sample import Sample, read_sample
 from packer_service.http.serving import DatasetRoute, Layout, Ring, Served
-from packer_service.layout.cost import gather_cost, ring_cost
-from packer_service.layout.measures import LayoutMeasures, check_partition, measure_layout
+from packer_service.layout.cost import gather_cost, key_weight, ring_cost
+from packer_service.layout.measures import LayoutMeasures, measure_layout
 from schemas.errors import LayoutsInvalid
-from schemas.layout import TILE, TokenLayout, layout_name, rank_positions, slice_positions
+from schemas.layout import TILE, TokenLayout, check_partition, layout_name, rank_positions, slice_positions
 from schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
@@ -41,7 +41,7 @@ def layout(
     sample = read_sample(dataset, pack_id)
     stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
     measured = measure_layout(sample.index, stored)
-    weight = dataset.config.key_weight
+    weight = key_weight(dataset.config.cost)
     imbalance = float(imbalances(measured.area[:, None])[0])
     floor = measured.tile_floor
     return PackLayout(

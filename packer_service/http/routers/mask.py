@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query
 from jaxtyping import Int32
 
 from packer_service.http.choice import choose
+from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.packs import MaskPicture
 from packer_service.http.picture import most_common, shares
 from packer_service.http.routers.layout import stored_layout
 from packer_service.http.routers.packs import PackId
-from packer_service.http.sample import read_sample
 from packer_service.http.serving import DatasetRoute, Layout, Ring, Served
 from schemas.layout import TokenLayout
 

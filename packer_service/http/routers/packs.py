@@ -10,12 +10,12 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
 from packer_service.http.choice import choose
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
 from packer_service.http.figures import measures
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
 from packer_service.http.problems import not_found, not_legal
-from packer_service.http.sample import Sample, read_sample, rows_per_crop
 from packer_service.http.serving import Cp, DatasetRoute, Layout, Paged, Ring, Served
 from schemas.codec import sample_key
 from schemas.sequence import IGNORE_INDEX

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 from fastapi import APIRouter, Request
 
-from packer_service.config import parse_config
 from packer_service.http.models.plan import PlanAnswer, PlanRequest
 from packer_service.http.problems import ProblemError, not_legal
 from packer_service.http.serving import Service, service_of
 from packer_service.http.settings import ServiceSettings
 from packer_service.plan.order import check_dp_sizes
+from schemas.config import parse_config
 from schemas.errors import ConfigError, PlanError
 
 router = APIRouter(prefix="/v1", tags=["plan"])

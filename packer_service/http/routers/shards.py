@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from jaxtyping import Float64, Int64
 
 from packer_service.http.choice import choose
-from packer_service.http.dataset import Dataset
+from packer_service.http.dataset.dataset import Dataset
 from packer_service.http.figures import measures, spread
 from packer_service.http.models.balance import Chosen, ShardEntry, ShardPage
 from packer_service.http.problems import not_legal

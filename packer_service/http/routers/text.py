@@ -9,12 +9,12 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from jaxtyping import Bool, Float32
 
+from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
+from packer_service.http.dataset.spelling import Spell, speller
 from packer_service.http.models.packs import PackText, TokenSpan
 from packer_service.http.problems import not_legal
 from packer_service.http.routers.packs import PackId
-from packer_service.http.sample import Sample, read_sample, rows_per_crop
 from packer_service.http.serving import DatasetRoute, Served, service_of
-from packer_service.http.spelling import Spell, speller
 from schemas.sequence import IGNORE_INDEX, PackedSequence
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)

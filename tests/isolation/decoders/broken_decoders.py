@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from packer_service.ingest.crops import encoded_crops
-from packer_service.ingest.image import probe_image
+from packer_service.ingest.media.crops import encoded_crops
+from packer_service.ingest.media.image import probe_image
 from schemas.errors import DocumentError
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from schemas.layout import TokenLayout, rank_positions
 from schemas.sequence import MaskArrays
 from trainer.attention import MaskTensors, bind, reference_attention
-from trainer.mesh import Mesh
+from trainer.distributed.mesh import Mesh
 
 BLOCK = 8
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -63,7 +63,7 @@ def attend_on_rank(mesh: Mesh, fields: dict[str, Any], calls: list[tuple[str, di
     q, k, v, dout = (x[:, mine] for x in case.inputs())
     results = []
     for kind, options in calls:
-        attend = bind(kind, case.layout, MaskTensors.from_arrays(case.mask), mesh.cp, BLOCK, **options)
+        attend = bind(kind, case.layout, MaskTensors.from_arrays(case.mask), mesh.cp, **options)
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         out = attend(*inputs)
         assert out.dtype == case.dtype
@@ -146,7 +146,7 @@ def make_layout() -> Callable[..., TokenLayout]:
         owners = np.repeat(np.arange(ring), len(starts) // ring)
         runs = np.stack([owners, starts, np.full(len(starts), piece)], axis=1).astype(np.int32)
         needs = key_blocks_needed(mask, runs, ring, BLOCK)
-        return TokenLayout(scheme="random", ring_degree=ring, runs=runs, needs=needs)
+        return TokenLayout(scheme="random", ring_degree=ring, block_size=BLOCK, runs=runs, needs=needs)
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from schemas.errors import ConfigError, ReaderError
+from schemas.errors import ConfigError, LayoutError
 from schemas.sequence import dense_mask
 from trainer.attention import MaskTensors, bind
-from trainer.mesh import ContextParallel, Mesh
+from trainer.distributed.mesh import ContextParallel, Mesh
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),
@@ -108,7 +109,7 @@ def test_the_same_numbers_every_time(make_mask: Any, make_layout: Any, make_case
 
 def two_layers(mesh: Mesh, fields: dict[str, Any], kind: str, recompute: bool) -> torch.Tensor:
     """Gradient of the input of two layers that share what is bound, the second recomputed in the backward or not."""
-    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 8)
+    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp)
     rank_tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
     x = torch.ones(4, rank_tokens, 8, dtype=torch.float64).cumsum(dim=1).sin().requires_grad_()
     hidden = attend(x, x.sin(), x.cos())
@@ -132,7 +133,7 @@ def test_layers_share_what_is_bound(
 
 def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> dict[str, bool]:
     """What a model may do with what is bound, beside the plain forward and backward."""
-    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 8, **options)
+    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
     tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
     rng = torch.Generator().manual_seed(mesh.cp.cp_rank)
     sizes = (fields["heads"], fields["kv_heads"], fields["kv_heads"], fields["heads"])
@@ -194,17 +195,18 @@ def test_what_cannot_be_bound_is_told(make_mask: Any, make_layout: Any) -> None:
     mask = make_mask(text(64))
     layout, tensors = make_layout(mask, "contiguous", 2), MaskTensors.from_arrays(mask)
     with pytest.raises(ConfigError, match="'dense'; it is one of reference, ulysses, ring, gather, hybrid"):
-        bind("dense", layout, tensors, ContextParallel(), 8)
+        bind("dense", layout, tensors, ContextParallel())
     with pytest.raises(ConfigError, match="'reference' on 2 context-parallel ranks; it runs on 1"):
-        bind("reference", layout, tensors, ContextParallel(ring_degree=2), 8)
+        bind("reference", layout, tensors, ContextParallel(ring_degree=2))
     with pytest.raises(ConfigError, match="ring_degree 2; the mesh has 1: take the layout contiguous of ring_degree 1"):
-        bind("ring", layout, tensors, ContextParallel(), 8)
+        bind("ring", layout, tensors, ContextParallel())
 
 
 def wrong_block_size(mesh: Mesh, fields: dict[str, Any]) -> str:
     try:
-        bind("gather", fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 16)
-    except ReaderError as error:
+        layout = replace(fields["layout"], block_size=16)
+        bind("gather", layout, MaskTensors.from_arrays(fields["mask"]), mesh.cp)
+    except LayoutError as error:
         return str(error)
     return ""
 
@@ -214,4 +216,4 @@ def test_needs_of_another_block_size_are_told(make_mask: Any, make_layout: Any, 
     mask = make_mask(text(64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2))
     for said in gloo_pool.run(wrong_block_size, vars(case), ring=2):
-        assert "tells 8 blocks of needed keys; 64 tokens have 4 blocks of 16" in said
+        assert "tells 8 blocks of needed keys; 64 tokens have 4 blocks of its block_size 16" in said

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from schemas.layout import slice_positions
 from trainer.attention import MaskTensors, bind
 from trainer.attention.exchange import plan_exchange
-from trainer.mesh import ContextParallel, Mesh
+from trainer.distributed.mesh import ContextParallel, Mesh
 
 
 def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
         torch.ones(n, *shape, dtype=fields["dtype"], requires_grad=True)
         for n in (fields["heads"], fields["kv_heads"], fields["kv_heads"])
     ]
-    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, 8, **options)
+    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
     with (
         mock.patch.object(dist, "all_to_all_single", count_all_to_all),
         mock.patch.object(dist, "all_gather_single", count_all_gather),

@@ -31,10 +31,10 @@ import torch.distributed as dist
 from planted import PLANTS
 
 from trainer.config import make_config
-from trainer.job import prepare
+from trainer.distributed.mesh import Mesh, build_mesh
 from trainer.loop import run
-from trainer.mesh import Mesh, build_mesh
 from trainer.metrics import StepFigures
+from trainer.setup import prepare
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")

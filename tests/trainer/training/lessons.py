@@ -16,8 +16,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from packer_service.config import load_config
-from packer_service.job import PlainExecutor, pack
-from packer_service.progress import ConsoleProgress
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.runtime.progress import ConsoleProgress
 
 SETTINGS = [
     "seq_len=512",

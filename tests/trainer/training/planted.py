@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 import trainer.loop
-from trainer.batch import RankBatch
+from trainer.data.batch import RankBatch
 
 Change = Callable[[RankBatch], RankBatch]
 

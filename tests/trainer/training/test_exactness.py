@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.data import PackedDataset
-from trainer.order import epoch_order
+from trainer.data.dataset import PackedDataset
+from trainer.data.order import epoch_order
 
 STEPS = 10
 FAST = [

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import trainer.checkpoint
+import trainer.distributed.checkpoint
 from schemas.errors import ConfigError
-from trainer.checkpoint import find_checkpoint, read_run_state
 from trainer.config import make_config
-from trainer.data import PackedDataset
-from trainer.job import Job, prepare
+from trainer.data.dataset import PackedDataset
+from trainer.distributed.checkpoint import find_checkpoint, read_run_state
+from trainer.distributed.mesh import Mesh
 from trainer.loop import run, whole_steps
-from trainer.mesh import Mesh
 from trainer.metrics import MetricsFile, StepFigures
+from trainer.setup import Job, prepare
 
 STEPS, SAVED = 6, 3
 PACKS_PER_STEP = 4
@@ -134,9 +134,10 @@ def test_packs_that_fill_no_step_are_left_out_however_ranks_share_it(dp_size: in
 
 def crash_while_saving(mesh: Mesh, options: dict[str, object], where: str) -> str:
     """Runs on each rank of the pool: the second save ends where ``kill -9`` might end it."""
-    module, name, call = {"before the parts": (dcp, "save", 2), "before the rename": (trainer.checkpoint, "_sync", 5)}[
-        where
-    ]
+    module, name, call = {
+        "before the parts": (dcp, "save", 2),
+        "before the rename": (trainer.distributed.checkpoint, "_sync", 5),
+    }[where]
     calls, whole = [], getattr(module, name)
 
     def dies(*args: Any, **kwargs: Any) -> Any:

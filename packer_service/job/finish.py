@@ -1,0 +1,127 @@
+"""The last step of a job: the shards' rows joined into the dataset's tables, and the manifest that makes it whole."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packer_service.job.plan import Survey
+from packer_service.job.workdir import read_record
+from packer_service.plan.plan import Plan
+from packer_service.shards.store import Folder
+from schemas.balance import BalanceOrder
+from schemas.codec import seal_manifest
+from schemas.config import PackConfig
+from schemas.identity import dataset_id
+from schemas.manifest import FORMAT_VERSION, Counts, Manifest, TableEntry, TokenizerEntry
+from schemas.tables import TABLES
+from schemas.version import VERSION
+
+ENCODINGS: dict[str, dict[str, Any]] = {
+    # loads hardly repeat: as differences they take two fifths less space than by a dictionary, half the time to read
+    "balance.parquet": {
+        "use_dictionary": ["kind", "scheme"],
+        "column_encoding": dict.fromkeys(("pack_id", "degree", "rank", "load"), "DELTA_BINARY_PACKED"),
+    }
+}
+
+
+def make_manifest(
+    folder: Folder,
+    records: Folder,
+    shards: Sequence[str],
+    *,
+    found: Survey,
+    plan: Plan,
+    config: PackConfig,
+    tokenizer: TokenizerEntry,
+) -> Manifest:
+    """Writes the tables from the shards' records, and gives the manifest that describes what is there.
+
+    Args:
+        folder: the dataset.
+        records: holds a folder a shard, with its part of every table and its entry (see ``kept.ShardRecord``).
+        shards: names of the shards, in order.
+        found: what measuring found.
+        plan: what was written.
+        config: the job's configuration.
+        tokenizer: the tokenizer that made the tokens.
+    """
+    order = BalanceOrder.of(config, plan.n_packs)
+    tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        dataset_id=dataset_id(config, tokenizer, _planned_rows(found, plan)),
+        preshard_version=VERSION,
+        config=config.model_dump(mode="json"),
+        tokenizer=tokenizer,
+        sources=[file.label for file in found.files],
+        counts=_count(folder, found.n_rows),
+        tables=tables,
+        shards=[read_record(records, shard).entry for shard in shards],
+    )
+    return seal_manifest(manifest)
+
+
+def _rows_of(
+    name: str, records: Folder, shards: Sequence[str], rejects: pa.Table, order: BalanceOrder
+) -> Iterator[pa.Table]:
+    """The rows of one table in their order, a shard's part (of the balance, a block of packs) in memory at a time."""
+    parts = (pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name]) for shard in shards)
+    if name == "rejects.parquet":
+        yield rejects
+    yield from order.by_table(parts) if name == "balance.parquet" else parts
+
+
+def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEntry:
+    """Writes one table, a row group a part."""
+    rows = 0
+    with (
+        folder.writer(name) as sink,
+        pq.ParquetWriter(pa.PythonFile(sink, "w"), TABLES[name], compression="zstd", **ENCODINGS.get(name, {})) as to,
+    ):
+        for part in parts:
+            to.write_table(part)
+            rows += len(part)
+    with folder.open(name) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return TableEntry(name=name, bytes=folder.size(name) or 0, sha256=digest, rows=rows)
+
+
+def _count(folder: Folder, n_rows: int) -> Counts:
+    """The manifest's totals, from the tables."""
+    packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images")
+    documents = _columns(folder, "documents.parquet", "piece", "truncated_tokens")
+    packed = len(documents)
+    if pc.max(documents["piece"]).as_py():  # an id is in the table once, but for documents in pieces
+        packed = pc.count_distinct(_columns(folder, "documents.parquet", "doc_id")["doc_id"]).as_py()
+    return Counts(
+        source_documents=n_rows,
+        documents=packed,
+        pieces=len(documents),
+        rejected=n_rows - packed,
+        packs=len(packs),
+        tokens=pc.sum(packs["n_tokens"]).as_py() or 0,
+        padding_tokens=pc.sum(packs["n_padding"]).as_py() or 0,
+        truncated_tokens=pc.sum(documents["truncated_tokens"]).as_py() or 0,
+        images=pc.sum(packs["n_images"]).as_py() or 0,
+    )
+
+
+def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
+    with folder.open(name) as file:
+        return pq.read_table(file, columns=list(columns))
+
+
+def _planned_rows(found: Survey, plan: Plan) -> pa.Table:
+    """The columns of ``documents.parquet`` that the dataset's id is taken of, one row a planned document."""
+    placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
+    for name in ("pack_id", "start", "length", "aligned_length"):
+        placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))
+    return placed

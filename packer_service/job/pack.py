@@ -1,0 +1,243 @@
+"""The packing job: measure, plan, write, finish. Goes on where it stopped; knows no Ray, an executor runs its tasks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from packer_service.ingest.source.files import Fragment, list_fragments, list_sources
+from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.job.finish import make_manifest
+from packer_service.job.measure import measure_fragment
+from packer_service.job.ownership import Claim, claimed, finished_before, now
+from packer_service.job.plan import ShardTasks, Survey, plan_measured, shard_ranges, survey
+from packer_service.job.record import job_record
+from packer_service.job.workdir import (
+    MEASURED_FOLDER,
+    RECORD,
+    build_and_keep,
+    count_rows,
+    is_kept,
+    measure_and_keep,
+    measured_name,
+    read_measured,
+    read_record,
+)
+from packer_service.plan.plan import Plan
+from packer_service.runtime.executors import Executor, PlainExecutor
+from packer_service.runtime.progress import Progress
+from packer_service.shards.store import Folder
+from schemas.codec import encode_json
+from schemas.config import PackConfig
+from schemas.errors import ConfigError
+from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest, TokenizerEntry
+
+FEW_SHARDS, FEW_BYTES = 128, 2**30
+"""Shards of an earlier run that the driver hashes by itself; more are hashed by tasks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a job did. ``already_done``: the dataset was whole before, and nothing was done.
+
+    ``seconds`` of this run's phases, by the clock on the wall.
+    """
+
+    manifest: Manifest
+    already_done: bool
+    seconds: dict[str, float]
+
+
+def pack(sources: Sequence[str], out: str, config: PackConfig, executor: Executor, progress: Progress) -> Outcome:
+    """Packs sources into a dataset. A second call goes on where the first one stopped.
+
+    Raises:
+        ConfigError: a source does not exist, or ``out`` holds something else than this job's work.
+        FolderInUseError: another job is at work in ``out``.
+        DatasetDamagedError: ``out`` was whole, and a file of it is missing.
+        WorkError: what an earlier run kept is damaged.
+    """
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens).entry
+    fragments = list_fragments(list_sources(sources))
+    folder, record = Folder(out), job_record(config, tokenizer, fragments)
+    manifest = finished_before(folder, record)
+    if manifest is not None:
+        return Outcome(manifest=manifest, already_done=True, seconds={})
+    _check_writable(folder)
+    with claimed(folder, record, progress) as claim:
+        job = _Job(claim=claim, config=config, executor=executor, progress=progress)
+        try:
+            return _run(job, fragments, tokenizer)
+        except FileNotFoundError:
+            # in an object store two runs of one job can meet, and the first to end clears the work of both away
+            manifest = None if folder.is_local else finished_before(folder, record)
+            if manifest is None:
+                raise
+            return Outcome(manifest=manifest, already_done=True, seconds={})
+
+
+def _check_writable(folder: Folder) -> None:
+    try:
+        folder.make()
+    except OSError as error:
+        raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """What every step of the job needs."""
+
+    claim: Claim
+    config: PackConfig
+    executor: Executor
+    progress: Progress
+
+    @property
+    def folder(self) -> Folder:
+        return self.claim.folder
+
+    @property
+    def work(self) -> Folder:
+        return self.claim.work
+
+
+class _Clock:
+    """Seconds of each phase."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = round(now - self.last, 3)
+        self.last = now
+
+
+def _run(job: _Job, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) -> Outcome:
+    clock = _Clock()
+    found, measure_task_seconds = _survey(job, fragments)
+    clock.lap("measure_seconds")
+    job.claim.check()
+    plan = plan_measured(found.documents, job.config)
+    clock.lap("plan_seconds")
+    job.progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
+    shards = _write_missing(job, found, plan)
+    clock.lap("write_seconds")
+    job.claim.check()
+    records = job.work / SHARDS
+    manifest = make_manifest(
+        job.folder, records, shards, found=found, plan=plan, config=job.config, tokenizer=tokenizer
+    )
+    tasks = {"measure_task_seconds": measure_task_seconds, "write_task_seconds": _task_seconds(records, shards)}
+    clock.lap("finish_seconds")
+    _commit(job, manifest, {**clock.laps, **tasks})
+    return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
+
+
+def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
+    """Makes the folder a dataset: from the moment in which the manifest is there."""
+    job.folder.delete_temporary()  # of tasks whose process was killed, and that ran again elsewhere
+    facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **seconds}
+    job.folder.write(RUN, json.dumps(facts, indent=1).encode())
+    job.folder.write(MANIFEST, encode_json(manifest))
+    job.work.delete_all()
+
+
+def measure_all(
+    fragments: Sequence[Fragment], config: PackConfig, executor: Executor, progress: Progress
+) -> list[tuple[pa.Table, int]]:
+    """Measures every fragment, keeping nothing on disk: for ``plan``, which writes no dataset."""
+    results: list[tuple[pa.Table, int]] = [(None, 0)] * len(fragments)
+    amounts: Counter[str] = Counter()
+    for done, (index, result) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
+        results[index] = result
+        amounts.update(count_rows(result[0]))
+        progress.step("measured fragments", done, len(fragments), amounts)
+    return results
+
+
+def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
+    """Measures what no earlier run has, and joins it all; the seconds are those of all tasks of all runs."""
+    names = set((job.work / MEASURED_FOLDER).names())
+    missing = [i for i in range(len(fragments)) if measured_name(i).rpartition("/")[2] not in names]
+    if len(missing) < len(fragments):
+        job.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
+    measure = partial(measure_and_keep, config=job.config, work=job.work.location)
+    _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing])
+    seconds = 0.0
+
+    def read_all() -> Iterator[tuple[pa.Table, int]]:
+        nonlocal seconds
+        for i in range(len(fragments)):
+            measured = read_measured(job.work, i)
+            seconds += measured.seconds
+            yield measured.table, measured.n_lines
+
+    return survey(fragments, read_all()), round(seconds, 3)
+
+
+def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
+    """Builds every shard that is not there as its record says, and gives the names of all."""
+    ranges = shard_ranges(plan, job.config.packs_per_shard)
+    job.work.write(PLANNED, json.dumps({"shards": len(ranges)}).encode())
+    kept = _kept_shards(job, {name for name, _, _ in ranges})
+    missing = [each for each in ranges if each[0] not in kept]
+    build = partial(build_and_keep, config=job.config, out=job.folder.location)
+    _run_tasks(job, "written shards", build, ShardTasks(found=found, plan=plan, ranges=missing))
+    return [name for name, _, _ in ranges]
+
+
+def _kept_shards(job: _Job, names: set[str]) -> set[str]:
+    """Shards that an earlier run has written, found again by their hash."""
+    files = set((job.work / SHARDS).names())
+    recorded = sorted(name for name in names if f"{name}/{RECORD}" in files)
+    kept: set[str] = set()
+    if not recorded:
+        return kept
+    checks = _checker(job, recorded).run(partial(is_kept, out=job.folder.location), recorded)
+    for done, (index, is_whole) in enumerate(checks, start=1):
+        job.progress.step("checked shards", done, len(recorded))
+        if is_whole:
+            kept.add(recorded[index])
+    changed = f", {len(recorded) - len(kept)} changed since" if len(kept) < len(recorded) else ""
+    job.progress.note(f"found {len(kept)} of {len(names)} shards written before{changed}")
+    return kept
+
+
+def _checker(job: _Job, recorded: list[str]) -> Executor:
+    """Where shards are hashed: a few here, before a cluster would have started."""
+    sizes = (job.folder / SHARDS).sizes()
+    few = len(recorded) <= FEW_SHARDS and sum(sizes.get(name, 0) for name in recorded) <= FEW_BYTES
+    return PlainExecutor() if few else job.executor
+
+
+def _run_tasks(job: _Job, what: str, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    """Runs tasks that keep their results themselves, and says how far they are."""
+    amounts: Counter[str] = Counter()
+    for done, (_, result) in enumerate(job.executor.run(function, items), start=1):
+        amounts.update(result.amounts)
+        job.progress.step(what, done, len(items), amounts)
+
+
+def _task_seconds(records: Folder, shards: Sequence[str]) -> float:
+    return round(sum(read_record(records, name).seconds for name in shards), 3)
+
+
+def _host_facts() -> dict[str, Any]:
+    packages = ("av", "numpy", "pillow", "pyarrow", "ray")
+    return {
+        "finished": now(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {package: importlib.metadata.version(package) for package in packages},
+    }

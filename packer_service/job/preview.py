@@ -1,0 +1,72 @@
+"""``preshard plan SOURCE``: what would packing give? Measures and plans for real, writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow.compute as pc
+
+from packer_service.ingest.source.files import list_fragments, list_sources
+from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.job.documents import read_planned
+from packer_service.job.pack import measure_all
+from packer_service.job.plan import plan_measured, shard_task, survey
+from packer_service.job.write import ShardTask
+from packer_service.layout.tiles import whole_tiles
+from packer_service.packs.balance import BalanceRows
+from packer_service.packs.build import lay_out
+from packer_service.plan.order import check_dp_sizes
+from packer_service.report.figures import Figures, loss_figures, truncated_by_source
+from packer_service.report.what_if import SampledPack, planned_figures, sampled_packs
+from packer_service.runtime.executors import Executor
+from packer_service.runtime.progress import Progress
+from schemas.config import PackConfig
+
+
+def plan_sources(
+    sources: Sequence[str],
+    config: PackConfig,
+    executor: Executor,
+    progress: Progress,
+    dp_sizes: Sequence[int] = (),
+) -> Figures:
+    """The figures of packing sources, everything measured for real.
+
+    Raises:
+        ConfigError: a source or the tokenizer does not exist.
+        PlanError: a data-parallel size does not divide the window.
+    """
+    check_dp_sizes(dp_sizes, config.order.window)
+    load_tokenizer(config.tokenizer, config.special_tokens)  # a wrong one is told before any task starts
+    fragments = list_fragments(list_sources(sources))
+    found = survey(fragments, measure_all(fragments, config, executor, progress))
+    started = time.perf_counter()
+    plan = plan_measured(found.documents, config)
+    seconds = time.perf_counter() - started
+    tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in sampled_packs(plan)]
+    sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
+    figures = planned_figures(
+        plan, found.documents["images"].to_numpy().astype(np.int64), sampled, config, seconds, dp_sizes
+    )
+    lost = loss_figures(found.rejects, truncated_by_source(found.documents, "truncated"))
+    packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
+    return {**figures, **lost, "source_documents": found.n_rows, "documents": packed, "rejected": found.n_rows - packed}
+
+
+def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:
+    """One planned pack with its real mask, its media probed but not decoded."""
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    planned = task.packs[0]
+    pack = lay_out(
+        [read_planned(document, config, tokenizer).rendered for document in planned],
+        [document.start for document in planned],
+        [document.aligned_length for document in planned],
+        config=config,
+        pad_id=tokenizer.entry.pad_id,
+    )
+    rows = BalanceRows()
+    rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries)
+    return task.first_pack, whole_tiles(pack.index), rows.table()

@@ -1,0 +1,155 @@
+"""What a job keeps in its work folder as it goes, and what a later run of it may believe of that.
+
+Tasks keep their own results, so that a result does not depend on the driver's life, and pixels and lengths stay off
+its wires. Every file is written whole or not at all, and a shard's record after the shard: what is there is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from packer_service.ingest.source.files import Fragment
+from packer_service.job.measure import measure_fragment
+from packer_service.job.write import BuiltShard, ShardTask, build_shard
+from packer_service.shards.store import Folder
+from schemas.codec import encode_index, encode_json, encode_table
+from schemas.config import PackConfig
+from schemas.errors import PreshardError
+from schemas.manifest import SHARDS, WORK, ShardEntry
+
+MEASURED_FOLDER = "measured"
+RECORD = "entry.json"
+"""Last file of a shard's record."""
+
+
+class WorkError(PreshardError):
+    """A file of the work folder cannot be read again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """What a task tells of what it kept: ``amounts`` for the progress, by name."""
+
+    amounts: Counter[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredFragment:
+    """A fragment's table (``measure.MEASURED``), its lines, and the seconds that measuring it took."""
+
+    table: pa.Table
+    n_lines: int
+    seconds: float
+
+
+def measured_name(index: int) -> str:
+    return f"{MEASURED_FOLDER}/{index:08d}.parquet"
+
+
+def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> Done:
+    """Runs in a task: measures a fragment and keeps its table under the fragment's number."""
+    index, fragment = item
+    started = time.monotonic()
+    table, n_lines = measure_fragment(fragment, config)
+    facts = {"n_lines": str(n_lines), "seconds": f"{time.monotonic() - started:.3f}"}
+    Folder(work).write(measured_name(index), encode_table(table.replace_schema_metadata(facts)))
+    return Done(amounts=count_rows(table))
+
+
+def count_rows(measured: pa.Table) -> Counter[str]:
+    """Documents and rejected documents of a table of ``measure.MEASURED``."""
+    rejected = len(measured) - measured["code"].null_count
+    return Counter(documents=pc.sum(pc.equal(measured["piece"], 0)).as_py() or 0, rejected=rejected)
+
+
+def read_measured(work: Folder, index: int) -> MeasuredFragment:
+    """A fragment that was measured.
+
+    Raises:
+        WorkError: its file is damaged.
+    """
+    name = measured_name(index)
+    try:
+        table = pq.read_table(io.BytesIO(work.read(name)))
+        facts = table.schema.metadata
+        return MeasuredFragment(
+            table=table.replace_schema_metadata(None),
+            n_lines=int(facts[b"n_lines"]),
+            seconds=float(facts[b"seconds"]),
+        )
+    except (pa.ArrowException, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise WorkError(f"{work.path(name)}: is damaged ({reason}); remove it and run the same command again") from None
+
+
+class ShardRecord(BaseModel):
+    """The last part of a shard's record, beside its rows of the tables."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    entry: ShardEntry
+    seconds: float
+
+
+def build_and_keep(task: ShardTask, config: PackConfig, out: str) -> Done:
+    """Runs in a task: writes the shard, then its table rows, then the record that says that all of it is there."""
+    started = time.monotonic()
+    folder = Folder(out)
+    built = build_shard(task, config, folder / SHARDS)
+    record = folder / WORK / SHARDS / built.name
+    for name, table in built.tables.items():
+        record.write(name, encode_table(table))
+    kept = ShardRecord(entry=_entry(built), seconds=round(time.monotonic() - started, 3))
+    record.write(RECORD, encode_json(kept))
+    return Done(amounts=_amounts(built))
+
+
+def _entry(built: BuiltShard) -> ShardEntry:
+    return ShardEntry(
+        name=built.name,
+        bytes=built.size,
+        sha256=built.sha256,
+        packs=len(built.tables["packs.parquet"]),
+        first_pack=built.first_pack,
+    )
+
+
+def _amounts(built: BuiltShard) -> Counter[str]:
+    return Counter(
+        documents=len(built.tables["documents.parquet"]),
+        rejected=len(built.tables["rejects.parquet"]),
+        crops=pc.sum(built.tables["packs.parquet"]["n_images"]).as_py() or 0,
+        bytes=built.size,
+    )
+
+
+def read_record(records: Folder, name: str) -> ShardRecord:
+    return ShardRecord.model_validate_json(records.read(f"{name}/{RECORD}"))
+
+
+def is_kept(name: str, out: str) -> bool:
+    """Whether a shard and its index are, byte for byte, what their record says. Runs in a task where there are many."""
+    folder = Folder(out)
+    shards, records = folder / SHARDS, folder / WORK / SHARDS
+    try:
+        entry = read_record(records, name).entry
+        if shards.size(name) != entry.bytes:
+            return False
+        packs = pq.read_table(io.BytesIO(records.read(f"{name}/packs.parquet")), columns=["offset"])
+        index = encode_index(np.array([*packs["offset"].to_pylist(), entry.bytes], np.uint64))
+        if shards.read(f"{name}.idx") != index:
+            return False
+        with shards.open(name) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+    except (FileNotFoundError, pa.ArrowException, ValueError):
+        return False

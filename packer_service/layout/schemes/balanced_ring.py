@@ -1,0 +1,213 @@
+"""``balanced_ring``: whole blocks dealt so that no ring step waits for one rank.
+
+In step t of ring attention rank r computes the tiles between its queries and the keys of rank ``(r - t) mod R``, and
+all ranks wait for the slowest. The search starts from blocks dealt in turn, whose tiles are already spread evenly over
+ranks and steps, and exchanges two blocks of two ranks where that shortens the sum of the steps' maxima. Half of the
+exchanges tried are between near blocks: they see almost the same keys, so they change few tiles, which is what the last
+per cent needs. Between layouts of equal path the one with the less variance inside the steps leads on, and where
+nothing has helped for long, one exchange is made that does not help (iterated local search).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int32
+
+from packer_service.layout.blocks import BlockMap
+from packer_service.layout.deals import head_tail, round_robin
+from packer_service.layout.xorshift import drawn_pair, next_random
+from packer_service.numerics.compiled import compiled
+
+PATH_WEIGHT = 1000
+"""One tile of path against one unit of variance, both of them integers."""
+
+PATIENCE = 20
+"""Exchanges tried for each block without gain, after which one is made all the same."""
+
+
+@compiled
+def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tiles of each row by rank of the keys, of each column by rank of the queries, and of each step by rank."""
+    count = len(owners)
+    by_key, by_query = np.zeros((count, ring), np.int32), np.zeros((count, ring), np.int32)
+    steps = np.zeros((ring, ring), np.int32)
+    for row in range(count):
+        rank = owners[row]
+        for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
+            tiles = blocks.row_spans[span, 2]
+            for column in range(blocks.row_spans[span, 0], blocks.row_spans[span, 1]):
+                by_key[row, owners[column]] += tiles
+                by_query[column, rank] += tiles
+        for other in range(ring):
+            steps[(rank - other) % ring, rank] += by_key[row, other]
+    return by_key, by_query, steps
+
+
+@compiled
+def _path(steps: np.ndarray) -> np.int64:
+    """Ring path: the sum of the steps' maxima."""
+    path = np.int64(0)
+    for step in range(len(steps)):
+        largest = np.int32(0)
+        for rank in range(len(steps)):
+            largest = max(largest, steps[step, rank])
+        path += largest
+    return path
+
+
+@compiled
+def _variance(steps: np.ndarray) -> np.int64:
+    """Sum over all steps of the squared distances from the step's mean, rounded down."""
+    ring, variance = len(steps), np.int64(0)
+    for step in range(ring):
+        total, squares = np.int64(0), np.int64(0)
+        for rank in range(ring):
+            tiles = np.int64(steps[step, rank])
+            total += tiles
+            squares += tiles * tiles
+        variance += squares * ring - total * total
+    return variance // ring
+
+
+@compiled
+def _between(blocks: BlockMap, row: int, column: int) -> np.int32:
+    """Tiles between one block of queries and one of keys."""
+    for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
+        if blocks.row_spans[span, 0] <= column < blocks.row_spans[span, 1]:
+            return blocks.row_spans[span, 2]
+    return np.int32(0)
+
+
+@compiled
+def _exchange(
+    steps: np.ndarray, rows: np.ndarray, columns: np.ndarray, first: int, second: int, both: int, sign: int
+) -> None:
+    """Add ``sign`` times the change of an exchange between two ranks to the tiles of each step and rank.
+
+    ``rows`` and ``columns`` are what the first rank gains: the difference of the blocks' rows by rank of the keys, and
+    of their columns by rank of the queries. ``both`` puts right the tiles between the two blocks themselves.
+    """
+    ring = len(steps)
+    # Steps (first - other) mod R, (second - other), (other - first), (other - second), counted along: a remainder here
+    # would take most of the search's time.
+    here, there = first, second
+    back_here, back_there = (ring - first) % ring, (ring - second) % ring
+    for other in range(ring):
+        gain = rows[other] * sign
+        steps[here, first] += gain
+        steps[there, second] -= gain
+        gain = columns[other] * sign
+        steps[back_here, other] += gain
+        steps[back_there, other] -= gain
+        here = here - 1 if here > 0 else ring - 1
+        there = there - 1 if there > 0 else ring - 1
+        back_here = back_here + 1 if back_here < ring - 1 else 0
+        back_there = back_there + 1 if back_there < ring - 1 else 0
+    steps[0, first] += both * sign
+    steps[0, second] += both * sign
+    steps[(first - second + ring) % ring, first] -= both * sign
+    steps[(second - first + ring) % ring, second] -= both * sign
+
+
+@compiled
+def _move(blocks: BlockMap, by_key: np.ndarray, by_query: np.ndarray, block: int, old: int, new: int) -> None:
+    """Account for a block that goes from rank ``old`` to rank ``new``."""
+    for span in range(blocks.column_edges[block], blocks.column_edges[block + 1]):
+        tiles = blocks.column_spans[span, 2]
+        for row in range(blocks.column_spans[span, 0], blocks.column_spans[span, 1]):
+            by_key[row, old] -= tiles
+            by_key[row, new] += tiles
+    for span in range(blocks.row_edges[block], blocks.row_edges[block + 1]):
+        tiles = blocks.row_spans[span, 2]
+        for column in range(blocks.row_spans[span, 0], blocks.row_spans[span, 1]):
+            by_query[column, old] -= tiles
+            by_query[column, new] += tiles
+
+
+@compiled
+def _search(
+    blocks: BlockMap, start: np.ndarray, ring: int, tries: int, enough: int, seed: int
+) -> tuple[np.ndarray, int]:
+    """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``."""
+    owners, count = start.copy(), len(start)
+    by_key, by_query, steps = _tables(blocks, owners, ring)
+    best, best_path = owners.copy(), _path(steps)
+    cost = PATH_WEIGHT * best_path + _variance(steps)
+    rows, columns = np.empty(ring, np.int32), np.empty(ring, np.int32)
+    state, idle = np.uint64(seed), 0
+    for _ in range(tries):
+        if best_path <= enough:
+            break
+        state = next_random(state)
+        i, j = drawn_pair(state, count)
+        if j < 0 or j >= count or owners[i] == owners[j]:
+            continue
+        first, second, differing = np.int64(owners[i]), np.int64(owners[j]), False
+        for rank in range(ring):
+            rows[rank], columns[rank] = by_key[j, rank] - by_key[i, rank], by_query[j, rank] - by_query[i, rank]
+            differing |= rows[rank] != 0 or columns[rank] != 0
+        if not differing:
+            continue  # the blocks see, and are seen by, the same ranks: nothing would change but the work
+        both = _between(blocks, i, i) + _between(blocks, j, j) - _between(blocks, i, j) - _between(blocks, j, i)
+        _exchange(steps, rows, columns, first, second, both, 1)
+        idle += 1
+        new_path = _path(steps)
+        new_cost = PATH_WEIGHT * new_path
+        new_cost += _variance(steps) if new_cost <= cost or idle > PATIENCE * count else 0
+        if new_cost > cost and idle <= PATIENCE * count:
+            _exchange(steps, rows, columns, first, second, both, -1)
+            continue
+        idle = 0 if new_cost != cost else idle
+        cost = new_cost
+        _move(blocks, by_key, by_query, i, first, second)
+        _move(blocks, by_key, by_query, j, second, first)
+        owners[i], owners[j] = second, first
+        if new_path < best_path:
+            best_path = new_path
+            best[:] = owners
+    return best, best_path
+
+
+def ring_owners(
+    blocks: BlockMap,
+    ring_degree: int,
+    *,
+    tries: int | None = None,
+    rivals: Sequence[Int32[np.ndarray, "blocks"]] = (),
+    beat: int | None = None,
+) -> Int32[np.ndarray, "blocks"]:
+    """Ring rank of each block, the same number of blocks on every rank, with the least ring path found.
+
+    Args:
+        blocks: the map of a number of blocks that ``ring_degree`` divides.
+        ring_degree: number of ring ranks.
+        tries: exchanges to try; by default a number that grows with the blocks and the degree, and never with time.
+        rivals: other deals of the blocks; the result is never worse than any of them.
+        beat: the least path of other layouts, of any form; while the result is longer, the search goes on from the
+            rivals and from other starts, up to six times.
+    """
+    count = len(blocks.loads)
+    if ring_degree == 1:
+        return np.zeros(count, np.int32)
+    tries = _default_tries(blocks, ring_degree) if tries is None else tries
+    enough = -(-int(blocks.loads.sum()) // ring_degree)
+    found = [_search(blocks, rival, ring_degree, 0, enough, 1) for rival in rivals]
+    found.append(_search(blocks, round_robin(count, ring_degree), ring_degree, tries, enough, 1))
+    best, path = min(found, key=lambda each: each[1])
+    again = [*rivals, best, head_tail(count, ring_degree), round_robin(count, ring_degree), best][:6]
+    for seed, start in enumerate(again, 2):
+        if beat is None or path <= beat:
+            break
+        owners, length = _search(blocks, start, ring_degree, tries, max(enough, beat), seed)
+        best, path = (owners, length) if length < path else (best, path)
+    return best
+
+
+def _default_tries(blocks: BlockMap, ring_degree: int) -> int:
+    """100 exchanges a block, and more of them at larger degrees; bounded where one exchange touches many tiles."""
+    count = len(blocks.loads)
+    tries = 100 * count * min(4, max(1, ring_degree // 4))
+    work = 4 * ring_degree**2 + 4 * int(blocks.loads.sum()) // max(count, 1)
+    return min(tries, 4_000_000_000 // work)

@@ -1,0 +1,1 @@
+"""What the pure rooms compute with: loops compiled by Numba."""

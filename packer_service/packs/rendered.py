@@ -1,0 +1,97 @@
+"""A rendered document: the token arrays that it fills in a pack, and the rules by which they follow from each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32, Int64
+
+from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedDocument:
+    """A document's token arrays, positions and units counted from its own start.
+
+    ``unit_ids`` is the document's unit that a pooled image token belongs to, -1 elsewhere. ``unit_crops`` is the number
+    of crops of each unit, ``unit_timestamps`` its time in seconds from the clip's start, NaN for a still image, and
+    ``unit_edges`` the half-open range of its tokens, marks included; ``unit_numbers`` counts it in the whole document,
+    of which this may be a part.
+    ``n_shared`` tokens at the start are the prefix that all ``n_branches`` annotations see; both are 0 without.
+    """
+
+    tokens: Int32[np.ndarray, "doc"]
+    labels: Int32[np.ndarray, "doc"]
+    loss_weights: Float32[np.ndarray, "doc"]
+    position_ids: Int32[np.ndarray, "doc"]
+    branch_ids: Int32[np.ndarray, "doc"]
+    unit_ids: Int32[np.ndarray, "doc"]
+    unit_crops: Int64[np.ndarray, "units"]
+    unit_timestamps: Float64[np.ndarray, "units"]
+    unit_edges: Int64[np.ndarray, "units 2"]
+    unit_numbers: Int64[np.ndarray, "units"]
+    n_shared: int
+    n_branches: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_images(self) -> int:
+        """Crops, which is what the second budget of a pack counts."""
+        return int(self.unit_crops.sum())
+
+
+def shifted_labels(
+    tokens: Int32[np.ndarray, "doc"], loss: np.ndarray, branch_ids: Int32[np.ndarray, "doc"]
+) -> Int32[np.ndarray, "doc"]:
+    """Each token's label: the next token, where that one carries loss and is of the same branch."""
+    labels = np.full(len(tokens), IGNORE_INDEX, np.int32)
+    follows = loss[1:] & (branch_ids[1:] == branch_ids[:-1])
+    labels[:-1][follows] = tokens[1:][follows]
+    return labels
+
+
+def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, "doc"]:
+    """Positions from 0; each annotation goes on from the end of the shared prefix."""
+    every = np.arange(len(branch_ids), dtype=np.int32)
+    if not branch_ids.any():
+        return every
+    n_shared = int(np.searchsorted(branch_ids, 1))
+    starts = np.searchsorted(branch_ids, branch_ids)
+    return np.where(branch_ids == 0, every, n_shared + every - starts).astype(np.int32)
+
+
+def group_ids(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[np.ndarray, "doc"]:
+    """Which of a document's tokens see each other in both directions, counted from 0 inside the document.
+
+    ``within_image``: the pooled tokens of a unit; ``image_tokens``: all pooled tokens; ``none``: no tokens.
+    """
+    if bidirectional == "within_image":
+        return unit_ids
+    inside = (unit_ids >= 0) & (bidirectional == "image_tokens")
+    return np.where(inside, 0, CAUSAL_ONLY).astype(np.int32)
+
+
+def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
+    """The tokens ``[start, end)`` as a document of their own. No unit may lie across either edge."""
+    units = np.flatnonzero((rendered.unit_edges[:, 0] >= start) & (rendered.unit_edges[:, 1] <= end))
+    unit_ids = rendered.unit_ids[start:end]
+    branch_ids = rendered.branch_ids[start:end]
+    labels = rendered.labels[start:end].copy()
+    labels[-1:] = IGNORE_INDEX
+    return replace(
+        rendered,
+        tokens=rendered.tokens[start:end],
+        labels=labels,
+        loss_weights=np.where(labels == IGNORE_INDEX, 0, rendered.loss_weights[start:end]).astype(np.float32),
+        position_ids=branch_positions(branch_ids),
+        branch_ids=branch_ids,
+        unit_ids=np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32),
+        unit_crops=rendered.unit_crops[units],
+        unit_timestamps=rendered.unit_timestamps[units],
+        unit_edges=rendered.unit_edges[units] - start,
+        unit_numbers=rendered.unit_numbers[units],
+        n_branches=int(branch_ids.max(initial=0)),
+    )

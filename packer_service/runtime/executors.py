@@ -1,0 +1,29 @@
+"""Where tasks run: the protocol of an executor, and the one that is a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from schemas.errors import PreshardError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class TaskError(PreshardError):
+    """A task failed for a reason that is no document's fault: a full disk, an outage, a lost node."""
+
+
+class Executor(Protocol):
+    """Runs a function over items, anywhere and in any order, and yields each result with its item's index."""
+
+    def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]: ...
+
+
+class PlainExecutor:
+    """One item after the other, in this process."""
+
+    def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
+        for index, item in enumerate(items):
+            yield index, function(item)

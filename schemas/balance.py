@@ -1,0 +1,149 @@
+"""The order of the rows of ``balance.parquet``: a question about one layout reads that layout's rows and few others.
+
+Packs are taken in blocks of consecutive packs. A block holds, for each stored layout and then for each CP size, the
+rows by kind, then pack, then rank. So the loads of one layout lie in one stretch a block, and a block fits in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from schemas.config import PackConfig
+from schemas.layout import SCHEMES
+
+LAYOUT_KINDS = ("attention", "tiles", "ring_step", "keys_fetched")
+"""Kinds of load of a token layout, in the order of their rows."""
+
+IMAGE_KINDS = ("images", "pooled_tokens")
+"""Kinds of load of the image boundaries, in the order of their rows."""
+
+
+BLOCK_ROWS = 1 << 20
+"""Rows of a block at the most, where one pack does not have more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadGroup:
+    """The loads of one layout at one ring degree, or (``scheme`` None) of the image boundaries of one CP size."""
+
+    scheme: str | None
+    degree: int
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return LAYOUT_KINDS if self.scheme else IMAGE_KINDS
+
+    @property
+    def rows(self) -> int:
+        """Rows of one pack."""
+        return len(self.kinds) * self.degree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Rows of one group and one block: ``loads.reshape(kinds, packs, degree)`` of the rows from ``first_row`` on."""
+
+    group: LoadGroup
+    first_pack: int
+    packs: int
+    first_row: int
+
+    @property
+    def rows(self) -> int:
+        return self.packs * self.group.rows
+
+
+def load_groups(config: PackConfig) -> tuple[LoadGroup, ...]:
+    """Every group in the order in which a pack's rows are made: layouts as stored, then CP sizes ascending."""
+    layouts = [
+        LoadGroup(scheme=scheme, degree=degree)
+        for scheme in SCHEMES
+        if scheme in config.layouts
+        for degree in sorted(config.ring_degrees)
+    ]
+    return (*layouts, *(LoadGroup(scheme=None, degree=size) for size in sorted(config.cp_sizes)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BalanceOrder:
+    """Where every row of a dataset's ``balance.parquet`` lies."""
+
+    groups: tuple[LoadGroup, ...]
+    n_packs: int
+
+    @classmethod
+    def of(cls, config: PackConfig, n_packs: int) -> BalanceOrder:
+        return cls(groups=load_groups(config), n_packs=n_packs)
+
+    @property
+    def rows_per_pack(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    @property
+    def block_packs(self) -> int:
+        """Packs of every block but the last."""
+        return max(BLOCK_ROWS // self.rows_per_pack, 1)
+
+    def blocks(self) -> Iterator[range]:
+        """The packs of each block."""
+        for first in range(0, self.n_packs, self.block_packs):
+            yield range(first, min(first + self.block_packs, self.n_packs))
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Everything in the table, from its first row to its last."""
+        row = 0
+        for block in self.blocks():
+            for group in self.groups:
+                stretch = Stretch(group=group, first_pack=block.start, packs=len(block), first_row=row)
+                yield stretch
+                row += stretch.rows
+
+    def places(self, packs: int) -> list[Int64[np.ndarray, "rows"]]:
+        """For each group's rows of a block of ``packs`` packs, in the table's order: their places pack by pack."""
+        places, before = [], 0
+        for group in self.groups:
+            kind, pack, rank = np.ogrid[: len(group.kinds), :packs, : group.degree]
+            places.append((pack * self.rows_per_pack + before + kind * group.degree + rank).ravel())
+            before += group.rows
+        return places
+
+    def by_table(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Rows that come pack by pack, in parts of any size, as the table has them: a table a stretch."""
+        for block, rows in self._cut(parts):
+            for places in self.places(len(block)):
+                yield rows.take(pa.array(places))
+
+    def by_pack(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Rows of the table, in parts of any size, pack by pack again: a table a block.
+
+        Rows that are missing at the end are missing where they would lie; rows too many come last, as they are.
+        """
+        for block, rows in self._cut(parts):
+            places = np.concatenate(self.places(len(block))) if len(block) else np.arange(len(rows))
+            yield rows.take(pa.array(np.argsort(places[: len(rows)])))
+
+    def by_block(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Rows of the table, in parts of any size, as they are: a table a block."""
+        for _, rows in self._cut(parts):
+            yield rows
+
+    def _cut(self, parts: Iterable[pa.Table]) -> Iterator[tuple[range, pa.Table]]:
+        """The rows of each block; what is left over comes with an empty range of packs."""
+        waiting: list[pa.Table] = []
+        have, blocks = 0, self.blocks()
+        block = next(blocks, None)
+        for part in parts:
+            waiting.append(part)
+            have += len(part)
+            while block is not None and have >= len(block) * self.rows_per_pack:
+                joined, wanted = pa.concat_tables(waiting).unify_dictionaries(), len(block) * self.rows_per_pack
+                yield block, joined.slice(0, wanted)
+                waiting, have = [joined.slice(wanted)], have - wanted
+                block = next(blocks, None)
+        if have:
+            yield block or range(0), pa.concat_tables(waiting).unify_dictionaries()

@@ -1,0 +1,219 @@
+"""The configuration that a dataset was packed with: frozen, checked as a whole, stored in the manifest key by key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from schemas.errors import ConfigError, ManifestInvalid
+from schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
+from schemas.manifest import MANIFEST, Manifest
+from schemas.validation import Fault, first_fault, nearest_multiples
+
+
+def _as_tuple(given: Any) -> Any:
+    """YAML and JSON have lists where frozen models have tuples."""
+    return tuple(given) if isinstance(given, list) else given
+
+
+Degree = Annotated[int, Field(ge=1, le=4096)]
+Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple)]
+Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class VisionConfig(_Section):
+    """The vision encoder's input. Defaults: SigLIP 2 so400m at 378 pixels with 3 x 3 pooling, as in Molmo 2."""
+
+    image_size: int = Field(378, ge=1, le=8192, description="Side of a crop in pixels; every crop is a square.")
+    patch_size: int = Field(14, ge=1, description="Side of the encoder's patch in pixels; divides image_size.")
+    pool_size: int = Field(3, ge=1, description="Patches along one side of a pooling window.")
+    max_crops: int = Field(
+        1, ge=1, le=256, description="Most tiles of a still image; more than one tile adds a thumbnail of the whole."
+    )
+
+    @property
+    def patches_per_crop(self) -> int:
+        """Tokens that the vision encoder sees for one crop."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def pooled_per_crop(self) -> int:
+        """Rows of pooled features, and so image tokens, of one crop."""
+        return math.ceil((self.image_size // self.patch_size) / self.pool_size) ** 2
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> VisionConfig:
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
+                f"nearest that are: {nearest_multiples(self.image_size, self.patch_size)}"
+            )
+        return self
+
+
+class VideoConfig(_Section):
+    """How frames are taken from a video."""
+
+    fps: float = Field(2.0, gt=0, le=1000, description="Frames taken per second of video.")
+    max_frames: int = Field(384, ge=1, description="Most frames of one video; a longer one is sampled evenly.")
+
+
+class OrderConfig(_Section):
+    """The order of packs over training steps."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of the groups.")
+    window: Positive = Field(
+        64, description="Packs in a group of nearly equal cost: data-parallel sizes that divide it have no straggler."
+    )
+
+
+class CostConfig(_Section):
+    """Dimensions of the model that will train, to weigh attention, linear and vision work.
+
+    Defaults: Qwen3-8B with SigLIP 2 so400m, the pair of Molmo2-8B (their model cards).
+    """
+
+    hidden_size: Positive = Field(4096, description="Width of the decoder.")
+    num_layers: Positive = Field(36, description="Layers of the decoder.")
+    num_attention_heads: Positive = Field(32, description="Query heads of the decoder.")
+    num_key_value_heads: Positive = Field(8, description="Key and value heads of the decoder.")
+    head_dim: Positive = Field(128, description="Width of a decoder head.")
+    intermediate_size: Positive = Field(12288, description="Width of the decoder's SwiGLU.")
+    vocab_size: Positive = Field(151936, description="Rows of the output projection.")
+    vision_hidden_size: Positive = Field(1152, description="Width of the vision encoder.")
+    vision_num_layers: Positive = Field(
+        25, description="Layers of the vision encoder that run; Molmo2 drops two of 27."
+    )
+    vision_num_attention_heads: Positive = Field(16, description="Heads of the vision encoder.")
+    vision_intermediate_size: Positive = Field(4304, description="Width of the vision encoder's MLP.")
+    attention_tflops: float = Field(400.0, gt=0, description="Speed of the attention kernel, to weigh tiles and keys.")
+    link_gb_per_s: float = Field(50.0, gt=0, description="Bandwidth between ranks, to weigh tiles and keys.")
+
+
+class SpecialTokensConfig(_Section):
+    """Special tokens by their text. A name left out is looked up among the tokenizer's own special tokens."""
+
+    bos: str | None = Field(None, description="Begins a document; none when the tokenizer has none.")
+    eos: str | None = Field(None, description="Ends a document and an assistant turn.")
+    image: str | None = Field(
+        None,
+        description="Fills the places of vision features; a new id after the vocabulary when there is none.",
+    )
+
+
+class PackConfig(_Section):
+    """Everything that decides the bytes of a dataset, beside the source and the version."""
+
+    seq_len: int = Field(36864, ge=1, le=2**27, description="Tokens of a pack.")
+    max_images: Positive | None = Field(384, description="Most crops of a pack; null for no limit.")
+    tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json.")
+    special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens by their text.")
+    vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
+    video: VideoConfig = Field(VideoConfig(), description="How frames are taken from a video.")
+    image_format: Literal["jpeg", "png"] = Field("jpeg", description="How crops are stored.")
+    jpeg_quality: int = Field(90, ge=1, le=100, description="Quality of stored JPEG crops.")
+    bidirectional: Literal["within_image", "image_tokens", "none"] = Field(
+        "within_image", description="Which image tokens see each other in both directions."
+    )
+    annotation_weight: Literal["none", "sqrt"] = Field(
+        "none", description="`sqrt`: each of n annotations weighs 1/sqrt(n)."
+    )
+    oversize: Literal["reject", "truncate", "split"] = Field(
+        "reject", description="What becomes of a document above seq_len or max_images."
+    )
+    cp_sizes: Degrees = Field((1, 2, 4, 8), min_length=1, description="Image boundaries for these CP sizes.")
+    ring_degrees: Degrees = Field((1, 2, 4, 8), min_length=1, description="Token layouts for these ring degrees.")
+    layouts: Schemes = Field(SCHEMES, min_length=1, description="Token layout schemes.")
+    block_size: Positive = Field(128, description="Tokens of a block of the balanced schemes.")
+    packs_per_shard: Positive = Field(16, description="Packs of one tar file.")
+    order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
+    cost: CostConfig = Field(CostConfig(), description="Dimensions of the model that will train.")
+
+    @property
+    def alignment(self) -> int:
+        """Documents begin at multiples of this: zigzag cuts each into ``2 * ring_degree`` equal chunks."""
+        return 2 * math.lcm(*self.ring_degrees) if "zigzag" in self.layouts else 1
+
+    @model_validator(mode="after")
+    def _lists_are_sets(self) -> PackConfig:
+        for name in ("cp_sizes", "ring_degrees", "layouts"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} {list(values)} names a value twice; name each once")
+        return self
+
+    @model_validator(mode="after")
+    def _seq_len_divides(self) -> PackConfig:
+        step = math.lcm(*(2 * size for size in self.cp_sizes), *(2 * ring for ring in self.ring_degrees))
+        reason = f"2 x each of cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
+        if any(scheme in BLOCK_SCHEMES for scheme in self.layouts):
+            step = math.lcm(step, *(self.block_size * ring for ring in self.ring_degrees))
+            reason += f" and block_size {self.block_size} x each of ring_degrees"
+        if self.seq_len % step:
+            raise ValueError(
+                f"seq_len {self.seq_len} does not divide evenly by {reason}; "
+                f"nearest that do: {nearest_multiples(self.seq_len, step)}"
+            )
+        return self
+
+
+def parse_config(values: dict[str, Any]) -> PackConfig:
+    """Checks a mapping of configuration values.
+
+    Raises:
+        ConfigError: a key or value is not legal; one line that names it and what is legal.
+    """
+    try:
+        return PackConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(first_fault(error))) from None
+
+
+def stored_config(manifest: Manifest) -> PackConfig:
+    """The configuration that a dataset was packed with, as its manifest stores it: every key written out.
+
+    Raises:
+        ManifestInvalid: a key is missing or unknown, or a value is not legal.
+    """
+    try:
+        config = parse_config(manifest.config)
+    except ConfigError as error:
+        raise ManifestInvalid(MANIFEST, f"config.{error}") from None
+    if missing := _not_written_out(config.model_dump(mode="json"), manifest.config):
+        raise ManifestInvalid(MANIFEST, f"config.{missing[0]} is not written out; a manifest has every key")
+    return config
+
+
+def _not_written_out(whole: dict[str, Any], stored: dict[str, Any], path: str = "") -> list[str]:
+    """Keys of a whole configuration that a stored one lacks, or has in another spelling."""
+    missing = []
+    for key, value in whole.items():
+        if isinstance(value, dict) and isinstance(stored.get(key), dict):
+            missing += _not_written_out(value, stored[key], f"{path}{key}.")
+        elif key not in stored or stored[key] != value:
+            missing.append(f"{path}{key}")
+    return missing
+
+
+def _one_line(fault: Fault) -> str:
+    """A fault as ``field: value is wrong, and what is legal``."""
+    if fault.is_unknown:
+        return f"{fault.path}: unknown key; legal here: {', '.join(_legal_keys(fault.place[:-1]))}"
+    if fault.is_own:
+        return str(fault)
+    return f"{fault.path}: {fault.value!r} is not legal: {fault.message}"
+
+
+def _legal_keys(path: Sequence[Any]) -> list[str]:
+    model: Any = PackConfig
+    for name in path:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)

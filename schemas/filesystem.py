@@ -1,0 +1,80 @@
+"""Paths and URIs to the filesystems that pyarrow opens."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote
+
+from pyarrow import ArrowException, fs
+
+from schemas.errors import ConfigError
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_uri(location: str) -> bool:
+    """Whether a location names its scheme (``s3://``, ``file://``), else it is a local path."""
+    return bool(_SCHEME.match(location))
+
+
+def locate(location: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a path or URI, and the path inside it, percent-decoded.
+
+    All locations of one bucket share a client, since making one can cost a request.
+
+    Raises:
+        ConfigError: no such scheme, or a malformed URI.
+        OSError: the filesystem does not answer.
+    """
+    if not is_uri(location):
+        return fs.LocalFileSystem(), str(Path(location).absolute())
+    whole, query = split_query(location)
+    scheme, _, rest = whole.partition("://")
+    authority, _, path = rest.partition("/")
+    path = unquote(path)
+    if scheme.lower() == "file":
+        if authority not in ("", "localhost"):
+            raise ConfigError(f"{location}: a file URI names no host; write file:///path, with three slashes")
+        return fs.LocalFileSystem(), f"/{path}"
+    try:
+        filesystem, root = _client(scheme, authority, query)
+    except (ArrowException, ValueError) as error:
+        raise ConfigError(f"{location}: {' '.join(str(error).split())}") from None
+    return filesystem, posixpath.join(root, path) if root else f"/{path}"
+
+
+@lru_cache(maxsize=64)
+def _client(scheme: str, authority: str, query: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a bucket or host, and its root."""
+    filesystem, root = fs.FileSystem.from_uri(f"{scheme}://{authority}{query}")
+    return filesystem, root
+
+
+def without_credentials(location: str) -> str:
+    """A location without the key and secret that a URI can hold before its bucket (``s3://key:secret@bucket``)."""
+    if not is_uri(location):
+        return location
+    scheme, _, rest = location.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def join(folder: str, *names: str) -> str:
+    """A path or URI below a folder; a URI's query, such as ``?region=eu-west-1``, stays behind the path."""
+    path, query = split_query(folder)
+    below = [_quoted(name) for name in names] if is_uri(folder) else names
+    return "/".join([path.rstrip("/") or path, *below]) + query
+
+
+def _quoted(name: str) -> str:
+    """A name inside a URI: what would begin an escape, a query or a fragment is escaped."""
+    return name.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+
+
+def split_query(location: str) -> tuple[str, str]:
+    """A location's path and its query with the question mark; a local path has no query."""
+    path, mark, query = location.partition("?") if is_uri(location) else (location, "", "")
+    return path, mark + query

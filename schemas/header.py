@@ -1,0 +1,77 @@
+"""The header part of a sample, which every rank reads: one reader for trainer, service and tests."""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass
+
+from schemas.codec import (
+    HEAD,
+    HEADER_MEMBERS,
+    LAYOUTS,
+    SEQUENCE,
+    TAR_BLOCK,
+    decode_head,
+    decode_layouts,
+    decode_sequence,
+    sample_key,
+)
+from schemas.config import PackConfig
+from schemas.errors import MembersInvalid, PackRowInvalid
+from schemas.layout import TokenLayout
+from schemas.manifest import SampleHead
+from schemas.sequence import PackedSequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleHeader:
+    """What the header part of a sample holds: everything but the crops."""
+
+    head: SampleHead
+    sequence: PackedSequence
+    layouts: dict[str, TokenLayout]
+
+
+def decode_header(data: bytes, pack_id: int, config: PackConfig, where: str) -> SampleHeader:
+    """Takes a header part apart: its three members, one after the other, and nothing behind them.
+
+    Args:
+        data: bytes of the shard from the sample's first tar header to its first crop's.
+        pack_id: the pack that should lie there.
+        config: the dataset's configuration.
+        where: how errors name the sample.
+
+    Raises:
+        MembersInvalid: other members than the head, the sequence and the layouts, under the pack's key.
+        SampleHeadInvalid, SequenceInvalid, LayoutsInvalid: a member is not what the format says.
+        PackRowInvalid: the head is of another pack.
+    """
+    members, at = {}, 0
+    for extension in HEADER_MEMBERS:
+        members[extension], at = read_member(data, at, f"{sample_key(pack_id)}.{extension}", where)
+    if at != len(data):
+        raise MembersInvalid(where, f"header part ends after {at} bytes, not {len(data)}")
+    head = decode_head(members[HEAD], f"{where}.{HEAD}")
+    if head.pack_id != pack_id:
+        raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
+    return SampleHeader(
+        head=head,
+        sequence=decode_sequence(members[SEQUENCE], config.seq_len, f"{where}.{SEQUENCE}"),
+        layouts=decode_layouts(members[LAYOUTS], config.seq_len, config.block_size, f"{where}.{LAYOUTS}"),
+    )
+
+
+def read_member(data: bytes, at: int, name: str, where: str) -> tuple[bytes, int]:
+    """Content of the tar member that begins at a byte, and where the next one begins.
+
+    Raises:
+        MembersInvalid: no header there, of another name, or it reaches past the end.
+    """
+    try:
+        info = tarfile.TarInfo.frombuf(data[at : at + TAR_BLOCK], "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError) as error:
+        raise MembersInvalid(where, f"byte {at}: no tar header of {name} ({error})") from None
+    begin = at + TAR_BLOCK
+    if info.name != name or begin + info.size > len(data):
+        raise MembersInvalid(where, f"byte {at}: {info.name} of {info.size} bytes, not a whole {name}")
+    return data[begin : begin + info.size], begin + -(-info.size // TAR_BLOCK) * TAR_BLOCK

@@ -1,0 +1,32 @@
+"""The id of a dataset: packing writes it, verifying derives it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pyarrow as pa
+
+from schemas.config import PackConfig
+from schemas.manifest import TokenizerEntry
+
+PLAN_COLUMNS = ("piece", "pack_id", "start", "length", "aligned_length")
+
+
+def dataset_id(config: PackConfig, tokenizer: TokenizerEntry, planned: pa.Table) -> str:
+    """SHA-256 of configuration, tokenizer and plan. The tokenizer's path is not in it, its content is.
+
+    Args:
+        config: the job's configuration.
+        tokenizer: the tokenizer that made the tokens.
+        planned: ``doc_id`` and :data:`PLAN_COLUMNS` of every planned document, by pack and start; where no document
+            was lost between plan and writing, that is ``documents.parquet``.
+    """
+    settings = config.model_dump(mode="json", exclude={"tokenizer"})
+    settings = {"config": settings, "tokenizer": tokenizer.model_dump(mode="json")}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for batch in planned.select(["doc_id"]).to_batches(max_chunksize=65_536):  # strings of a whole plan are large
+        digest.update(b"".join(doc_id.encode() + b"\0" for doc_id in batch["doc_id"].to_pylist()))
+    for name in PLAN_COLUMNS:
+        digest.update(planned[name].to_numpy().astype("<i8", copy=False))
+    return digest.hexdigest()

@@ -1,0 +1,70 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from packer_service.report.dataset import report_dataset
+from schemas.errors import REJECT_CODES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_tables_of_keys_and_options_are_made_from_the_configurations() -> None:
+    """Fails when a key, an option, a default or a meaning changes and `python docs/configuration.py` was not run."""
+    spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs" / "configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    texts = {path.name: (path.read_text(encoding="utf-8"), table()) for path, table in module.PAGES.items()}
+    assert [name for name, (text, table) in texts.items() if module.page(text, table) != text] == []
+    assert "| `video.fps` | 2.0 |" in texts["packing.md"][0]
+    assert "| `--ring` | 1 |" in texts["training.md"][0]
+
+
+def test_every_reject_code_is_documented() -> None:
+    """Fails when a code is added without a word for the user."""
+    page = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
+    assert [code for code in REJECT_CODES if f"`{code}`" not in page] == []
+
+
+def test_every_figure_of_the_report_is_documented(tiny_dataset: Path) -> None:
+    """Fails when a key of `report --json` is added or renamed, and the page still names what is not there."""
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8").partition("## What the commands print as JSON")[2]
+    figures = report_dataset(str(tiny_dataset))
+    rows = figures["balance"]["zigzag"]["2"] | figures["images"]["2"] | figures["padding"]
+    assert [key for key in {**figures, **rows} if not re.search(rf"\b{key}\b", page)] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Fails when a page or a heading is renamed and a link to it is not."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = [
+        (page, link) for page in pages for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text("utf-8"))
+    ]
+    assert any("#" in link for _, link in links)
+    assert [f"{page.name}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
+
+
+def test_the_pages_and_the_reference_build_without_a_warning(tmp_path: Path) -> None:
+    """Fails when a page is in no table of contents, a link is dead, or a docstring is no valid markup."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path / "site")]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.stderr == ""
+    assert built.returncode == 0
+    assert "PackedDataset" in (tmp_path / "site" / "reference" / "trainer.html").read_text(encoding="utf-8")
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether a link's file is there, and has the heading that stands behind its ``#``."""
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    if not anchor:
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}

@@ -1,0 +1,77 @@
+"""Values made once, kept while there is room."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from packer_service.http.dataset.cache import Cache
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    """Fails when memory is not bounded, or what was just used is dropped."""
+    cache = Cache(100)
+    made: list[str] = []
+
+    def get(key: str, size: int = 40) -> str:
+        def make() -> str:
+            made.append(key)
+            return key.upper()
+
+        return cache.get(key, make, lambda _: size)
+
+    assert [get("a"), get("b"), get("a"), get("c")] == ["A", "B", "A", "C"]
+    assert (made, cache.bytes, len(cache)) == (["a", "b", "c"], 80, 2)
+    get("a")
+    get("b")
+    assert made == ["a", "b", "c", "b"]
+    assert get("huge", 101) == "HUGE"
+    assert (len(cache), cache.bytes) == (2, 80)
+    cache.put("a", "new", 10)
+    assert (cache.peek("a"), cache.peek("nothing"), cache.bytes) == ("new", None, 50)
+
+
+def test_many_who_ask_at_once_wait_for_one() -> None:
+    """Fails when fifty clients make fifty cold reads."""
+    cache, calls = Cache(100), 0
+    gate = threading.Barrier(20)
+
+    def make() -> str:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.05)
+        return "made"
+
+    def ask(_: int) -> str:
+        gate.wait()
+        return cache.get("key", make, lambda _: 1)
+
+    with ThreadPoolExecutor(20) as pool:
+        assert set(pool.map(ask, range(20))) == {"made"}
+    assert calls == 1
+
+
+def test_a_failure_is_told_to_all_who_wait_and_tried_again() -> None:
+    """Fails when an outage is kept as the answer, or leaves those who wait hanging."""
+    cache, calls = Cache(100), 0
+    gate = threading.Barrier(5)
+
+    def fail() -> str:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.05)
+        raise OSError("out")
+
+    def ask(_: int) -> str:
+        gate.wait()
+        with pytest.raises(OSError, match="out"):
+            cache.get("key", fail, lambda _: 1)
+        return "told"
+
+    with ThreadPoolExecutor(5) as pool:
+        assert list(pool.map(ask, range(5))) == ["told"] * 5
+    assert calls == 1
+    assert cache.get("key", lambda: "well", lambda _: 1) == "well"

@@ -1,0 +1,262 @@
+"""Still images: the number of crops from the header, and the pixels of every mode."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from packer_service.ingest.document import Media
+from packer_service.ingest.media import image as image_module
+from packer_service.ingest.media.image import ImageCrops, choose_grid, decode_image, encode_image, probe_image
+from schemas.errors import DocumentError
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> ImageCrops:
+    return probe_image(Media(kind="image", data=data), "/", image_size=image_size, max_crops=max_crops)
+
+
+def decode(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> list[Image.Image]:
+    crops = probe(data, image_size=image_size, max_crops=max_crops)
+    images = decode_image(Media(kind="image", data=data), "/", crops, image_size=image_size)
+    assert len(images) == crops.n_crops
+    assert all(image.mode == "RGB" and image.size == (image_size, image_size) for image in images)
+    return images
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("size", "max_crops", "expected"),
+    [
+        ((378, 378), 12, (1, 1)),  # its own size
+        ((100, 90), 12, (1, 1)),  # enlarging it more gains nothing
+        ((756, 378), 12, (1, 2)),
+        ((378, 1134), 12, (3, 1)),
+        ((1512, 1134), 12, (3, 4)),
+        ((1512, 1134), 1, (1, 1)),
+        ((600, 400), 8, (1, 2)),  # 1.26 x 1.06 against 1.59 x 1.06
+        ((1411, 1411), 8, (2, 2)),  # 2 x 4 has a worse axis as bad, with more tiles
+        ((4000, 3000), 9, (3, 3)),  # 3.53 and 2.65; 2 x 4 would be 2.65 and 3.97
+    ],
+)
+def test_grids_by_hand(size: tuple[int, int], max_crops: int, expected: tuple[int, int]) -> None:
+    # Fails when an axis is scaled more than it must be, or tiles are spent that gain nothing.
+    assert choose_grid(*size, image_size=378, max_crops=max_crops) == expected
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 24))
+def test_a_grid_keeps_to_its_limit_and_turns_with_its_image(width: int, height: int, max_crops: int) -> None:
+    # Fails when rounding of logarithms decides a tie, or rows and columns are mixed up.
+    rows, cols = choose_grid(width, height, image_size=378, max_crops=max_crops)
+    assert 1 <= rows * cols <= max_crops
+    turned = choose_grid(height, width, image_size=378, max_crops=max_crops)
+    assert turned == (cols, rows) or width == height or rows * cols == turned[0] * turned[1]
+
+
+def test_tiles_are_in_reading_order_and_the_thumbnail_is_last() -> None:
+    # Fails when the thumbnail comes first, or tiles run by columns: features would be put on the wrong tokens.
+    pixels = np.zeros((64, 96, 3), np.uint8)
+    for row in range(2):
+        for col in range(3):
+            pixels[32 * row : 32 * row + 32, 32 * col : 32 * col + 32] = 40 * (3 * row + col)
+    data = encoded(Image.fromarray(pixels), "PNG")
+    crops = probe(data, max_crops=6)
+    assert (crops.rows, crops.cols, crops.thumbnail, crops.n_crops) == (2, 3, True, 7)
+    *tiles, thumbnail = decode(data, max_crops=6)
+    assert [int(np.asarray(tile)[16, 16, 0]) for tile in tiles] == [0, 40, 80, 120, 160, 200]
+    assert np.asarray(thumbnail)[4, 4, 0] < 10
+    assert np.asarray(thumbnail)[28, 28, 0] > 190
+    assert probe(data).n_crops == 1
+    assert not probe(data).thumbnail
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(orientation: int) -> None:
+    # Fails when an orientation is left out, mirrored the wrong way, or not seen by the probe (rows and columns swap).
+    upright = np.zeros((32, 64, 3), np.uint8)
+    upright[:16, :16], upright[:16, 48:], upright[16:, :16] = 250, 160, 80
+    undo = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
+    stored = Image.fromarray(upright)
+    if orientation > 1:
+        stored = stored.transpose(image_module._UPRIGHT[undo[orientation]])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for data in (encoded(stored, "JPEG", quality=100, subsampling=0, exif=exif), encoded(stored, "PNG", exif=exif)):
+        crops = probe(data, max_crops=2)
+        assert (crops.rows, crops.cols, crops.width, crops.height) == (1, 2, 64, 32)
+        left, right, _ = (np.asarray(image)[..., 0].astype(int) for image in decode(data, max_crops=2))
+        np.testing.assert_allclose([left[8, 8], right[8, 24], left[24, 8], right[24, 24]], [250, 160, 80, 0], atol=9)
+
+
+def flat(mode: str, colour: object, **info: object) -> bytes:
+    kind = "TIFF" if mode in ("I", "F", "CMYK", "YCbCr", "LAB") else "PNG"
+    return encoded(Image.new(mode, (8, 8), colour), kind, **info)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (flat("1", 1), (255, 255, 255)),
+        (flat("L", 100), (100, 100, 100)),
+        (flat("LA", (100, 0)), (255, 255, 255)),
+        (flat("RGB", (10, 20, 30)), (10, 20, 30)),
+        (flat("RGBA", (10, 20, 30, 0)), (255, 255, 255)),
+        (flat("RGBA", (0, 0, 0, 51)), (204, 204, 204)),
+        (flat("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
+        (flat("I;16", 65535), (255, 255, 255)),
+        (flat("I;16", 25700), (100, 100, 100)),
+        (flat("I;16", 128), (0, 0, 0)),
+        (flat("I", 25700), (100, 100, 100)),
+        (flat("F", 0.4), (102, 102, 102)),
+        (flat("F", float("nan")), (0, 0, 0)),
+        (flat("L", 7, transparency=7), (255, 255, 255)),
+        (encoded(Image.new("RGB", (8, 8), (9, 8, 7)).quantize(4), "GIF"), (9, 8, 7)),
+        (encoded(Image.new("RGB", (8, 8), (90, 80, 70)), "WEBP", lossless=True), (90, 80, 70)),
+        (encoded(Image.new("RGB", (8, 8), (90, 80, 70)), "BMP"), (90, 80, 70)),
+    ],
+)
+def test_every_mode_becomes_rgb(data: bytes, expected: tuple[int, int, int]) -> None:
+    # Fails when 16 bits are clipped instead of scaled, when transparency turns black, or a mode is refused.
+    pixels = np.asarray(decode(data)[0]).astype(int)
+    np.testing.assert_allclose(pixels, np.broadcast_to(expected, pixels.shape), atol=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([-1.0, 0.0, 3.0], [0, 64, 255]), ([0, 100_000, 200_000], [0, 128, 255])]
+)
+def test_values_beyond_any_known_range_use_their_own(values: list[float], expected: list[int]) -> None:
+    # Fails when values outside of 0..1 or of 16 bits are clipped to black and white.
+    kind = np.float32 if isinstance(values[0], float) else np.int32
+    stripes = np.repeat(np.array(values, kind), 32)[None].repeat(96, 0)
+    got = np.asarray(decode(encoded(Image.fromarray(stripes), "TIFF"), image_size=96)[0])[48, 16::32, 0]
+    np.testing.assert_allclose(got.astype(int), expected, atol=1)
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    # Fails when a later frame is taken, or the animation is refused.
+    frames = [Image.new("RGB", (16, 16), (value, 0, 0)) for value in (200, 100, 0)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.asarray(decode(data)[0])[..., 0].min() > 190
+
+
+def test_a_large_jpeg_decoded_small_is_the_same_picture() -> None:
+    # Fails when decoding at a fraction (for speed) takes a smaller one than the canvas needs.
+    smooth = noise(8, 6).resize((1600, 1200), Image.Resampling.BICUBIC)
+    data = encoded(smooth, "JPEG", quality=95)
+    got = np.asarray(decode(data, image_size=64)[0]).astype(int)
+    expected = np.asarray(smooth.resize((64, 64), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(got - expected).mean() < 1.5
+
+
+def png_header(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    body = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", body) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+PHOTO = noise(120, 90)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"This is text. " * 50, "not an image"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 50, "not an image"),
+        (encoded(PHOTO, "PNG")[:-12], "cut short"),
+        (encoded(PHOTO, "PNG")[:900], "cut short"),
+        (encoded(PHOTO, "WEBP")[:-40], "not an image|cut short"),
+        (png_header(20_000, 20_000), "above the limit of 178956970 pixels"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "not an image"),
+    ],
+)
+def test_what_is_no_image_is_bad(data: bytes, reason: str) -> None:
+    # Fails when Pillow's exception escapes, when a hostile header is believed, or PostScript is run.
+    with pytest.raises(DocumentError, match=reason) as caught:
+        probe(data)
+    assert caught.value.code == "bad_image"
+    assert str(caught.value).startswith("inline bytes: ")
+
+
+def test_a_large_image_is_no_attack() -> None:
+    # 10,000 x 10,000 is where Pillow warns, below our limit: where warnings are errors, it must not be a crash.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert probe(png_header(10_000, 10_000)).width == 10_000
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "BMP", "PPM"])
+def test_broken_pixels_fail_to_decode(kind: str) -> None:
+    # Fails when a picture that is half grey is stored as if it were whole.
+    data = encoded(PHOTO, kind)
+    cut = data[: len(data) // 2]
+    assert probe(cut).n_crops == 1, "the damage is not in the pixels alone"
+    with pytest.raises(DocumentError, match="pixels cannot be decoded") as caught:
+        decode(cut)
+    assert caught.value.code == "decode_failed"
+
+
+def test_a_tiff_without_its_directory_is_bad() -> None:
+    # Fails when Pillow's own exception for a TIFF escapes.
+    with pytest.raises(DocumentError, match="not an image") as caught:
+        probe(encoded(PHOTO, "TIFF")[:100])
+    assert caught.value.code == "bad_image"
+
+
+def test_broken_png_pixels_fail_to_decode() -> None:
+    # Fails when a PNG whose chunks are all there, but not whole, is taken for sound pixels.
+    data = bytearray(encoded(PHOTO, "PNG"))
+    middle = len(data) // 2
+    data[middle : middle + 40] = bytes(40)
+    assert probe(bytes(data)).n_crops == 1, "the damage is not in the pixels alone"
+    with pytest.raises(DocumentError, match="pixels cannot be decoded"):
+        decode(bytes(data))
+
+
+def test_the_probe_reads_no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when measuring a source costs a decode of every image in it.
+    data = encoded(PHOTO, "PNG")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("load was called")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", refuse)
+    assert probe(data, max_crops=4).n_crops > 1
+
+
+def test_a_missing_file_is_missing(tmp_path: Path) -> None:
+    # Fails when a missing file counts as a bad image.
+    with pytest.raises(DocumentError, match=r"^no\.png: no such file$") as caught:
+        probe_image(Media(kind="image", uri="no.png"), str(tmp_path), image_size=32, max_crops=1)
+    assert caught.value.code == "missing_media"
+
+
+def test_encoding() -> None:
+    # Fails when a clock or metadata enters the bytes, or the quality is not heard.
+    crop = noise(32, 32)
+    crop.info["comment"] = b"secret"
+    png = encode_image(crop, image_format="png", jpeg_quality=1)
+    assert (np.asarray(Image.open(io.BytesIO(png))) == np.asarray(crop)).all()
+    small, large = (encode_image(crop, image_format="jpeg", jpeg_quality=quality) for quality in (30, 95))
+    assert len(small) < len(large)
+    assert encode_image(noise(32, 32), image_format="jpeg", jpeg_quality=95) == large
+    assert b"secret" not in large

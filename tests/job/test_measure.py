@@ -1,0 +1,48 @@
+"""What measuring says of a document, against the mask that is written for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from packer_service.config import load_config
+from packer_service.ingest.source.files import list_fragments, list_sources
+from packer_service.ingest.source.rows import parse_document
+from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.job.measure import measure_fragment, pieces_of
+from packer_service.packs.rendered import group_ids
+from schemas.sequence import MaskArrays, dense_mask
+
+QUESTION = {"role": "user", "content": [{"type": "image", "image": "0.png"}, {"type": "text", "text": "What is it?"}]}
+ANSWER = {"role": "assistant", "content": "An olive."}
+ROWS: dict[str, dict[str, Any]] = {
+    "text": {"text": "Some words, and no more."},
+    "letter": {"text": "a"},
+    "chat": {"messages": [{"role": "user", "content": "Why?"}, ANSWER]},
+    "image": {"messages": [QUESTION, ANSWER]},
+    "annotations": {"annotations": [[{"role": "user", "content": "Why?"}, ANSWER], [ANSWER]]},
+    "annotated image": {"media": QUESTION["content"][:1], "annotations": [[ANSWER], [ANSWER]]},
+}
+
+
+@pytest.mark.parametrize("bidirectional", ["within_image", "image_tokens", "none"])
+def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> None:
+    """Fails when the short way for plain text is taken by a document whose mask is not plainly causal."""
+    Image.new("RGB", (40, 30), "olive").save(tmp_path / "0.png")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS.values())), encoding="utf-8")
+    settings = [f"bidirectional={bidirectional}", "seq_len=2048", "vision.image_size=28", "vision.pool_size=1"]
+    config = load_config(None, settings)
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    areas = measure_fragment(fragment, config)[0]["area"].to_pylist()
+    expected = []
+    for row in ROWS.values():
+        [(piece, _)], _ = pieces_of(parse_document(row), str(tmp_path), config, tokenizer)
+        groups = group_ids(piece.unit_ids, bidirectional)
+        mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=groups)
+        expected.append(int(dense_mask(mask).sum()))
+    assert areas == expected

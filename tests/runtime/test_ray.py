@@ -1,0 +1,109 @@
+"""The job on Ray: as a command, with one CPU and with two, and through a Ray that is there already."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from packer_service.job.pack import pack
+from schemas.config import PackConfig
+
+
+def file_bytes(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def command(source: Path, out: Path, settings: list[str], *more: str) -> list[str]:
+    words = [word for setting in settings for word in ("--set", setting)]
+    return [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), *words, *more]
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2])
+def test_any_number_of_cpus_gives_the_same_bytes(
+    tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path, num_cpus: int
+) -> None:
+    """Fails when the order of tasks gets into the dataset, or one CPU waits for itself."""
+    words = command(tiny_source, tmp_path / "out", tiny_settings, "--num-cpus", str(num_cpus))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "29 documents" in done.stdout
+    assert "starting Ray" in done.stderr
+    assert "written shards: 2 of 2" in done.stderr
+    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_ray_that_is_there_is_used(
+    tiny_source: Path, tiny_dataset: Path, tiny_config: PackConfig, tmp_path: Path, progress: object
+) -> None:
+    """Fails when the job needs a Ray of its own, or shuts down one that it did not start."""
+    import ray
+
+    from packer_service.runtime.ray import ray_cluster
+
+    with ray_cluster(None, None) as executor:
+        pack([str(tiny_source)], str(tmp_path / "out"), tiny_config, executor, progress)
+    assert ray.is_initialized()
+    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+
+
+def _full_disk(item: int) -> int:
+    raise OSError(28, f"No space left on device {item}")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_failed_task_gives_its_own_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    """Fails when Ray's words stand where the reason should, or its log of the failure is on the terminal."""
+    from packer_service.runtime.ray import TaskError, ray_cluster
+
+    with ray_cluster(None, None) as executor, pytest.raises(TaskError) as failed:
+        list(executor.run(_full_disk, [7]))
+    assert str(failed.value) == "a task failed (OSError: [Errno 28] No space left on device 7); what was done is kept"
+    assert "_full_disk" in "".join(failed.value.__notes__)
+    assert "Exception occurred" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "moment"),
+    [(signal.SIGINT, 130, "starting Ray"), (signal.SIGTERM, 143, "planned 29 documents")],
+)
+def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tiny_settings: list[str],
+    tmp_path: Path,
+    number: signal.Signals,
+    status: int,
+    moment: str,
+) -> None:
+    """Fails when an interrupt ends in a traceback or waits for tasks, or leaves something that is taken for whole."""
+    out = tmp_path / "out"
+    words = command(tiny_source, out, tiny_settings, "--num-cpus", "1")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert running.stderr is not None
+        assert any(moment in line for line in running.stderr)
+        os.killpg(running.pid, number)  # as a terminal does, to all processes of the command
+        rest = running.stderr.read()
+        assert running.wait(timeout=60) == status
+    assert rest.splitlines()[-1] == "preshard: interrupted; run the same command again to go on"
+    assert "Traceback" not in rest
+    assert not (out / "manifest.json").exists()
+    assert not [path for path in out.rglob(".tmp-*") if "shards" not in path.parts]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert file_bytes(out) == file_bytes(tiny_dataset)
+
+
+def test_no_ray_at_the_address_is_one_line(tiny_source: Path, tmp_path: Path, tiny_settings: list[str]) -> None:
+    """Fails when a wrong cluster address ends in a traceback."""
+    words = command(tiny_source, tmp_path / "out", tiny_settings, "--ray-address", "127.0.0.1:1")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2
+    assert "preshard: --ray-address 127.0.0.1:1: no Ray there" in done.stderr
+    assert "Traceback" not in done.stderr

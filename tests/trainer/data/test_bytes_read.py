@@ -1,0 +1,103 @@
+"""What is read from the shards, as seen from outside: by a filesystem that notes every request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+from trainer.data.dataset import PackedDataset
+from trainer.data.files import OPEN_SHARDS, DatasetFiles
+
+
+class _NotedFile:
+    """A file that notes offset and size of every read."""
+
+    def __init__(self, path: str, requests: list[tuple[str, int, int]]) -> None:
+        self.file = Path(path).open("rb")  # noqa: SIM115
+        self.name, self.requests = Path(path).name, requests
+
+    def read(self, size: int = -1) -> bytes:
+        self.requests.append((self.name, self.file.tell(), size))
+        return self.file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class _NotingHandler(FSSpecHandler):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(fsspec.filesystem("file"))
+        self.requests: list[tuple[str, int, int]] = []
+        self.opened: list[str] = []
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        self.opened.append(Path(path).name)
+        return pa.PythonFile(_NotedFile(path, self.requests), mode="r")
+
+
+@pytest.mark.parametrize(("ulysses", "ring", "rank"), [(1, 1, 0), (8, 1, 0), (2, 2, 3), (1, 8, 4)])
+def test_only_the_header_part_and_the_ranks_own_images_are_read(
+    packed: Path, whole: list[Any], ulysses: int, ring: int, rank: int
+) -> None:
+    """Fails when a read grows by one byte, a sample is read twice, or a byte is asked for and not counted."""
+    handler = _NotingHandler()
+    dataset = PackedDataset(
+        str(packed), ulysses_degree=ulysses, ring_degree=ring, cp_rank=rank, filesystem=PyFileSystem(handler)
+    )
+    for batch in dataset:
+        asked = [(at, size) for name, at, size in handler.requests if name.endswith(".tar")]
+        handler.requests.clear()
+        members = whole[batch.pack_id].members
+        mine = members[3 + batch.start_image_idx : 3 + batch.end_image_idx]
+        after_header = (
+            members[3].offset if len(members) > 3 else members[2].offset_data + -(-members[2].size // 512) * 512
+        )
+        expected = [(members[0].offset, after_header - members[0].offset)]
+        if mine:
+            expected.append((mine[0].offset, mine[-1].offset_data + mine[-1].size - mine[0].offset))
+        assert asked == expected
+        assert batch.bytes_read == sum(size for _, size in asked)
+        assert batch.bytes_read <= expected[0][1] + sum(512 + -(-m.size // 512) * 512 for m in mine)
+    assert dataset.bytes_read > 0
+    assert not [name for name in handler.opened if name.endswith(".idx")]
+
+
+def test_the_parts_of_eight_ranks_are_the_sample_and_seven_headers(packed: Path) -> None:
+    """Fails when ranks read each other's images: together they would read more than every image once."""
+    every = [list(PackedDataset(packed, ulysses_degree=8, cp_rank=rank)) for rank in range(8)]
+    for step, place in [(s, PackedDataset(packed).files.packs()[s[0].pack_id]) for s in zip(*every, strict=True)]:
+        assert sum(batch.bytes_read for batch in step) <= place.size + 7 * place.header_size
+
+
+def test_bytes_read_counts_all_batches(packed: Path) -> None:
+    """Fails when the dataset's figure and the batches' fall apart."""
+    dataset = PackedDataset(packed)
+    assert dataset.bytes_read == 0
+    assert sum(batch.bytes_read for batch in dataset) == dataset.bytes_read
+
+
+def test_open_shards_are_bounded_and_kept(tmp_path: Path, packed: Path) -> None:
+    """Fails when a shard is opened for each sample, or a big dataset runs out of file descriptors."""
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "manifest.json").write_bytes((packed / "manifest.json").read_bytes())
+    for i in range(OPEN_SHARDS + 1):
+        (tmp_path / f"shards/{i}.tar").write_bytes(bytes([i]))
+    handler = _NotingHandler()
+    files = DatasetFiles(str(tmp_path), PyFileSystem(handler))
+    reads = [*range(OPEN_SHARDS), 0, OPEN_SHARDS, 0, 1]
+    assert [files.read_range(f"{i}.tar", 0, 1)[0] for i in reads] == reads
+    opened = [int(name.partition(".")[0]) for name in handler.opened if name.endswith(".tar")]
+    assert opened == [*range(OPEN_SHARDS), OPEN_SHARDS, 1], "0 was in use, so 1 was the first to be closed"
+    files.close()
+    assert files.read_range("0.tar", 0, 1) == b"\0"
+
+
+def test_a_uri_reads_as_a_path_does(packed: Path) -> None:
+    """Fails when a URI is taken for a local path."""
+    by_uri = next(iter(PackedDataset(packed.as_uri())))
+    assert by_uri.tokens.tolist() == next(iter(PackedDataset(packed))).tokens.tolist()

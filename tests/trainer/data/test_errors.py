@@ -1,0 +1,261 @@
+"""What a reader refuses: splits that the dataset was not packed for, and bytes that break the format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from schemas import errors
+from schemas.layout import TokenLayout
+from schemas.manifest import UNSEALED
+from trainer.data.dataset import PackedDataset
+from trainer.data.sample import read_header, token_layout
+
+SPLITS = [
+    ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),
+    ({"ring_degree": 16}, "ring_degree is 16.* 1, 2, 4, 8"),
+    ({"ring_degree": 0}, "ring_degree is 0"),
+    ({"ulysses_degree": 3}, r"ulysses_degree \* ring_degree is 3.* 1, 2, 4, 8"),
+    ({"ulysses_degree": 4, "ring_degree": 4}, "is 16"),
+    ({"dp_rank": 2, "dp_size": 2}, "dp_rank is 2.* below 2"),
+    ({"dp_rank": -1}, "dp_rank is -1"),
+    ({"dp_size": 0}, "dp_size 0"),
+    ({"cp_rank": 4, "ulysses_degree": 2, "ring_degree": 2}, "cp_rank is 4.* below 4"),
+    ({"dp_size": 1000}, "dp_size is 1000.* packs"),
+    ({"epoch": -1}, "epoch is -1"),
+]
+
+
+@pytest.mark.parametrize(("split", "message"), SPLITS)
+def test_a_split_that_was_not_planned_is_named_with_what_there_is(
+    packed: Path, split: dict[str, Any], message: str
+) -> None:
+    """Fails when a wrong degree or rank reads somebody else's part, or ends in a KeyError."""
+    with pytest.raises(errors.ReaderError, match=message):
+        PackedDataset(packed, **split)
+
+
+def test_a_slice_that_does_not_divide(copied: Path) -> None:
+    """Fails when pieces of unequal length are made: collectives would hang or mix tokens."""
+    _edit_manifest(copied, lambda manifest: manifest["config"].update(cp_sizes=[1, 2, 4, 8, 3]))
+    with pytest.raises(errors.ManifestInvalid, match="seq_len 2048 does not divide evenly"):
+        PackedDataset(copied, ulysses_degree=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed 1, not 0"),
+        ({"dataset_id": "other"}, "dataset_id 'other'"),
+        ({"position": 1000}, "1000"),
+        ({"position": -1}, "-1"),
+        ({"epoch": None}, "no epoch"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(packed: Path, change: dict[str, Any], message: str) -> None:
+    """Fails when a job resumes at a position of another order and trains on packs that it has seen."""
+    dataset = PackedDataset(packed)
+    state = {name: value for name, value in {**dataset.state_dict(), **change}.items() if value is not None}
+    with pytest.raises(errors.ReaderError, match=message):
+        dataset.load_state_dict(state)
+
+
+def _edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edits the manifest and seals it again, so that the edit is the only thing wrong with it."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    edit(manifest)
+    unsealed = json.dumps({**manifest, "sha256": UNSEALED}, separators=(",", ":")).encode()
+    sealed = unsealed.replace(UNSEALED.encode(), hashlib.sha256(unsealed).hexdigest().encode())
+    (folder / "manifest.json").write_bytes(sealed)
+
+
+BROKEN_FOLDERS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
+    "no manifest": (errors.ManifestMissing, "manifest.json", lambda folder: (folder / "manifest.json").unlink()),
+    "no folder": (errors.ManifestMissing, "dataset/manifest.json", lambda folder: folder.rename(f"{folder}-gone")),
+    "version": (
+        errors.ManifestInvalid,
+        "format_version is 0",
+        lambda folder: _edit_manifest(folder, lambda m: m.update(format_version=0)),
+    ),
+    "no field": (errors.ManifestInvalid, "shards", lambda folder: _edit_manifest(folder, lambda m: m.pop("shards"))),
+    "no setting": (
+        errors.ManifestInvalid,
+        "config.vision is not written out",
+        lambda folder: _edit_manifest(folder, lambda m: m["config"].pop("vision")),
+    ),
+    "no table": (
+        errors.ManifestInvalid,
+        "lists no packs.parquet",
+        lambda folder: _edit_manifest(folder, lambda m: m.update(tables=[])),
+    ),
+    "no packs": (errors.TableMissing, "packs.parquet", lambda folder: (folder / "packs.parquet").unlink()),
+    "other packs": (errors.TableChanged, "SHA-256", lambda folder: (folder / "packs.parquet").write_bytes(b"PAR1")),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_FOLDERS)
+def test_a_broken_folder(copied: Path, broken: str) -> None:
+    """Fails when a reader guesses what a missing file or field would have said."""
+    error, message, plant = BROKEN_FOLDERS[broken]
+    plant(copied)
+    with pytest.raises(error, match=message):
+        PackedDataset(copied)
+
+
+def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data.replace(old, new)
+
+
+BROKEN_BYTES: dict[str, tuple[type[Exception], str, Callable[[bytes], bytes]]] = {
+    "name of a member": (errors.MembersInvalid, "no tar header of", _replaced(b".sequence.npz", b".sequence.npy")),
+    "arrays": (errors.SequenceInvalid, "sequence.npz", _replaced(b"tokens.npy", b"tokems.npy")),
+    "layouts": (errors.LayoutsInvalid, "layouts.npz", _replaced(b"contiguous.ring2.npy", b"contiguous,ring2.npy")),
+    "head": (errors.SampleHeadInvalid, "json", _replaced(b'{"pack_id":', b'["pack_id":')),
+    "name of a crop": (errors.ImagesInvalid, "crop 0", _replaced(b".0000.jpg", b".0001.jpg")),
+    "pixels": (errors.ImagesInvalid, "0000.jpg: does not decode", _replaced(b"\xff\xd8\xff\xe0", b"\0\0\0\0")),
+    "end": (errors.ShardChanged, "gives (700|0) of the .* cut short", lambda data: data[:700]),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_BYTES)
+def test_broken_bytes(copied: Path, broken: str) -> None:
+    """Fails when damaged bytes come out as tokens, pixels or an error that names neither file nor sample."""
+    error, message, edit = BROKEN_BYTES[broken]
+    for path in sorted((copied / "shards").glob("*.tar")):
+        path.write_bytes(edit(path.read_bytes()))
+    with pytest.raises(error, match=f"shards/preshard-00000.*{message}"):
+        list(PackedDataset(copied, ulysses_degree=2))
+
+
+def test_a_missing_shard(copied: Path) -> None:
+    """Fails when a lost shard ends in an error that does not name it."""
+    for path in (copied / "shards").glob("*.tar"):
+        path.unlink()
+    with pytest.raises(errors.ShardMissing, match="shards/preshard-00000"):
+        next(iter(PackedDataset(copied)))
+
+
+def test_an_error_in_a_worker_stays_what_it_is(copied: Path) -> None:
+    """Fails when a broken shard reaches a training loop as something that no handler of ours knows."""
+    for shard in (copied / "shards").glob("*.tar"):
+        shard.unlink()
+    loader = DataLoader(PackedDataset(str(copied)), batch_size=None, num_workers=1)
+    with pytest.raises(errors.ShardMissing, match="preshard-00000"):
+        next(iter(loader))
+
+
+def _exchange(head: dict[str, Any]) -> None:
+    ranks = head["image_shard_boundaries"]["2"]
+    ranks["0"], ranks["1"] = ranks["1"], ranks["0"]
+
+
+def _swap_offsets(head: dict[str, Any]) -> None:
+    first, second = head["images"][0], head["images"][1]
+    first["offset"], second["offset"] = second["offset"], first["offset"]
+
+
+BROKEN_HEADS: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], object]]] = {
+    "another pack": (errors.PackRowInvalid, "holds pack", lambda head: head.update(pack_id=(head["pack_id"] + 1) % 10)),
+    "no field": (errors.SampleHeadInvalid, "images", lambda head: head.pop("images")),
+    "ranks exchanged": (errors.BoundariesInvalid, "in rank order", _exchange),
+    "no boundaries": (
+        errors.BoundariesInvalid,
+        "none for cp_size 2; there are those for 1, 4, 8",
+        lambda head: head["image_shard_boundaries"].pop("2"),
+    ),
+    "a rank less": (errors.BoundariesInvalid, "rank", lambda head: head["image_shard_boundaries"]["2"].pop("1")),
+    "a gap": (
+        errors.BoundariesInvalid,
+        "consecutive",
+        lambda head: head["image_shard_boundaries"]["2"]["0"].update(end_image_idx=1),
+    ),
+    "a crop less": (errors.BoundariesInvalid, "consecutive", lambda head: head["images"].pop()),
+    "offset": (errors.ImagesInvalid, "crop 0: byte 0", lambda head: head["images"][0].update(offset=9)),
+    "offsets exchanged": (errors.ImagesInvalid, "crop 0: byte 0: 0000000.*0001.jpg", _swap_offsets),
+    "past the end": (
+        errors.ImagesInvalid,
+        "outside of the sample",
+        lambda head: head["images"][0].update(offset=99999),
+    ),
+    "size": (errors.ImagesInvalid, "crop 0: .* bytes, not 9", lambda head: head["images"][0].update(size=9)),
+}
+
+
+def _edit_head(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edits the head of every sample with two crops or more where it lies: spaces after the JSON keep its length."""
+    for path in sorted((folder / "shards").glob("*.tar")):
+        data = path.read_bytes()
+        with tarfile.open(path) as tar:
+            members = [member for member in tar if member.name.endswith(".json")]
+        for member in members:
+            place = slice(member.offset_data, member.offset_data + member.size)
+            head = json.loads(data[place])
+            if len(head["images"]) < 2:
+                continue
+            edit(head)
+            # An edit may make the head longer by a character or two: names that no reader needs give way.
+            head.get("documents", [{}])[0].update(doc_id="")
+            edited = json.dumps(head, separators=(",", ":")).encode().ljust(member.size)
+            assert len(edited) == member.size
+            data = data[: place.start] + edited + data[place.stop :]
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("broken", BROKEN_HEADS)
+def test_a_broken_head(copied: Path, broken: str) -> None:
+    """Fails when boundaries out of order put features on the wrong tokens, or another crop is taken for ours."""
+    error, message, edit = BROKEN_HEADS[broken]
+    _edit_head(copied, edit)
+    with pytest.raises(error, match=f"shards/preshard-00000.*sample 00000.*{message}"):
+        list(PackedDataset(copied, ulysses_degree=2))
+
+
+def test_an_edited_head_that_breaks_no_rule_is_read(copied: Path) -> None:
+    """Fails when the edits above are refused for the edit's own sake, and prove nothing."""
+    _edit_head(copied, len)
+    assert len(list(PackedDataset(copied, ulysses_degree=2))) == PackedDataset(copied).n_packs
+
+
+RUNS = {
+    "as it was": ([[0, 0, 4], [0, 6, 2], [1, 4, 2], [1, 8, 4]], None),
+    "a token twice": ([[0, 0, 4], [0, 6, 2], [1, 4, 3], [1, 9, 3]], errors.LayoutNotPartition),
+    "a token lost": ([[0, 0, 4], [0, 6, 2], [1, 4, 1], [1, 8, 4]], errors.LayoutNotPartition),
+    "unequal slices": ([[0, 0, 4], [0, 6, 3], [1, 4, 2], [1, 9, 3]], errors.LayoutNotPartition),
+    "a rank too many": ([[0, 0, 4], [2, 6, 2], [1, 4, 2], [1, 8, 4]], errors.LayoutNotPartition),
+    "a negative rank": ([[-1, 0, 4], [-1, 6, 2], [1, 4, 2], [1, 8, 4]], errors.LayoutNotPartition),
+    "an empty run": ([[0, 0, 4], [0, 6, 2], [1, 4, 2], [1, 8, 4], [1, 12, 0]], errors.LayoutNotPartition),
+    "none": (np.zeros((0, 3)), errors.LayoutNotPartition),
+}
+
+
+@pytest.mark.parametrize("broken", RUNS)
+def test_a_layout_that_is_no_partition(packed: Path, broken: str) -> None:
+    """Fails when a token that two ranks hold, or none, is trained on twice, or never."""
+    runs, error = RUNS[broken]
+    needs = np.ones((2, 1), np.bool_)
+    layout = TokenLayout(scheme="zigzag", ring_degree=2, block_size=12, runs=np.array(runs, np.int32), needs=needs)
+    dataset = PackedDataset(packed)
+    header = read_header(dataset.files, dataset.files.packs()[0], dataset.config)
+    header = replace(header, layouts={layout.name: layout})
+    if error is None:
+        assert token_layout(header, layout.name, 12, "here") is layout
+        return
+    with pytest.raises(error, match=r"here.layouts.npz: layout zigzag.ring2"):
+        token_layout(header, layout.name, 12, "here")
+
+
+def test_a_layout_that_is_not_there(packed: Path) -> None:
+    """Fails when a layout that the configuration promises and the sample lacks ends in a KeyError."""
+    dataset = PackedDataset(packed)
+    header = read_header(dataset.files, dataset.files.packs()[0], dataset.config)
+    with pytest.raises(errors.LayoutsInvalid, match=r"holds no zigzag.ring3, only contiguous.ring1"):
+        token_layout(header, "zigzag.ring3", 12, "here")

@@ -1,0 +1,150 @@
+"""Batches without end: the same stream with any number of workers, epoch after epoch, from any position."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from schemas.errors import MembersInvalid
+from trainer.data.batch import ON_HOST, RankBatch
+from trainer.data.dataset import PackedDataset
+from trainer.data.loader import PackStream, make_loader
+from trainer.data.order import epoch_order
+
+
+def _expected(n_packs: int, dp_rank: int, dp_size: int) -> Iterator[tuple[int, int]]:
+    """(epoch, pack_id) of every step, written down anew."""
+    for epoch in itertools.count():
+        order = epoch_order(n_packs, window=4, seed=3, epoch=epoch)
+        for step in range(n_packs // dp_size):
+            yield epoch, int(order[step * dp_size + dp_rank])
+
+
+def _seen(batches: Iterator[RankBatch], count: int) -> list[tuple[int, int]]:
+    return [(batch.state["epoch"], batch.pack_id) for batch in itertools.islice(batches, count)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("dp_size", [1, 2, 3])
+def test_epochs_follow_each_other_however_many_share_the_work(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, dp_size: int, workers: int
+) -> None:
+    """Fails when a worker counts an epoch's steps instead of the stream's: from the second epoch on, the loader's turns
+    and the workers' would fall apart wherever an epoch's steps do not divide by the workers.
+    """
+    dataset = PackedDataset(packed, dp_rank=dp_size - 1, dp_size=dp_size, seed=3)
+    expected = list(itertools.islice(_expected(dataset.n_packs, dp_size - 1, dp_size), 25))
+    assert workers < 2 or any(dataset.n_packs // size % workers for size in (1, 2, 3)), "epochs end in mid-turn"
+    if not workers:
+        assert _seen(iter(make_loader(dataset, workers=0, device="cpu")), 25) == expected
+        return
+    parts = [_worker(dataset, worker, workers, monkeypatch) for worker in range(workers)]
+    turns = itertools.chain.from_iterable(zip(*parts, strict=False))
+    assert _seen(turns, 25) == expected
+
+
+def _worker(dataset: PackedDataset, number: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankBatch]:
+    """The stream of one worker of several, without a process: the generator asks who it is when it starts."""
+
+    class _Info:
+        id = number
+        num_workers = workers
+
+    monkeypatch.setattr("trainer.data.loader.get_worker_info", lambda: _Info)
+    stream = iter(PackStream(dataset))
+    first = next(stream)
+    return itertools.chain([first], stream)
+
+
+def test_worker_processes_give_the_same_stream(packed: Path) -> None:
+    """Fails when a spawned worker cannot make its copy, or batches come back changed or out of turn."""
+    dataset = PackedDataset(packed, ulysses_degree=2, cp_rank=1, layout="zigzag", seed=3)
+    alone = list(itertools.islice(make_loader(dataset, workers=0, device="cpu"), 12))
+    loader = make_loader(dataset, workers=2, device="cpu")
+    together = list(itertools.islice(loader, 12))
+    assert len({batch.state["epoch"] for batch in alone}) == 2, "an epoch ends on the way"
+    for ours, theirs in zip(alone, together, strict=True):
+        assert (ours.state, ours.bytes_read, ours.step) == (theirs.state, theirs.bytes_read, theirs.step)
+        assert ours.images.equal(theirs.images)
+        assert ours.tokens.equal(theirs.tokens)
+        assert ours.pool_positions.equal(theirs.pool_positions)
+
+
+def test_workers_start_beside_a_process_group(packed: Path, tmp_path: Path) -> None:
+    """Fails when workers are forked: the group's threads and sockets would be in them too."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        loader = make_loader(PackedDataset(packed), workers=1, device="cpu")
+        assert next(iter(loader)).tokens.shape == (2048,)
+        assert loader.multiprocessing_context.get_start_method() == "spawn"
+        assert isinstance(loader.multiprocessing_context, type(multiprocessing.get_context("spawn")))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("then", [1, 2, 3, 5])
+@pytest.mark.parametrize("stop", [1, 3, 5, 6])
+def test_a_stream_goes_on_from_a_state_with_any_number_of_ranks(packed: Path, stop: int, then: int) -> None:
+    """Fails when a resumed stream sees a pack again or leaves one out, or cannot start where an epoch ended."""
+    first = [PackedDataset(packed, dp_rank=rank, dp_size=2, seed=3) for rank in range(2)]
+    steps = [list(itertools.islice(PackStream(rank), stop)) for rank in first]
+    state = steps[0][-1].state
+    after = [PackedDataset(packed, dp_rank=rank, dp_size=then, seed=3) for rank in range(then)]
+    for rank in after:
+        rank.load_state_dict(state)
+    left = after[0].n_packs - state["position"]
+    seen = [list(itertools.islice(PackStream(rank), left // then + 1)) for rank in after]
+    ids = [batch.pack_id for step in zip(*seen, strict=True) for batch in step]
+    order = epoch_order(10, window=4, seed=3, epoch=state["epoch"])[state["position"] :]
+    rest = order[: left // then * then].tolist()
+    assert ids == [*rest, *epoch_order(10, window=4, seed=3, epoch=state["epoch"] + 1)[:then].tolist()]
+
+
+def test_a_stream_leaves_the_dataset_where_it_is(packed: Path) -> None:
+    """Fails when a second look at the loader goes on where the first stopped, with workers or without."""
+    dataset = PackedDataset(packed, seed=3)
+    next(iter(dataset))
+    before = dataset.state_dict()
+    loader = make_loader(dataset, workers=0, device="cpu")
+    twice = [_seen(iter(loader), 11), _seen(iter(loader), 11)]
+    assert twice[0] == twice[1]
+    assert dataset.state_dict() == before
+    assert twice[0] == list(itertools.islice(_expected(10, 0, 1), 1, 12))
+
+
+def test_an_error_in_a_worker_reaches_the_loop_as_itself(copied: Path) -> None:
+    """Fails when a damaged shard ends as a bare worker crash, without the shard's name."""
+    shard = copied / "shards/preshard-000000.tar"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(MembersInvalid, match=r"preshard-000000\.tar"):
+        list(itertools.islice(make_loader(PackedDataset(copied), workers=1, device="cpu"), 10))
+
+
+def test_a_batch_moves_to_a_device_whole(packed: Path) -> None:
+    """Fails when a tensor stays behind, or what plans exchanges leaves the CPU."""
+    batch = next(iter(PackedDataset(packed)))
+    moved = batch.to("meta")
+    for name in RankBatch.__dataclass_fields__:
+        value, was = getattr(moved, name), getattr(batch, name)
+        if isinstance(was, torch.Tensor):
+            assert value.device.type == ("cpu" if name in ON_HOST else "meta"), name
+            assert value.shape == was.shape
+        else:
+            assert value is was
+
+
+@pytest.mark.gpu
+def test_a_batch_is_pinned_for_cuda(packed: Path) -> None:
+    """Fails when the loader does not find the batch's own pin_memory."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    batch = next(iter(make_loader(PackedDataset(packed), workers=1, device="cuda")))
+    assert batch.images.is_pinned()
+    assert batch.to("cuda", non_blocking=True).images.is_cuda

@@ -1,0 +1,97 @@
+"""The chunked sum of losses against torch's own cross entropy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.models.loss import loss_sum
+
+
+def _example(dtype: torch.dtype = torch.float64, tokens: int = 23, without: int = 9) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(31, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    labels = torch.randint(0, 31, (tokens,), generator=generator)
+    labels[torch.randperm(tokens, generator=generator)[:without]] = -100
+    loss_weights = torch.rand(tokens, generator=generator) * (labels >= 0)
+    return hidden, weight, labels, loss_weights
+
+
+def _plain(hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
+    each = functional.cross_entropy(hidden @ weight.T, labels, reduction="none", ignore_index=-100)
+    return (each * loss_weights).sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 14, 15, 1000])
+def test_chunks_change_neither_the_loss_nor_its_gradients(chunk: int) -> None:
+    """Fails when a chunk is left out or taken twice, at its edges or where the last one is short."""
+    example = _example()
+    assert int((example[2] >= 0).sum()) == 14, "chunks that divide the tokens with loss, and chunks that do not"
+    total, expected = loss_sum(*example, chunk=chunk), _plain(*example)
+    torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
+    ours, plain = (torch.autograd.grad(3 * loss, example[:2]) for loss in (total, expected))
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_pass_gradcheck() -> None:
+    """Fails when a gradient is not the derivative of what forward computes."""
+    hidden, weight, labels, loss_weights = _example()
+    assert torch.autograd.gradcheck(lambda h, w: loss_sum(h, w, labels, loss_weights, 5), (hidden, weight))
+
+
+def test_no_token_with_loss_gives_zero_and_zero_gradients() -> None:
+    """Fails when a rank whose slice is a question has no graph: other ranks would wait for its backward pass."""
+    hidden, weight, labels, loss_weights = _example(without=23)
+    total = loss_sum(hidden, weight, labels, loss_weights)
+    assert total.item() == 0.0
+    d_hidden, d_weight = torch.autograd.grad(total, (hidden, weight))
+    assert not d_hidden.any()
+    assert d_hidden.shape == hidden.shape
+    assert not d_weight.any()
+    assert d_weight.shape == weight.shape
+
+
+def test_low_precision_is_summed_in_float32() -> None:
+    """Fails when probabilities, the sum over tokens or the weight's gradient are accumulated in bfloat16."""
+    example = _example(torch.bfloat16, tokens=3000, without=0)
+    total = loss_sum(*example, chunk=8)
+    assert total.dtype == torch.float32
+    exact = [tensor.detach().double().requires_grad_() for tensor in example[:2]]
+    expected = _plain(*exact, *example[2:])
+    torch.testing.assert_close(total.double(), expected, rtol=2e-3, atol=0)
+    gradients = torch.autograd.grad(total, example[:2])
+    assert gradients[1].dtype == torch.bfloat16
+    scale = torch.autograd.grad(expected, exact)[1]
+    assert ((gradients[1].double() - scale).norm() / scale.norm()).item() < 5e-3
+
+
+def test_the_logits_of_all_tokens_never_exist_together() -> None:
+    """Fails when forward or backward makes a tensor with a row for every token and a column for every word."""
+    largest = 0
+
+    class _Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                largest = max(largest, out.numel())
+            return out
+
+    hidden, weight, labels, loss_weights = _example(tokens=400, without=0)
+    with _Sizes():
+        loss_sum(hidden, weight, labels, loss_weights, chunk=20).backward()
+    assert 20 * 31 <= largest <= max(400 * 6, 20 * 31), largest
+
+
+def test_tokens_without_loss_get_no_gradient() -> None:
+    """Fails when a masked token's hidden state is trained on whatever id stands in its label's place."""
+    hidden, weight, labels, loss_weights = _example()
+    gradient = torch.autograd.grad(loss_sum(hidden, weight, labels, loss_weights), hidden)[0]
+    assert gradient[labels < 0].abs().max() == 0
+    assert (gradient[labels >= 0].abs().amax(1) > 0).all()

@@ -1,0 +1,213 @@
+"""A dataset as one context-parallel rank reads it: its slice of the tokens and its part of the images, by ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from pyarrow.fs import FileSystem
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from schemas.config import stored_config
+from schemas.errors import ReaderError
+from schemas.layout import layout_name, rank_positions
+from schemas.sequence import PackedSequence
+from trainer.data.batch import RankBatch
+from trainer.data.files import DatasetFiles
+from trainer.data.order import epoch_order
+from trainer.data.sample import image_edges, pool_positions, read_header, read_images, token_layout
+from trainer.data.split import check_split
+
+LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
+"""Arrays of which a rank gets its slice, as int64: what torch indexes with."""
+
+
+class PackedDataset(IterableDataset[RankBatch]):
+    """Iterates over one rank's :class:`~trainer.data.batch.RankBatch` of every step of an epoch: one pack a step.
+
+    Step s takes the packs ``[s * dp_size, (s + 1) * dp_size)`` of the epoch's order (see :mod:`trainer.data.order`),
+    and data-parallel rank d the d-th of them. Every rank of a context-parallel group gets the same pack. When the packs
+    do not divide by ``dp_size``, the last ones make no step: in a step that some ranks sit out, collectives would hang.
+
+    Of each sample it reads the header part and this rank's images, two ranges of bytes, and nothing else;
+    ``bytes_read`` counts them. It can be pickled and works in a ``DataLoader`` with any number of workers: give
+    ``batch_size=None``, since a step is a batch already. Each worker takes every n-th step, and the loader gives them
+    in order.
+
+    Iterating goes on from the current position and ends with the epoch; the next iteration is the next epoch. Workers
+    have copies of the dataset, so with workers call ``set_epoch`` before each epoch, and save ``RankBatch.state``, not
+    ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream that goes through
+    the epochs by itself, with workers that stay, see :func:`trainer.data.loader.make_loader`.
+
+    Args:
+        path: the dataset's folder, a path or a URI that pyarrow opens.
+        dp_rank: this data-parallel rank, below ``dp_size``.
+        dp_size: data-parallel ranks; choose a divisor of the dataset's ``order.window`` for steps without a straggler.
+        ulysses_degree: ranks among which a ring rank's slice is cut into equal consecutive pieces.
+        ring_degree: ranks among which the layout deals the pack; one of the dataset's ``ring_degrees``.
+        cp_rank: ``ring_rank * ulysses_degree + ulysses_rank``, below the CP size ``ulysses_degree * ring_degree``, that
+            must be one of the dataset's ``cp_sizes``.
+        layout: the layout's scheme, one of the dataset's ``layouts``.
+        seed: chooses the orders of the epochs.
+        epoch: the epoch to begin with.
+        filesystem: the filesystem in which ``path`` lies, when neither a path nor a URI can say so.
+
+    Raises:
+        ReaderError: a rank is out of range, or a degree, size or scheme is not in the dataset; names what is.
+        FormatError: the manifest or ``packs.parquet`` is missing, or not what the format says. Iterating raises it for
+            a sample whose bytes are not.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        ulysses_degree: int = 1,
+        ring_degree: int = 1,
+        cp_rank: int = 0,
+        layout: str = "contiguous",
+        seed: int = 0,
+        epoch: int = 0,
+        filesystem: FileSystem | None = None,
+    ) -> None:
+        self.files = DatasetFiles(path, filesystem)
+        self.config = stored_config(self.files.manifest)
+        check_split(self.config, layout=layout, ring_degree=ring_degree, ulysses_degree=ulysses_degree)
+        _check_rank("dp_rank", dp_rank, "dp_size", dp_size)
+        _check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", ulysses_degree * ring_degree)
+        self.dp_rank, self.dp_size = dp_rank, dp_size
+        self.cp_rank, self.cp_size = cp_rank, ulysses_degree * ring_degree
+        self.ring_rank, self.ulysses_rank = divmod(cp_rank, ulysses_degree)
+        self.ulysses_degree = ulysses_degree
+        self.layout = layout_name(layout, ring_degree)
+        self.seed = seed
+        self._packs = self.files.packs()
+        if self.n_packs < dp_size:
+            raise ReaderError(f"dp_size is {dp_size}; the dataset's {self.n_packs} packs do not make one step of it")
+        self.set_epoch(epoch)
+
+    @property
+    def n_packs(self) -> int:
+        """Packs of the dataset."""
+        return len(self._packs)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes asked from shards by this copy of the dataset."""
+        return self.files.bytes_read
+
+    def __len__(self) -> int:
+        """Steps of the pass over the epoch that is under way or comes next, from where it began."""
+        return (self.n_packs - self._begin) // self.dp_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the start of an epoch.
+
+        Raises:
+            ReaderError: ``epoch`` is negative.
+        """
+        if epoch < 0:
+            raise ReaderError(f"epoch is {epoch}; epochs count from 0")
+        self.epoch = epoch
+        self._begin = self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where iteration is: after the last batch that it gave. Without workers only; else use ``RankBatch.state``."""
+        return self._state(self._position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a position: the next step takes the packs that no step before has taken.
+
+        The position counts packs, so it holds for any ``dp_size`` and any split of the sequence.
+
+        Raises:
+            ReaderError: a field is missing, the state is of another dataset or seed, or the position is outside of it.
+        """
+        missing = [name for name in self._state(0) if name not in state]
+        if missing:
+            raise ReaderError(f"state has no {missing[0]}; give what state_dict() or RankBatch.state gave")
+        for name in ("dataset_id", "seed"):
+            given, mine = state[name], self._state(0)[name]
+            if given != mine:
+                raise ReaderError(f"state is of {name} {given!r}, not {mine!r}: its position means other packs here")
+        if not 0 <= state["position"] <= self.n_packs:
+            raise ReaderError(f"state's position is {state['position']}, outside of the {self.n_packs} packs")
+        self.set_epoch(state["epoch"])
+        self._begin = self._position = state["position"]
+
+    def _state(self, position: int) -> dict[str, Any]:
+        return {
+            "dataset_id": self.files.manifest.dataset_id,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "position": position,
+        }
+
+    def __iter__(self) -> Iterator[RankBatch]:
+        self._begin = self._position
+        worker = get_worker_info()
+        first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        yield from self.steps(first, every)
+
+    def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
+        """Every n-th step of the pass that is under way or comes next, then goes to the start of the next epoch."""
+        order = epoch_order(self.n_packs, window=self.config.order.window, seed=self.seed, epoch=self.epoch)
+        for step in range(first, len(self), every):
+            at = self._begin + step * self.dp_size
+            batch = self._read(int(order[at + self.dp_rank]), step, self._state(at + self.dp_size))
+            self._position = at + self.dp_size
+            yield batch
+        self.set_epoch(self.epoch + 1)
+
+    def _read(self, pack_id: int, step: int, state: dict[str, Any]) -> RankBatch:
+        place, before = self._packs[pack_id], self.bytes_read
+        header = read_header(self.files, place, self.config)
+        layout = token_layout(header, self.layout, self.config.seq_len, place.where)
+        edges = image_edges(header.head, self.cp_size, place.where)
+        images = read_images(
+            self.files,
+            place,
+            header.head,
+            range(int(edges.images[self.cp_rank]), int(edges.images[self.cp_rank + 1])),
+            image_size=self.config.vision.image_size,
+            image_format=self.config.image_format,
+        )
+        positions = rank_positions(
+            layout.runs,
+            ring_rank=self.ring_rank,
+            ulysses_degree=self.ulysses_degree,
+            ulysses_rank=self.ulysses_rank,
+        )
+        return RankBatch(
+            pack_id=pack_id,
+            key=place.key,
+            step=step,
+            **_local(header.sequence, torch.from_numpy(positions)),
+            doc_ids=torch.from_numpy(header.sequence.doc_ids),
+            branch_ids=torch.from_numpy(header.sequence.branch_ids),
+            group_ids=torch.from_numpy(header.sequence.group_ids),
+            layout=layout,
+            images=torch.from_numpy(images),
+            image_edges=torch.from_numpy(edges.images),
+            pool_edges=torch.from_numpy(edges.pooled),
+            pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
+            cp_rank=self.cp_rank,
+            bytes_read=self.bytes_read - before,
+            state=state,
+        )
+
+
+def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Tensor]:
+    local = {name: torch.from_numpy(getattr(sequence, name))[positions].long() for name in LOCAL}
+    return {**local, "loss_weights": torch.from_numpy(sequence.loss_weights)[positions], "positions": positions}
+
+
+def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:
+    if not 0 <= rank < size:
+        raise ReaderError(f"{name} is {rank}; with {size_name} {size} it must be at least 0 and below {size}")

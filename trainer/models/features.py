@@ -1,0 +1,169 @@
+"""Pooled vision features on their way from the rank that made them to the rank that holds their tokens.
+
+A rank encodes the images that are its part, and holds tokens that other ranks' images fill. Two ways lead from one to
+the other, with the same result and both differentiable:
+
+* ``route``: every feature goes to the one rank that holds its token. Who sends what to whom follows from the batch
+  alone, so the ranks agree without a word. Each receives the rows of its own tokens and nothing else.
+* ``gather``: every rank gets every feature, padded to the largest rank's number, and takes its own. This is what Molmo2
+  does with the same boundaries; it moves about CP size times as much.
+
+All ranks run the same collectives, whatever they hold: none only where the whole pack has no image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from schemas.errors import ConfigError
+from schemas.layout import TokenLayout, slice_positions
+from trainer.data.batch import RankBatch
+from trainer.distributed.mesh import ContextParallel
+
+Way = Literal["route", "gather"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureExchange:
+    """How one pack's features travel, seen from one rank. Calling it sends them.
+
+    Attributes:
+        way: ``route`` or ``gather``.
+        slots: local token that each received feature fills, by ascending pooled row of the pack.
+        send_order: own features in the order of sending: by receiving rank, then by pooled row.
+        send_sizes: features for each rank.
+        receive_sizes: features from each rank.
+        pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]``.
+        rows: pooled row of each received feature.
+        group: the ranks of the pack; None for a single one.
+    """
+
+    way: Way
+    slots: Int64[Tensor, "filled"]
+    send_order: Int64[Tensor, "made"]
+    send_sizes: list[int]
+    receive_sizes: list[int]
+    pool_edges: list[int]
+    rows: Int64[Tensor, "filled"]
+    group: dist.ProcessGroup | None
+
+    def __call__(self, features: Float[Tensor, "made hidden"]) -> Float[Tensor, "filled hidden"]:
+        """The features that fill this rank's tokens, by ascending pooled row, from those that this rank made."""
+        if self.group is None or self.pool_edges[-1] == 0:
+            return features
+        if self.way == "route":
+            return route_features(features, self)
+        return gather_features(features, self)
+
+
+def bind_features(batch: RankBatch, cp: ContextParallel, way: str = "route") -> FeatureExchange:
+    """Works out a pack's exchange, once for all; index arrays go to the device of ``batch.tokens``.
+
+    Raises:
+        ConfigError: no such way.
+    """
+    if way not in WAYS:
+        raise ConfigError(f"features is {way!r}; legal: {', '.join(WAYS)}")
+    holder, place = token_places(batch.layout, batch.seq_len, cp.ulysses_degree)
+    filled = batch.pool_positions.numpy()
+    receivers, edges = holder[filled], batch.pool_edges.numpy()
+    mine = np.flatnonzero(receivers == cp.cp_rank)
+    made = receivers[edges[cp.cp_rank] : edges[cp.cp_rank + 1]]
+    device = batch.tokens.device
+    return FeatureExchange(
+        way="route" if way == "route" else "gather",
+        slots=torch.from_numpy(place[filled[mine]]).to(device),
+        send_order=torch.from_numpy(np.argsort(made, kind="stable")).to(device),
+        send_sizes=np.bincount(made, minlength=cp.cp_size).tolist(),
+        receive_sizes=np.diff(np.searchsorted(mine, edges)).tolist(),
+        pool_edges=edges.tolist(),
+        rows=torch.from_numpy(mine).to(device),
+        group=cp.cp_group,
+    )
+
+
+def token_places(
+    layout: TokenLayout, seq_len: int, ulysses_degree: int
+) -> tuple[Int64[np.ndarray, "seq"], Int64[np.ndarray, "seq"]]:
+    """The CP rank that holds each token of a pack, and which of its local tokens it is there."""
+    holder, place = np.empty(seq_len, np.int64), np.empty(seq_len, np.int64)
+    for ring_rank in range(layout.ring_degree):
+        positions = slice_positions(layout.runs, ring_rank)
+        piece, at = np.divmod(np.arange(len(positions)), len(positions) // ulysses_degree)
+        holder[positions], place[positions] = ring_rank * ulysses_degree + piece, at
+    return holder, place
+
+
+def route_features(features: Float[Tensor, "made hidden"], exchange: FeatureExchange) -> Float[Tensor, "filled hidden"]:
+    """Every feature to the rank of its token, by one all-to-all; gradients come back by its reverse.
+
+    Ranks make ascending ranges of rows and each sends its own in order, so what arrives is in ascending order already.
+    """
+    sent = features[exchange.send_order]
+    received: Tensor = _AllToAll.apply(sent, exchange.send_sizes, exchange.receive_sizes, exchange.group)
+    return received
+
+
+def gather_features(
+    features: Float[Tensor, "made hidden"], exchange: FeatureExchange
+) -> Float[Tensor, "filled hidden"]:
+    """Every feature to every rank, by one all-gather of equal, padded parts, then this rank's rows of them."""
+    edges = torch.tensor(exchange.pool_edges, device=features.device)
+    most = int(max(np.diff(exchange.pool_edges)))
+    padded = torch.cat([features, features.new_zeros(most - len(features), features.shape[1])])
+    parts: Tensor = _AllGather.apply(padded, exchange.group)
+    maker = torch.searchsorted(edges, exchange.rows, right=True) - 1
+    return parts[maker * most + exchange.rows - edges[maker]]
+
+
+class _AllToAll(Function):
+    """Rows to ranks by uneven sizes; the gradient goes the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sizes, ctx.group = (send, receive), group
+        return _all_to_all(sent, send, receive, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        send, receive = ctx.sizes
+        return _all_to_all(grad, receive, send, ctx.group), None, None, None
+
+
+class _AllGather(Function):
+    """Equal parts of all ranks, one after the other; a part's gradient is the sum of all ranks' for it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Float[Tensor, "part hidden"], group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        parts = part.new_empty(dist.get_world_size(group) * len(part), *part.shape[1:])
+        dist.all_gather_single(parts, part.contiguous(), group=group)
+        return parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ranks = dist.get_world_size(ctx.group)
+        sizes = [len(grad) // ranks] * ranks
+        first, *others = _all_to_all(grad, sizes, sizes, ctx.group).chunk(ranks)
+        total = first.clone()
+        for other in others:  # in rank order, where a reduction would choose an order of its own
+            total += other
+        return total, None
+
+
+def _all_to_all(sent: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> Tensor:
+    received = sent.new_empty(sum(receive), *sent.shape[1:])
+    dist.all_to_all_single(received, sent.contiguous(), receive, send, group=group)
+    return received
