@@ -1,7 +1,8 @@
-"""The order of the rows of ``balance.parquet``: a question about one layout reads that layout's rows and few others.
+"""The kinds of load in ``balance.parquet`` and the order of its rows.
 
-Packs are taken in blocks of consecutive packs. A block holds, for each stored layout and then for each CP size, the
-rows by kind, then pack, then rank. So the loads of one layout lie in one stretch a block, and a block fits in memory.
+The order lets a question about one layout read the rows of that layout and few others. The table is cut into blocks of
+consecutive packs. A block holds, for each stored layout and then for each CP size, the rows sorted by kind, then pack,
+then rank. The loads of one layout therefore lie in one contiguous stretch per block, and a block fits in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ IMAGE_KINDS = ("images", "pooled_tokens")
 
 
 BLOCK_ROWS = 1 << 20
-"""Rows of a block at the most, where one pack does not have more."""
+"""Largest number of rows in a block, unless a single pack has more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ class Stretch:
 
 
 def load_groups(config: PackConfig) -> tuple[LoadGroup, ...]:
-    """Every group in the order in which a pack's rows are made: layouts as stored, then CP sizes ascending."""
+    """Every group, in the order in which the rows of a pack are made: layouts as stored, then CP sizes ascending."""
     layouts = [
         LoadGroup(scheme=scheme, degree=degree)
         for scheme in SCHEMES
@@ -95,7 +96,7 @@ class BalanceOrder:
             yield range(first, min(first + self.block_packs, self.n_packs))
 
     def stretches(self) -> Iterator[Stretch]:
-        """Everything in the table, from its first row to its last."""
+        """The whole table as stretches, from its first row to its last."""
         row = 0
         for block in self.blocks():
             for group in self.groups:
@@ -104,7 +105,11 @@ class BalanceOrder:
                 row += stretch.rows
 
     def places(self, packs: int) -> list[Int64[np.ndarray, "rows"]]:
-        """For each group's rows of a block of ``packs`` packs, in the table's order: their places pack by pack."""
+        """For each group, where its rows stand in a block that is sorted pack by pack.
+
+        Args:
+            packs: number of packs in the block.
+        """
         places, before = [], 0
         for group in self.groups:
             kind, pack, rank = np.ogrid[: len(group.kinds), :packs, : group.degree]
@@ -113,27 +118,27 @@ class BalanceOrder:
         return places
 
     def by_table(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Rows that come pack by pack, in parts of any size, as the table has them: a table a stretch."""
+        """Sorts rows that come pack by pack, in parts of any size, into the table's order: one table per stretch."""
         for block, rows in self._cut(parts):
             for places in self.places(len(block)):
                 yield rows.take(pa.array(places))
 
     def by_pack(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Rows of the table, in parts of any size, pack by pack again: a table a block.
+        """Sorts rows of the table, in parts of any size, pack by pack again: one table per block.
 
-        Rows that are missing at the end are missing where they would lie; rows too many come last, as they are.
+        If the table ends early, the missing rows leave gaps where they would lie. Surplus rows come last, unchanged.
         """
         for block, rows in self._cut(parts):
             places = np.concatenate(self.places(len(block))) if len(block) else np.arange(len(rows))
             yield rows.take(pa.array(np.argsort(places[: len(rows)])))
 
     def by_block(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Rows of the table, in parts of any size, as they are: a table a block."""
+        """Rows of the table, in parts of any size, in the order of the table: one table per block."""
         for _, rows in self._cut(parts):
             yield rows
 
     def _cut(self, parts: Iterable[pa.Table]) -> Iterator[tuple[range, pa.Table]]:
-        """The rows of each block; what is left over comes with an empty range of packs."""
+        """The rows of each block. Rows beyond the last block come with an empty range of packs."""
         waiting: list[pa.Table] = []
         have, blocks = 0, self.blocks()
         block = next(blocks, None)

@@ -1,4 +1,4 @@
-"""Arrays, heads and tables as bytes and back: the one place that knows the byte format of each member."""
+"""Encodes and decodes arrays, heads and tables: the one place that knows the byte format of each member."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, S
 from schemas.layout import TokenLayout, layout_name
 from schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
 from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
-from schemas.validation import first_fault
+from schemas.validation import first_violation
 
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
-"""Extensions of a sample's first three members, in the order in which they lie in the tar."""
+"""Extensions of the first three members of a sample, in their order in the tar."""
 
 HEADER_MEMBERS = (HEAD, SEQUENCE, LAYOUTS)
 """The header part of a sample; the crops follow it."""
@@ -32,7 +32,7 @@ TAR_END = bytes(2 * TAR_BLOCK)
 
 
 def sample_key(pack_id: int) -> str:
-    """Key of a pack's sample: no dot, and sorted as the packs are."""
+    """Key of the sample that holds a pack: without a dot, and sorted as the packs are."""
     return f"{pack_id:010d}"
 
 
@@ -45,7 +45,7 @@ def image_member(key: str, index: int, image_format: str) -> str:
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """The 512-byte USTAR header of a member: mode 0444, no time and no owner. Each name and size has exactly one.
+    """The 512-byte USTAR header of a member: mode 0444, no time, no owner. Name and size determine every byte.
 
     Raises:
         ValueError: USTAR cannot hold the name or the size.
@@ -67,22 +67,22 @@ def encode_json(record: BaseModel) -> bytes:
 
 
 def decode_head(data: bytes, where: str) -> SampleHead:
-    """Raises SampleHeadInvalid: not JSON, or a field is missing, unknown or of a wrong type."""
+    """Raises SampleHeadInvalid: not JSON, or a field is missing, unknown or has the wrong type."""
     try:
         return SampleHead.model_validate_json(data)
     except ValidationError as error:
-        raise SampleHeadInvalid(where, str(first_fault(error))) from None
+        raise SampleHeadInvalid(where, str(first_violation(error))) from None
 
 
 def seal_manifest(manifest: Manifest) -> Manifest:
-    """The manifest with the hash of its own bytes, as :func:`encode_json` writes them."""
+    """Adds the hash of the manifest's own bytes, as :func:`encode_json` writes them."""
     unsealed = encode_json(manifest.model_copy(update={"sha256": UNSEALED}))
     return manifest.model_copy(update={"sha256": hashlib.sha256(unsealed).hexdigest()})
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Raises ManifestInvalid: not JSON, another format version, a field missing, unknown or of a wrong type, or bytes
-    that are not those that its own hash was taken of.
+    """Raises ManifestInvalid: not JSON, another format version, a field that is missing, unknown or has the wrong type,
+    or bytes that do not match the hash stored in the manifest itself.
     """
     try:
         version = json.loads(data)["format_version"]
@@ -93,11 +93,11 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise ManifestInvalid(where, str(first_fault(error))) from None
+        raise ManifestInvalid(where, str(first_violation(error))) from None
     unsealed = data.replace(manifest.sha256.encode(), UNSEALED.encode())
     if hashlib.sha256(unsealed).hexdigest() != manifest.sha256:
         raise ManifestInvalid(
-            where, f"sha256 is {manifest.sha256}, which is not that of the file with this field as zeros"
+            where, f"sha256 is {manifest.sha256}, which is not the hash of the file with this field as zeros"
         )
     return manifest
 
@@ -122,7 +122,7 @@ def _decode_array(stored: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray
     with stored.open(entry) as file:
         array = np.lib.format.read_array(file, allow_pickle=False)
         if file.read(1):
-            raise ValueError(f"{entry.filename} goes on after its array")
+            raise ValueError(f"{entry.filename} has bytes after its array")
     return array
 
 
@@ -131,7 +131,7 @@ def encode_sequence(sequence: PackedSequence) -> bytes:
 
 
 def decode_sequence(data: bytes, seq_len: int, where: str) -> PackedSequence:
-    """Raises SequenceInvalid: an array is missing or unknown, or has another dtype or length."""
+    """Raises SequenceInvalid: an array is missing or unknown, or has the wrong dtype or length."""
     try:
         arrays = decode_arrays(data)
     except ValueError as error:
@@ -146,7 +146,7 @@ def decode_sequence(data: bytes, seq_len: int, where: str) -> PackedSequence:
 
 
 def encode_layouts(layouts: list[TokenLayout]) -> bytes:
-    """Each layout's ``runs`` under its name and its ``needs`` under ``NAME.needs``."""
+    """Stores the ``runs`` of each layout under its name and its ``needs`` under ``NAME.needs``."""
     arrays: dict[str, np.ndarray] = {}
     for layout in layouts:
         arrays[layout.name] = layout.runs.astype(np.int32)
@@ -196,7 +196,7 @@ def encode_index(offsets: UInt64[np.ndarray, "samples_plus_1"]) -> bytes:
 
 
 def decode_index(data: bytes) -> UInt64[np.ndarray, "samples_plus_1"]:
-    """Raises ValueError: not a whole number of 8-byte offsets, or none."""
+    """Raises ValueError: empty, or not a whole number of 8-byte offsets."""
     if len(data) % 8 or not data:
         raise ValueError(f"has {len(data)} bytes, not a positive multiple of 8")
     return np.frombuffer(data, dtype="<u8").astype(np.uint64)
@@ -210,7 +210,7 @@ def encode_table(table: pa.Table) -> bytes:
 
 
 def decode_table(data: bytes, schema: pa.Schema, where: str) -> pa.Table:
-    """Raises TableInvalid: not Parquet, or other columns than ``schema``."""
+    """Raises TableInvalid: not Parquet, or its columns differ from ``schema``."""
     try:
         table = pq.read_table(io.BytesIO(data))
         table.validate(full=True)

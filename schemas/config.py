@@ -11,11 +11,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from schemas.errors import ConfigError, ManifestInvalid
 from schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
 from schemas.manifest import MANIFEST, Manifest
-from schemas.validation import Fault, first_fault, nearest_multiples
+from schemas.validation import Violation, first_violation, nearest_multiples
 
 
 def _as_tuple(given: Any) -> Any:
-    """YAML and JSON have lists where frozen models have tuples."""
+    """YAML and JSON give lists where the frozen models hold tuples."""
     return tuple(given) if isinstance(given, list) else given
 
 
@@ -60,7 +60,7 @@ class VisionConfig(_Section):
 
 
 class VideoConfig(_Section):
-    """How frames are taken from a video."""
+    """How frames are sampled from a video."""
 
     fps: float = Field(2.0, gt=0, le=1000, description="Frames taken per second of video.")
     max_frames: int = Field(384, ge=1, description="Most frames of one video; a longer one is sampled evenly.")
@@ -71,12 +71,12 @@ class OrderConfig(_Section):
 
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of the groups.")
     window: Positive = Field(
-        64, description="Packs in a group of nearly equal cost: data-parallel sizes that divide it have no straggler."
+        64, description="Packs in a group of nearly equal cost; data-parallel sizes that divide it have no straggler."
     )
 
 
 class CostConfig(_Section):
-    """Dimensions of the model that will train, to weigh attention, linear and vision work.
+    """Dimensions of the model that will train; they weigh attention, linear and vision work.
 
     Defaults: Qwen3-8B with SigLIP 2 so400m, the pair of Molmo2-8B (their model cards).
     """
@@ -99,25 +99,25 @@ class CostConfig(_Section):
 
 
 class SpecialTokensConfig(_Section):
-    """Special tokens by their text. A name left out is looked up among the tokenizer's own special tokens."""
+    """Special tokens, given as text. One that is left out is looked up among the special tokens of the tokenizer."""
 
-    bos: str | None = Field(None, description="Begins a document; none when the tokenizer has none.")
+    bos: str | None = Field(None, description="Begins a document; omitted if the tokenizer has no such token.")
     eos: str | None = Field(None, description="Ends a document and an assistant turn.")
     image: str | None = Field(
         None,
-        description="Fills the places of vision features; a new id after the vocabulary when there is none.",
+        description="Placeholder for vision features; without one, a new id after the vocabulary is used.",
     )
 
 
 class PackConfig(_Section):
-    """Everything that decides the bytes of a dataset, beside the source and the version."""
+    """Everything that decides the bytes of a dataset, apart from the source and the version of preshard."""
 
     seq_len: int = Field(36864, ge=1, le=2**27, description="Tokens of a pack.")
-    max_images: Positive | None = Field(384, description="Most crops of a pack; null for no limit.")
+    max_images: Positive | None = Field(384, description="Most crops in a pack; null for no limit.")
     tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json.")
-    special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens by their text.")
+    special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
-    video: VideoConfig = Field(VideoConfig(), description="How frames are taken from a video.")
+    video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")
     image_format: Literal["jpeg", "png"] = Field("jpeg", description="How crops are stored.")
     jpeg_quality: int = Field(90, ge=1, le=100, description="Quality of stored JPEG crops.")
     bidirectional: Literal["within_image", "image_tokens", "none"] = Field(
@@ -127,19 +127,21 @@ class PackConfig(_Section):
         "none", description="`sqrt`: each of n annotations weighs 1/sqrt(n)."
     )
     oversize: Literal["reject", "truncate", "split"] = Field(
-        "reject", description="What becomes of a document above seq_len or max_images."
+        "reject", description="What happens to a document above seq_len or max_images."
     )
-    cp_sizes: Degrees = Field((1, 2, 4, 8), min_length=1, description="Image boundaries for these CP sizes.")
-    ring_degrees: Degrees = Field((1, 2, 4, 8), min_length=1, description="Token layouts for these ring degrees.")
+    cp_sizes: Degrees = Field((1, 2, 4, 8), min_length=1, description="CP sizes for which image boundaries are stored.")
+    ring_degrees: Degrees = Field(
+        (1, 2, 4, 8), min_length=1, description="Ring degrees for which token layouts are stored."
+    )
     layouts: Schemes = Field(SCHEMES, min_length=1, description="Token layout schemes.")
     block_size: Positive = Field(128, description="Tokens of a block of the balanced schemes.")
-    packs_per_shard: Positive = Field(16, description="Packs of one tar file.")
+    packs_per_shard: Positive = Field(16, description="Packs in one tar file.")
     order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
     cost: CostConfig = Field(CostConfig(), description="Dimensions of the model that will train.")
 
     @property
     def alignment(self) -> int:
-        """Documents begin at multiples of this: zigzag cuts each into ``2 * ring_degree`` equal chunks."""
+        """Documents begin at multiples of this, since zigzag cuts each one into ``2 * ring_degree`` equal chunks."""
         return 2 * math.lcm(*self.ring_degrees) if "zigzag" in self.layouts else 1
 
     @model_validator(mode="after")
@@ -147,7 +149,7 @@ class PackConfig(_Section):
         for name in ("cp_sizes", "ring_degrees", "layouts"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name} {list(values)} names a value twice; name each once")
+                raise ValueError(f"{name} {list(values)} contains a value twice; give each value once")
         return self
 
     @model_validator(mode="after")
@@ -166,19 +168,19 @@ class PackConfig(_Section):
 
 
 def parse_config(values: dict[str, Any]) -> PackConfig:
-    """Checks a mapping of configuration values.
+    """Validates a mapping of configuration values.
 
     Raises:
-        ConfigError: a key or value is not legal; one line that names it and what is legal.
+        ConfigError: a key or value is not legal; one line that names it and says what is legal.
     """
     try:
         return PackConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(first_fault(error))) from None
+        raise ConfigError(_one_line(first_violation(error))) from None
 
 
 def stored_config(manifest: Manifest) -> PackConfig:
-    """The configuration that a dataset was packed with, as its manifest stores it: every key written out.
+    """The configuration that a dataset was packed with. A manifest writes every key out.
 
     Raises:
         ManifestInvalid: a key is missing or unknown, or a value is not legal.
@@ -193,7 +195,7 @@ def stored_config(manifest: Manifest) -> PackConfig:
 
 
 def _not_written_out(whole: dict[str, Any], stored: dict[str, Any], path: str = "") -> list[str]:
-    """Keys of a whole configuration that a stored one lacks, or has in another spelling."""
+    """Keys of a complete configuration that the stored one lacks or spells differently."""
     missing = []
     for key, value in whole.items():
         if isinstance(value, dict) and isinstance(stored.get(key), dict):
@@ -203,13 +205,13 @@ def _not_written_out(whole: dict[str, Any], stored: dict[str, Any], path: str = 
     return missing
 
 
-def _one_line(fault: Fault) -> str:
-    """A fault as ``field: value is wrong, and what is legal``."""
-    if fault.is_unknown:
-        return f"{fault.path}: unknown key; legal here: {', '.join(_legal_keys(fault.place[:-1]))}"
-    if fault.is_own:
-        return str(fault)
-    return f"{fault.path}: {fault.value!r} is not legal: {fault.message}"
+def _one_line(violation: Violation) -> str:
+    """A violation as ``field: value is wrong, and what is legal``."""
+    if violation.is_unknown_key:
+        return f"{violation.path}: unknown key; legal here: {', '.join(_legal_keys(violation.place[:-1]))}"
+    if violation.is_own:
+        return str(violation)
+    return f"{violation.path}: {violation.value!r} is not legal: {violation.message}"
 
 
 def _legal_keys(path: Sequence[Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Every error that a user can meet, and one exception for each MUST of the format.
 
-All of them are :class:`ValueError`: the value is wrong, and the message says which value, what is legal and what to do.
+Each is a :class:`ValueError`: some value is wrong, and the message gives the value, what is legal and the remedy.
 The format's rules are numbered in ``docs/format.md``; ``FORMAT_RULES`` maps a rule's code to its exception.
 """
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 class PreshardError(ValueError):
-    """Base of all errors that preshard raises for its users."""
+    """Base class of every error that preshard raises for its users."""
 
 
 class ConfigError(PreshardError):
@@ -18,15 +18,15 @@ class ConfigError(PreshardError):
 
 
 class PlanError(PreshardError):
-    """Lengths that no plan can satisfy: a document above a budget, a window that does not divide."""
+    """Lengths or sizes that no plan can satisfy: a document above a budget, a window that does not divide."""
 
 
 class LayoutError(PreshardError):
-    """A layout was asked for that cannot exist: a degree of zero, a length that does not divide."""
+    """A layout that cannot exist was requested, or a layout breaks its own rules."""
 
 
 class ReaderError(PreshardError):
-    """A dataset was asked for what it does not hold: a rank out of range, a degree or scheme that was not planned."""
+    """A dataset does not hold what was requested: a rank out of range, a degree or scheme that was not planned."""
 
 
 class DocumentError(PreshardError):
@@ -34,7 +34,7 @@ class DocumentError(PreshardError):
 
     Args:
         code: one of :data:`REJECT_CODES`.
-        message: what is wrong, for a person.
+        message: what is wrong, in words for a person.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -44,12 +44,12 @@ class DocumentError(PreshardError):
         self.code = code
 
     def __reduce__(self) -> tuple[type[DocumentError], tuple[str, str]]:
-        """Exceptions travel between processes, and by default only with one argument."""
+        """By default an exception is pickled with a single argument; this one must survive with all of its own."""
         return type(self), (self.code, str(self))
 
 
 REJECT_STAGES = ("read", "measure", "plan", "write")
-"""Steps of the job at which a document can be rejected."""
+"""Stages of the job at which a document can be rejected."""
 
 REJECT_CODES = (
     "bad_row",
@@ -65,12 +65,12 @@ REJECT_CODES = (
 
 
 class FormatError(PreshardError):
-    """Base of the format's broken rules.
+    """Base class of the format's rules: one exception per MUST.
 
     Args:
-        where: the file, and the sample in it where there is one.
-        detail: the value found and the value that the rule asks for. Left out, ``where`` is the whole message: torch
-            raises a data-loading worker's error again from its text alone.
+        where: the file and, if there is one, the sample in it.
+        detail: the value found and the value that the rule asks for. If it is left out, ``where`` is the whole message:
+            torch raises an error of a data-loading worker again from its text alone.
     """
 
     rule: ClassVar[str] = ""
@@ -81,7 +81,7 @@ class FormatError(PreshardError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[FormatError], tuple[str, str]]:
-        """Exceptions travel between processes, and by default only with one argument."""
+        """By default an exception is pickled with a single argument; this one must survive with all of its own."""
         return type(self), (self.where, self.detail)
 
 
@@ -90,7 +90,7 @@ FORMAT_RULES: dict[str, type[FormatError]] = {}
 
 
 def _rule(code: str, name: str, meaning: str) -> type[FormatError]:
-    """Makes the exception of one rule and enters it into :data:`FORMAT_RULES`."""
+    """Creates the exception of one rule and registers it in :data:`FORMAT_RULES`."""
     error = type(name, (FormatError,), {"rule": code, "__doc__": meaning, "__module__": __name__})
     FORMAT_RULES[code] = error
     return error

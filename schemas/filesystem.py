@@ -1,4 +1,4 @@
-"""Paths and URIs to the filesystems that pyarrow opens."""
+"""Resolves paths and URIs to the filesystems that pyarrow opens: the one place that reads a URI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_uri(location: str) -> bool:
-    """Whether a location names its scheme (``s3://``, ``file://``), else it is a local path."""
+    """Whether a location names its scheme (``s3://``, ``file://``); otherwise it is a local path."""
     return bool(_SCHEME.match(location))
 
 
@@ -54,7 +54,7 @@ def _client(scheme: str, authority: str, query: str) -> tuple[fs.FileSystem, str
 
 
 def without_credentials(location: str) -> str:
-    """A location without the key and secret that a URI can hold before its bucket (``s3://key:secret@bucket``)."""
+    """A location without the key and secret that a URI may hold before its bucket (``s3://key:secret@bucket``)."""
     if not is_uri(location):
         return location
     scheme, _, rest = location.partition("://")
@@ -63,10 +63,10 @@ def without_credentials(location: str) -> str:
 
 
 def join(folder: str, *names: str) -> str:
-    """A path or URI below a folder; a URI's query, such as ``?region=eu-west-1``, stays behind the path."""
+    """A path or URI below a folder. The query of a URI, such as ``?region=eu-west-1``, stays behind the path."""
     path, query = split_query(folder)
     below = [_quoted(name) for name in names] if is_uri(folder) else names
-    return "/".join([path.rstrip("/") or path, *below]) + query
+    return "/".join([path.rstrip("/"), *below]) + query
 
 
 def _quoted(name: str) -> str:
@@ -75,6 +75,6 @@ def _quoted(name: str) -> str:
 
 
 def split_query(location: str) -> tuple[str, str]:
-    """A location's path and its query with the question mark; a local path has no query."""
+    """Splits a location into its path and its query, question mark included; a local path has no query."""
     path, mark, query = location.partition("?") if is_uri(location) else (location, "", "")
     return path, mark + query

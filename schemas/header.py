@@ -1,4 +1,4 @@
-"""The header part of a sample, which every rank reads: one reader for trainer, service and tests."""
+"""The header part of a sample, which every rank reads: the one reader for the trainer and the service."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SampleHeader:
 
 
 def decode_header(data: bytes, pack_id: int, config: PackConfig, where: str) -> SampleHeader:
-    """Takes a header part apart: its three members, one after the other, and nothing behind them.
+    """Decodes a header part: its three members, one after the other, with nothing behind them.
 
     Args:
         data: bytes of the shard from the sample's first tar header to its first crop's.

@@ -1,4 +1,4 @@
-"""The id of a dataset: packing writes it, verifying derives it again."""
+"""The id of a dataset, which packing writes and ``verify`` derives again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAN_COLUMNS = ("piece", "pack_id", "start", "length", "aligned_length")
 
 
 def dataset_id(config: PackConfig, tokenizer: TokenizerEntry, planned: pa.Table) -> str:
-    """SHA-256 of configuration, tokenizer and plan. The tokenizer's path is not in it, its content is.
+    """SHA-256 of configuration, tokenizer and plan. It covers the content of the tokenizer, not its path.
 
     Args:
         config: the job's configuration.

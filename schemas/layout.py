@@ -32,11 +32,11 @@ def layout_name(scheme: str, ring_degree: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLayout:
-    """How one scheme deals a sequence over ``ring_degree`` ring ranks.
+    """How one scheme distributes a sequence over ``ring_degree`` ring ranks.
 
-    ``runs`` has rows (ring_rank, start, length), rank after rank, and inside a rank in slice order: rank r's slice is
-    the natural ranges ``[start, start + length)`` of its rows, one after the other. ``needs[r, b]`` says whether any
-    query of rank r sees any key of block b of ``block_size`` tokens in natural order.
+    ``runs`` has rows (ring_rank, start, length), rank after rank and, within a rank, in slice order: the slice of rank
+    r consists of the natural ranges ``[start, start + length)`` of its rows, one after the other. ``needs[r, b]`` says
+    whether any query of rank r sees any key of block b of ``block_size`` tokens in natural order.
     """
 
     scheme: str
@@ -51,10 +51,10 @@ class TokenLayout:
 
 
 def check_partition(layout: TokenLayout, seq_len: int) -> None:
-    """Raise unless every token is on exactly one rank, ranks come in order, and all slices are equally long.
+    """Checks that every token is on exactly one rank, that ranks come in order, and that all slices are equally long.
 
     Raises:
-        LayoutError: naming the first position or rank that is wrong.
+        LayoutError: they are not; names the first position or rank that is wrong.
     """
     runs, name = layout.runs, layout.name
     ranks = runs[:, 0]
@@ -77,7 +77,7 @@ def check_partition(layout: TokenLayout, seq_len: int) -> None:
 
 
 def slice_positions(runs: Int32[np.ndarray, "runs 3"], ring_rank: int) -> Int64[np.ndarray, "slice"]:
-    """Natural positions of the tokens of a ring rank's slice, in slice order."""
+    """Natural positions of the tokens in the slice of a ring rank, in slice order."""
     mine = runs[runs[:, 0] == ring_rank]
     if not len(mine):
         return np.zeros(0, np.int64)
@@ -89,7 +89,7 @@ def slice_positions(runs: Int32[np.ndarray, "runs 3"], ring_rank: int) -> Int64[
 def rank_positions(
     runs: Int32[np.ndarray, "runs 3"], *, ring_rank: int, ulysses_degree: int = 1, ulysses_rank: int = 0
 ) -> Int64[np.ndarray, "local"]:
-    """Natural positions of the tokens of one CP rank: the ``ulysses_rank``-th equal piece of the ring rank's slice.
+    """Natural positions of the tokens of one CP rank: the ``ulysses_rank``-th of the equal pieces of its ring slice.
 
     Raises:
         ValueError: the slice does not divide by ``ulysses_degree``.
@@ -103,10 +103,10 @@ def rank_positions(
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class RankImages(TypedDict):
-    """One rank's part of the images, in the form that Molmo2 reads (allenai/molmo2, ``image_shard_boundaries``).
+    """The crops of one rank, in the form that Molmo2 reads (allenai/molmo2, ``image_shard_boundaries``).
 
-    ``*_image_idx`` count crops and ``*_pool_idx`` rows of pooled vision features, both half open.
-    ``max_num_tokens`` is the largest number of pooled rows of any rank of the group: what ranks pad to before a gather.
+    ``*_image_idx`` count crops and ``*_pool_idx`` rows of pooled vision features; both ranges are half open.
+    ``max_num_tokens`` is the largest number of pooled rows of any rank in the group: ranks pad to it before a gather.
     """
 
     start_image_idx: int
@@ -121,7 +121,7 @@ def boundaries_from_edges(
     cum_image_bounds: Int64[np.ndarray, "units"],
     cum_token_pooling_bounds: Int64[np.ndarray, "units"],
 ) -> dict[str, RankImages]:
-    """Molmo2's dict form of contiguous boundaries over units. Keys are ranks, as strings, since JSON has no others.
+    """Contiguous boundaries over units in Molmo2's form. Keys are ranks, as strings, since JSON knows no other keys.
 
     Args:
         edges: rank r holds the units ``edges[r]:edges[r + 1]``.

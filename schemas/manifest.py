@@ -13,12 +13,12 @@ MANIFEST = "manifest.json"
 RUN = "run.json"
 SHARDS = "shards"
 WORK = ".work"
-"""Folder inside the dataset for what an interrupted job has done. Gone when the dataset is whole."""
+"""Folder inside the dataset that holds the finished work of an unfinished job. It is gone once the dataset is whole."""
 PLANNED = "planned.json"
-"""File in that folder that says how many ``shards`` there will be, for those who watch."""
+"""File in that folder that says how many ``shards`` there will be, so that others can show the progress."""
 
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
-"""A count, id, size or place: what an int64 column of a table can hold too."""
+"""A count, id, size or position; also fits the int64 columns of the tables."""
 
 
 class _Record(BaseModel):
@@ -26,7 +26,7 @@ class _Record(BaseModel):
 
 
 class ShardEntry(_Record):
-    """One tar file. ``first_pack`` is the ``pack_id`` of its first sample; the others follow without a gap."""
+    """One tar file. ``first_pack`` is the ``pack_id`` of its first sample; the others follow without gaps."""
 
     name: str
     bytes: Natural
@@ -45,7 +45,7 @@ class TableEntry(_Record):
 
 
 class TokenizerEntry(_Record):
-    """The tokenizer that made the tokens. ``vocab_size`` counts every id that can stand in ``tokens``."""
+    """The tokenizer that produced the tokens. ``vocab_size`` covers every id that can occur in ``tokens``."""
 
     name: str
     sha256: str
@@ -57,7 +57,7 @@ class TokenizerEntry(_Record):
 
 
 class Counts(_Record):
-    """Totals. ``source_documents`` rows were read: each is counted in ``documents`` or in ``rejected``."""
+    """Totals. Each of the ``source_documents`` rows that were read is counted in ``documents`` or in ``rejected``."""
 
     source_documents: Natural
     documents: Natural
@@ -71,11 +71,11 @@ class Counts(_Record):
 
 
 UNSEALED = "0" * 64
-"""``sha256`` of a manifest while its own hash is taken."""
+"""``sha256`` of a manifest while its own hash is computed."""
 
 
 class Manifest(_Record):
-    """Written last: without it a folder is no dataset.
+    """Written last: a folder without it is not a dataset.
 
     ``sha256`` is that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
     """
@@ -105,7 +105,8 @@ class DocumentSpan(_Record):
 
 
 class StoredImage(_Record):
-    """One crop. ``offset`` counts bytes from the first crop's tar header to this one's, ``size`` is its content's.
+    """One crop. ``offset`` is the distance in bytes from the tar header of the first crop to that of this one, and
+    ``size`` the length of its content.
 
     ``unit`` is the row of ``cum_image_bounds`` that it belongs to; ``timestamp`` is in seconds from the clip's start,
     null for a still image.

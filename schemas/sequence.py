@@ -22,7 +22,7 @@ NOT_POOLED = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskArrays:
-    """The three arrays that define the attention mask, in natural order, one entry a token.
+    """The three arrays that define the attention mask, in natural order, with one entry per token.
 
     Query ``q`` may see key ``k`` when ``doc[q] == doc[k] >= 0``, ``branch[k]`` is 0 or ``branch[q]``, and either
     ``k <= q`` or ``group[q] == group[k] >= 0``. A padding token (``doc == -1``) sees nothing and is seen by nothing.
@@ -70,12 +70,12 @@ def dense_mask(
     queries: np.ndarray | None = None,
     keys: np.ndarray | None = None,
 ) -> Bool[np.ndarray, "queries keys"]:
-    """The mask as a matrix, for tests and small sequences: memory grows with the square of the length.
+    """The mask as a matrix, for checks and for short sequences: memory grows with the product of the two sets.
 
     Args:
         mask: the mask's arrays.
-        queries: natural positions of the rows; all when not given.
-        keys: natural positions of the columns; all when not given.
+        queries: natural positions of the rows; all positions by default.
+        keys: natural positions of the columns; all positions by default.
     """
     every = np.arange(mask.seq_len)
     q = every if queries is None else np.asarray(queries)

@@ -23,7 +23,7 @@ PACKS = pa.schema(
         ("cost", pa.float64()),
     ]
 )
-"""One row a pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``attention_area``
+"""One row per pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``attention_area``
 counts the allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in GFLOP."""
 
 DOCUMENTS = pa.schema(
@@ -39,7 +39,7 @@ DOCUMENTS = pa.schema(
         ("truncated_tokens", pa.int64()),
     ]
 )
-"""One row a packed document (a piece of one, under ``oversize: split``), by ``(pack_id, start)``."""
+"""One row per packed document (per piece of one, under ``oversize: split``), by ``(pack_id, start)``."""
 
 REJECTS = pa.schema(
     [
@@ -51,7 +51,7 @@ REJECTS = pa.schema(
         ("message", pa.string()),
     ]
 )
-"""One row a rejected document, in source order. ``stage`` is ``read``, ``measure``, ``plan`` or ``write``."""
+"""One row per rejected document, in source order. ``stage`` is ``read``, ``measure``, ``plan`` or ``write``."""
 
 BALANCE = pa.schema(
     [
@@ -63,7 +63,7 @@ BALANCE = pa.schema(
         ("load", pa.int64()),
     ]
 )
-"""One row for (pack, kind, scheme, degree, rank). Kinds, with what ``degree`` and ``rank`` mean for each:
+"""One row per (pack, kind, scheme, degree, rank). The kinds, with the meaning of ``degree`` and ``rank`` for each:
 
 * ``attention``: allowed pairs of a ring rank's queries; ``tiles``: its 128 x 128 tiles; ``keys_fetched``: keys it needs
   and does not hold; ``degree`` is the ring degree.

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in words that are the same wherever it is told."""
+"""What pydantic finds wrong with a value, worded once for all who report it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pydantic import ValidationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """One thing that is wrong with a value.
+class Violation:
+    """One constraint that a value breaks.
 
     Attributes:
-        place: keys and indices that lead to it; empty for the value as a whole.
+        place: keys and indices that lead to the value; empty for the value as a whole.
         message: what is wrong, beginning in lower case.
         value: what was found there.
-        is_unknown: the key itself is not known.
-        is_own: a validator of ours says so, with the value in its words.
+        is_unknown_key: the key itself is not one of the model's.
+        is_own: the message comes from a validator of ours, which names the value and what is legal.
     """
 
     place: tuple[int | str, ...]
     message: str
     value: Any
-    is_unknown: bool
+    is_unknown_key: bool
     is_own: bool
 
     @property
@@ -36,19 +36,19 @@ class Fault:
         return f"{self.path}: {self.message}" if self.place else self.message
 
 
-def first_fault(error: ValidationError) -> Fault:
-    """The first of the faults that a validation found."""
-    return faults_of(error.errors())[0]
+def first_violation(error: ValidationError) -> Violation:
+    """The first violation that a validation found."""
+    return violations_of(error.errors())[0]
 
 
-def faults_of(details: Sequence[Any]) -> list[Fault]:
-    """Pydantic's or FastAPI's list of error details as faults, in its order."""
+def violations_of(details: Sequence[Any]) -> list[Violation]:
+    """The error details of pydantic or FastAPI as violations, in their order."""
     return [
-        Fault(
+        Violation(
             place=tuple(detail["loc"]),
             message=_in_lower_case(detail["msg"].removeprefix("Value error, ")),
             value=detail["input"],
-            is_unknown=detail["type"] == "extra_forbidden",
+            is_unknown_key=detail["type"] == "extra_forbidden",
             is_own=detail["type"] == "value_error",
         )
         for detail in details
@@ -56,12 +56,12 @@ def faults_of(details: Sequence[Any]) -> list[Fault]:
 
 
 def _in_lower_case(message: str) -> str:
-    """As the second half of a sentence; a name in capitals keeps them."""
+    """The message as the second half of a sentence. One that begins with an acronym keeps its capitals."""
     return message if message[:2].isupper() else f"{message[:1].lower()}{message[1:]}"
 
 
 def nearest_multiples(value: int, step: int) -> str:
-    """The positive multiples of ``step`` next to a value, for a message."""
+    """The positive multiples of ``step`` on either side of a value, for a message."""
     below = value - value % step
     above = below if below == value else below + step
     return f"{below} and {above}" if 0 < below < above else f"{above}"

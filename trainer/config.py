@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.errors import ConfigError
-from schemas.validation import first_fault
+from schemas.validation import first_violation
 from trainer.attention.bind import Kind
 from trainer.models.config import PRESETS, ModelConfig, parse_model_config
 from trainer.models.features import Way
@@ -99,10 +99,10 @@ def make_config(values: dict[str, object]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
-        fault = first_fault(error)
-        if not fault.place:
-            raise ConfigError(fault.message) from None
-        raise ConfigError(f"{option(fault.path)} is {values.get(fault.path)}; {fault.message}") from None
+        violation = first_violation(error)
+        if not violation.place:
+            raise ConfigError(violation.message) from None
+        raise ConfigError(f"{option(violation.path)} is {values.get(violation.path)}; {violation.message}") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from packer_service.http.dataset.inside import OutsideError
 from packer_service.http.models.common import Problem
-from schemas.validation import faults_of
+from schemas.validation import violations_of
 
 MEDIA_TYPE = "application/problem+json"
 _MOST_ERRORS = 5
@@ -102,7 +102,7 @@ def add_handlers(app: FastAPI) -> None:
 
 def _sentences(error: RequestValidationError) -> str:
     """The first few faults, each with where it lies; values are not repeated, they may be long."""
-    faults = faults_of(error.errors())
-    told = [str(fault)[:300] for fault in faults[:_MOST_ERRORS]]
-    more = f"; and {len(faults) - _MOST_ERRORS} more" if len(faults) > _MOST_ERRORS else ""
+    violations = violations_of(error.errors())
+    told = [str(violation)[:300] for violation in violations[:_MOST_ERRORS]]
+    more = f"; and {len(violations) - _MOST_ERRORS} more" if len(violations) > _MOST_ERRORS else ""
     return "; ".join(told) + more

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas.config import VisionConfig
 from schemas.errors import ConfigError
 from schemas.manifest import TokenizerEntry
-from schemas.validation import first_fault
+from schemas.validation import first_violation
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -107,7 +107,7 @@ def parse_model_config(values: object) -> ModelConfig:
     try:
         return ModelConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"model: {first_fault(error)}") from None
+        raise ConfigError(f"model: {first_violation(error)}") from None
 
 
 PRESETS: dict[str, ModelConfig] = {

@@ -1,0 +1,81 @@
+"""The configuration as a manifest stores it: complete, legal, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from schemas.codec import decode_manifest
+from schemas.config import PackConfig, parse_config, stored_config
+from schemas.errors import ConfigError, ManifestInvalid
+from schemas.manifest import Manifest
+from schemas.validation import first_violation, nearest_multiples
+
+
+@pytest.fixture
+def manifest(tiny_dataset: Path) -> Manifest:
+    return decode_manifest((tiny_dataset / "manifest.json").read_bytes(), "manifest.json")
+
+
+def test_what_is_stored_is_what_packed(manifest: Manifest, tiny_config: PackConfig) -> None:
+    """Fails when a value changes its type or its order on the way through JSON."""
+    assert stored_config(manifest) == tiny_config
+    assert parse_config(tiny_config.model_dump(mode="json")) == tiny_config
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda config: config.pop("seq_len"), "config.seq_len is not written out"),
+        (lambda config: config["order"].pop("window"), "config.order.window is not written out"),
+        (lambda config: config.pop("vision"), "config.vision is not written out"),
+        (lambda config: config.update(extra=1), "config.extra: unknown key; legal here: seq_len"),
+        (lambda config: config["video"].update(rate=1), "config.video.rate: unknown key; legal here: fps, max_frames"),
+        (lambda config: config.update(seq_len="1024"), "config.seq_len: '1024' is not legal: input should be"),
+        (lambda config: config.update(seq_len=1025), "config.seq_len 1025 does not divide evenly"),
+    ],
+)
+def test_a_stored_configuration_has_every_key(
+    manifest: Manifest, edit: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    """Fails when a missing key is replaced by a default in silence: a reader would take another pack for this one."""
+    config = {key: dict(value) if isinstance(value, dict) else value for key, value in manifest.config.items()}
+    edit(config)
+    with pytest.raises(ManifestInvalid, match=said):
+        stored_config(manifest.model_copy(update={"config": config}))
+
+
+def test_values_given_twice_are_told() -> None:
+    """Fails when a degree listed twice makes two layouts of one name."""
+    for key in ("cp_sizes", "ring_degrees"):
+        with pytest.raises(ConfigError, match=rf"{key} \[1, 2, 1\] contains a value twice"):
+            parse_config({key: [1, 2, 1]})
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "said"),
+    [(10, 4, "8 and 12"), (3, 4, "4"), (8, 4, "8"), (0, 4, "0"), (1, 1, "1"), (5, 2, "4 and 6")],
+)
+def test_nearest_multiples(value: int, step: int, said: str) -> None:
+    """Fails when a message proposes 0, or a value that is no multiple."""
+    assert nearest_multiples(value, step) == said
+
+
+def test_violations_are_worded_once() -> None:
+    """Fails when an acronym loses its capitals, or the place of a fault inside a list is lost."""
+
+    class Model(BaseModel):
+        sizes: list[int]
+
+    with pytest.raises(ValidationError) as caught:
+        Model.model_validate({"sizes": [1, "x"]})
+    violation = first_violation(caught.value)
+    assert (violation.path, violation.value) == ("sizes.1", "x")
+    assert str(violation).startswith("sizes.1: input should be a valid integer")
+    with pytest.raises(ValidationError) as caught:
+        Model.model_validate_json("[")
+    assert str(first_violation(caught.value)).startswith("invalid JSON")
