@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from packer_service.http.problems import ProblemError, problem_response
 from packer_service.http.settings import ServiceSettings
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 PLAN_PATH = "/v1/plan"
 
@@ -36,11 +32,11 @@ _HEADERS = {
 class Headers:
     """Adds the headers that make a browser careful, to every answer."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self.headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
                 # a copy: the answer and its headers may be kept and sent again
@@ -53,10 +49,10 @@ class Headers:
 class Head:
     """Answers HEAD as GET without its body."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
@@ -73,19 +69,19 @@ class Head:
 class Gate:
     """Lets in whom the settings let in: the host that is asked for, and the token."""
 
-    def __init__(self, app: App, settings: ServiceSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self.app = app
         self.hosts = {host.lower() for host in settings.hosts}
         self.token = settings.token.get_secret_value().encode() if settings.token else None
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
         if problem is not None:
             await problem_response(scope, problem)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _problem(self, scope: Message) -> ProblemError | None:
+    def _problem(self, scope: Scope) -> ProblemError | None:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
@@ -105,11 +101,11 @@ class Gate:
 class Bounds:
     """Ends requests whose body is too large or that take too long."""
 
-    def __init__(self, app: App, settings: ServiceSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self.app = app
         self.settings = settings
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -132,7 +128,7 @@ class Bounds:
 class _Exchange:
     """A request and its answer. Once there is a problem, nothing else is answered."""
 
-    def __init__(self, scope: Message, receive: Receive, send: Send, limit: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         self._scope, self._receive, self._send, self._limit = scope, receive, send, limit
         self._size = 0
         self.started = False

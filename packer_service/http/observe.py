@@ -9,10 +9,10 @@ import traceback
 import uuid
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from packer_service.http.dataset.dataset import Dataset
 from packer_service.http.dataset.unfinished import Unfinished
-from packer_service.http.guards import App, Message, Receive, Send
 from packer_service.http.problems import ProblemError, problem_response
 from packer_service.http.serving import Service
 
@@ -61,11 +61,11 @@ def _state(found: object) -> str:
 class Observer:
     """Gives each request an id, logs and measures it, and keeps what went wrong inside from the client."""
 
-    def __init__(self, app: App, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -94,7 +94,7 @@ class Observer:
         finally:
             self._tell(scope, method, status or 499, size, time.perf_counter() - began)
 
-    def _tell(self, scope: Message, method: str, status: int, size: int, seconds: float) -> None:
+    def _tell(self, scope: Scope, method: str, status: int, size: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "none"
         self.metrics.requests.labels(method, route, str(status)).inc()
         self.metrics.seconds.labels(route).observe(seconds)

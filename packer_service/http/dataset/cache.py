@@ -1,18 +1,24 @@
-"""What was read and worked out, kept while there is room; asked for by many at once, it is made once."""
+"""What was read and computed, kept while there is room; what many ask for at once is made once."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from cachetools import LRUCache
 
 T = TypeVar("T")
 
 
+class _Kept(NamedTuple):
+    value: Any
+    size: int
+
+
 class Cache:
-    """Values by key, the least recently used dropped first. Safe for threads.
+    """Values by key in an ``LRUCache`` that counts bytes. Safe for threads; each value is made by one of them.
 
     A value larger than the whole limit is given to those who wait for it and not kept. A failure is not kept either.
 
@@ -22,31 +28,38 @@ class Cache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.bytes = 0
         self.hits = 0
         self.misses = 0
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._values: LRUCache[Hashable, _Kept] = LRUCache(limit, getsizeof=lambda kept: kept.size)
         self._making: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all values that are kept."""
+        return int(self._values.currsize)
+
     def peek(self, key: Hashable) -> Any:
         """The value if it is there, else None."""
         with self._lock:
-            if key not in self._values:
+            kept = self._values.get(key)
+            if kept is None:
                 return None
             self.hits += 1
-            self._values.move_to_end(key)
-            return self._values[key][0]
+            return kept.value
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Keeps a value of so many bytes in place of the one that the key had."""
         with self._lock:
-            self._keep(key, value, size)
+            self._values.pop(key, None)
+            if size <= self.limit:
+                self._values[key] = _Kept(value, size)
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        """The value of a key, made now if it is not there; ``size`` tells its bytes.
+        """The value of a key, made now if it is not there; ``size`` returns its bytes.
 
         Raises:
             Exception: what ``make`` raised, also to those who waited for it.
@@ -54,8 +67,7 @@ class Cache:
         with self._lock:
             if key in self._values:
                 self.hits += 1
-                self._values.move_to_end(key)
-                found: T = self._values[key][0]
+                found: T = self._values[key].value
                 return found
             self.misses += 1
             waiting = self._making.get(key)
@@ -66,8 +78,7 @@ class Cache:
             return awaited
         try:
             value = make()
-            with self._lock:
-                self._keep(key, value, size(value))
+            self.put(key, value, size(value))
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -77,13 +88,3 @@ class Cache:
         finally:
             with self._lock:
                 del self._making[key]
-
-    def _keep(self, key: Hashable, value: Any, size: int) -> None:
-        if key in self._values:
-            self.bytes -= self._values.pop(key)[1]
-        if size > self.limit:
-            return
-        self._values[key] = (value, size)
-        self.bytes += size
-        while self.bytes > self.limit:
-            self.bytes -= self._values.popitem(last=False)[1][1]
