@@ -1,4 +1,4 @@
-"""The command line: words to calls, errors to one line and an exit status."""
+"""The command line. It turns words into calls, and errors into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class _RayOnUse:
-    """Runs tasks on Ray, which it starts with the first of them: a run with nothing to do need not wait for it."""
+    """Runs tasks on Ray and starts it with the first task, so that a run with nothing to do does not wait for it."""
 
     def __init__(self, stack: ExitStack, address: str | None, num_cpus: int | None, progress: ConsoleProgress) -> None:
         self.stack = stack
@@ -48,7 +48,7 @@ class _RayOnUse:
 
 
 class _Commands(click.Group):
-    """Lists commands in the order in which a user meets them."""
+    """Lists commands in the order in which a user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
@@ -57,25 +57,25 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="preshard")
 def cli() -> None:
-    """Packs video, image and text documents into shards from which a context-parallel rank reads only its own part."""
+    """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
 
 def _config_options(command: Any) -> Any:
-    command = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One configuration value.")(
-        command
-    )
-    return click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration in YAML.")(
+    command = click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Sets one configuration value."
+    )(command)
+    return click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file in YAML.")(
         command
     )
 
 
 def _dp_option(command: Any) -> Any:
-    text = "Data-parallel sizes to give the straggler ratio of, such as 8,16,32; each divides order.window."
+    text = "Data-parallel sizes to report the straggler ratio for, such as 8,16,32; each must divide order.window."
     return click.option("--dp", "dp_sizes", type=_Sizes(), default=(), help=text)(command)
 
 
 class _Sizes(click.ParamType):
-    """Positive integers between commas."""
+    """Positive integers separated by commas."""
 
     name = "N,N,..."
 
@@ -97,7 +97,7 @@ def _ray_options(command: Any) -> Any:
 @cli.command("demo-source")
 @click.argument("directory", type=click.Path(path_type=Path))
 def demo_source(directory: Path) -> None:
-    """Writes a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
+    """Write a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
     from packer_service.demo.source import write_demo_source
 
     counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
@@ -106,7 +106,7 @@ def demo_source(directory: Path) -> None:
 
 @cli.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or URI.")
+@click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or a URI.")
 @_config_options
 @_ray_options
 def pack(
@@ -117,7 +117,7 @@ def pack(
     ray_address: str | None,
     num_cpus: int | None,
 ) -> None:
-    """Packs SOURCE files and folders (JSON Lines, Parquet) into a dataset. Goes on where an earlier run stopped."""
+    """Pack SOURCE files and folders (JSON Lines, Parquet) into a dataset. Continues where an earlier run stopped."""
     from packer_service.config import load_config
     from packer_service.job.pack import pack as run_job
 
@@ -129,9 +129,7 @@ def pack(
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
     if outcome.already_done:
-        click.echo(
-            f"{out}: is packed already ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done"
-        )
+        click.echo(f"{out}: already packed ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done")
         return
     seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
     click.echo(
@@ -143,9 +141,9 @@ def pack(
 @cli.command()
 @click.argument("sources", nargs=-1, metavar="SOURCE...")
 @click.option(
-    "--lengths", type=click.Path(path_type=Path), help="Parquet with doc_id, tokens, images: skips measuring."
+    "--lengths", type=click.Path(path_type=Path), help="Parquet file with doc_id, tokens, images; skips measuring."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @_dp_option
 @_config_options
 @_ray_options
@@ -159,14 +157,14 @@ def plan(
     ray_address: str | None,
     num_cpus: int | None,
 ) -> None:
-    """Measures and plans without writing a dataset: what would packing SOURCE give?"""
+    """Measure and plan without writing a dataset: what would packing SOURCE give?"""
     from packer_service.config import load_config
     from packer_service.job.preview import plan_sources
     from packer_service.report.what_if import plan_lengths
 
     config = load_config(config_file, settings)
     if bool(sources) == (lengths is not None):
-        raise ConfigError("plan: give SOURCE files and folders, or --lengths FILE.parquet, and not both")
+        raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     if lengths is not None:
         _print_report(plan_lengths(lengths, config, dp_sizes), as_json)
         return
@@ -180,10 +178,12 @@ def plan(
 
 @cli.command()
 @click.argument("dataset")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option("--num-cpus", type=click.IntRange(min=1), help="Processes that read shards at once; all CPUs by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option(
+    "--num-cpus", type=click.IntRange(min=1), help="Processes that read shards in parallel; all CPUs by default."
+)
 def verify(dataset: str, as_json: bool, num_cpus: int | None) -> None:
-    """Derives every rule of the format again from the bytes of DATASET. Exit status 0 when sound, 1 when not."""
+    """Check every rule of the format against the bytes of DATASET. Exit status 0 if it is sound, 1 if not."""
     from packer_service.verify import verify_dataset
 
     verdict = verify_dataset(dataset, processes=num_cpus, progress=ConsoleProgress())
@@ -197,10 +197,10 @@ def verify(dataset: str, as_json: bool, num_cpus: int | None) -> None:
 
 @cli.command()
 @click.argument("dataset")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @_dp_option
 def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
-    """Says how full and how balanced DATASET is, and what was lost and why."""
+    """Show how full and how balanced DATASET is, and what was lost and why."""
     from packer_service.report.dataset import report_dataset
 
     _print_report(report_dataset(dataset, dp_sizes), as_json)
@@ -217,13 +217,13 @@ def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
     "tokenizers",
     multiple=True,
     metavar="FILE",
-    help="A tokenizer.json to spell tokens with; repeatable.",
+    help="A tokenizer.json that decodes tokens; repeatable.",
 )
-@click.option("--cache-mib", default=512, show_default=True, type=click.IntRange(0), help="Memory for what was read.")
+@click.option("--cache-mib", default=512, show_default=True, type=click.IntRange(0), help="Memory for cached data.")
 def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int) -> None:
-    """Shows every dataset below ROOT in a browser and over REST, read-only.
+    """Show every dataset below ROOT in a browser and over REST, read-only.
 
-    With PRESHARD_TOKEN set, data is given only to those who send it as bearer token.
+    If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
     """
     from packer_service.http.serve import serve_folder
 
@@ -242,7 +242,7 @@ def _print_report(figures: dict[str, Any], as_json: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``preshard``.
 
-    Exit status 0 done, 1 failed, 2 bad usage or configuration, 130 and 143 stopped by SIGINT (Ctrl-C) and SIGTERM.
+    Exit status: 0 done, 1 failed, 2 bad usage or configuration, 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
     """
     try:
         with interruptible():
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
     except Interrupted as stop:
-        _fail(stop.exit_status, "interrupted; run the same command again to go on")
+        _fail(stop.exit_status, "interrupted; run the same command again to continue")
     except (ConfigError, PlanError) as error:
         _fail(2, str(error))
     except (PreshardError, OSError) as error:

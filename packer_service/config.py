@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 
 
 def load_config(file: Path | None = None, settings: Sequence[str] = ()) -> PackConfig:
-    """Reads a YAML file, then lays ``key=value`` settings over it (dotted keys, YAML values).
+    """Reads a YAML file and overrides it with ``key=value`` settings (dotted keys, YAML values).
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is not legal; one line that names it.
@@ -34,7 +34,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {file}: holds a {type(values).__name__}, not a mapping of keys to values")
+        raise ConfigError(f"--config {file}: contains a {type(values).__name__}, not a mapping of keys to values")
     return values
 
 

@@ -70,7 +70,7 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["plan", "SOURCE", "--set", "tokenizer=/nowhere.json"], "tokenizer: '/nowhere.json' is no file"),
         (["plan", "SOURCE", "--dp", "8,0"], "'8,0' is not a list of positive integers"),
         (["plan", "SOURCE", "--dp", "²"], "'²' is not a list of positive integers"),
-        (["plan"], "give SOURCE files and folders, or --lengths FILE.parquet, and not both"),
+        (["plan"], "give either SOURCE files and folders or --lengths FILE.parquet"),
         (["plan", "--lengths", "/nowhere.parquet"], "--lengths /nowhere.parquet: no such file"),
         (["report", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["report", "SOURCE"], "has no manifest.json: it is no dataset"),

@@ -91,7 +91,7 @@ def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
         os.killpg(running.pid, number)  # as a terminal does, to all processes of the command
         rest = running.stderr.read()
         assert running.wait(timeout=60) == status
-    assert rest.splitlines()[-1] == "preshard: interrupted; run the same command again to go on"
+    assert rest.splitlines()[-1] == "preshard: interrupted; run the same command again to continue"
     assert "Traceback" not in rest
     assert not (out / "manifest.json").exists()
     assert not [path for path in out.rglob(".tmp-*") if "shards" not in path.parts]
