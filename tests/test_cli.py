@@ -96,7 +96,7 @@ def test_no_words_at_all_give_the_help(capsys: pytest.CaptureFixture[str]) -> No
     """Fails when the help of a bare ``preshard`` comes squeezed into one line, as errors are."""
     status, output, error = run(capsys)
     assert (status, output) == (2, "")
-    assert re.search(r"^  pack +Packs SOURCE", error, re.MULTILINE)
+    assert re.search(r"^  pack +Pack SOURCE", error, re.MULTILINE)
 
 
 def test_a_configuration_file_and_settings_over_it(
