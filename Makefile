@@ -20,9 +20,9 @@ help:
 # Installed once, and again when what is to be installed changes.
 .venv/installed: pyproject.toml constraints.txt
 	@echo "==> making .venv with $(PYTHON) and installing (a few minutes the first time)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "preshard needs Python 3.11; run: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "preshard needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[demo,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: .venv/installed

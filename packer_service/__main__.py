@@ -1,5 +1,30 @@
-"""``python -m packer_service`` is ``preshard``."""
+"""The entry point: ``preshard``, which is also ``python -m packer_service``."""
 
-from packer_service.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+EXTRAS = {"serve": "serve", "demo-source": "demo"}
+"""The extra of the package that a command needs; ``pack`` for every other command."""
+
+OURS = ("schemas", "packer_service", "trainer")
+
+
+def main() -> None:
+    """Runs the command line. A package that is not installed is one line with the remedy, and exit status 2."""
+    try:
+        from packer_service.cli import main as run
+
+        run()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in OURS:
+            raise
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        remedy = f"pip install 'preshard[{EXTRAS.get(command, 'pack')}]'"
+        what = f"preshard {command}".rstrip()
+        print(f"preshard: {what} needs the package {error.name}, which is not installed: {remedy}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

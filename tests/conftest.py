@@ -24,6 +24,8 @@ from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from schemas.config import PackConfig
 
+REPOSITORY = Path(__file__).parents[1]
+
 TINY_SETTINGS = [
     "seq_len=1024",
     "block_size=32",
@@ -167,6 +169,24 @@ def tiny_dataset(
     out = tmp_path_factory.mktemp("packed") / "dataset"
     pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
     return out
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built from the files that git tracks."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    for name in filter(None, tracked.decode().split("\0")):
+        if (REPOSITORY / name).is_file():
+            target = folder / "source" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((REPOSITORY / name).read_bytes())
+    build = ["wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", *build, "--wheel-dir", str(folder), str(folder / "source")], check=True
+    )
+    [built] = folder.glob("preshard-*.whl")
+    return built
 
 
 @pytest.fixture(scope="session")

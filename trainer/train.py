@@ -7,12 +7,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_args
 
-import click
 import torch.distributed as dist
 from pydantic.fields import FieldInfo
 
 from schemas.errors import ConfigError, PreshardError
-from trainer.config import TrainConfig, make_config, option
+
+try:
+    import click
+
+    from trainer.config import TrainConfig, make_config, option
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__" or missing.name not in ("click", "yaml"):
+        raise
+    remedy = "pip install 'preshard[train]'"
+    print(f"trainer: training needs the package {missing.name}, which is not installed: {remedy}", file=sys.stderr)
+    sys.exit(2)
+
 from trainer.distributed.mesh import build_mesh
 from trainer.distributed.processes import Processes, first_problem, start_processes
 from trainer.loop import run

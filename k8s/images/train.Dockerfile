@@ -2,7 +2,11 @@
 #   docker build -f k8s/images/train.Dockerfile -t preshard-train:0.1.0 .
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /source
-COPY pyproject.toml README.md ./
+# What is to be installed changes less often than the code, so the layer with it is kept.
+COPY pyproject.toml ./
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    print(*p['dependencies'], *p['optional-dependencies']['train'], sep='\n')" > /requirements.txt
+COPY README.md ./
 COPY schemas schemas
 COPY packer_service packer_service
 COPY trainer trainer
@@ -10,9 +14,10 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim-bookworm
 COPY constraints.txt /tmp/
-# +cpu is newer than the same version without, so the CPU build of torch is taken: 2 GB less
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c /tmp/constraints.txt \
-    click jaxtyping numpy pillow pyarrow pydantic pyyaml torch
+COPY --from=wheel /requirements.txt /tmp/
+# pip takes the version +cpu for newer than the same one without it, so this is the CPU build of torch: 2 GB less.
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
+    -c /tmp/constraints.txt -r /tmp/requirements.txt
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/*.whl
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preshard

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ray_nodes import REPOSITORY, Machine
+from ray_nodes import Machine
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
@@ -30,24 +29,6 @@ def same_bytes(tiny_dataset: Path) -> Callable[[Path], bool]:
     """Whether a dataset is, byte by byte, what one process packs from the tiny source."""
     expected = contents(tiny_dataset)
     return lambda dataset: contents(dataset) == expected
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's wheel, built from the files that git tracks."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
-    for name in filter(None, tracked.decode().split("\0")):
-        if (REPOSITORY / name).is_file():
-            target = folder / "source" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((REPOSITORY / name).read_bytes())
-    build = ["wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", *build, "--wheel-dir", str(folder), str(folder / "source")], check=True
-    )
-    [built] = folder.glob("preshard-*.whl")
-    return built
 
 
 @pytest.fixture
