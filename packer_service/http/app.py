@@ -1,4 +1,4 @@
-"""The application: routers, problems, guards."""
+"""The application: its routers, its problems and what stands around every request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import partial
 import anyio.to_thread
 from fastapi import FastAPI
 
-from packer_service.http.guards import Bounds, Gate, Head, Headers
-from packer_service.http.observe import Metrics, Observer
-from packer_service.http.openapi import describe
-from packer_service.http.openapi import router as openapi_router
+from packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
+from packer_service.http.middleware.observer import Metrics, Observer
 from packer_service.http.problems import add_handlers
 from packer_service.http.routers import (
     balance,
@@ -23,13 +21,14 @@ from packer_service.http.routers import (
     layout,
     mask,
     metrics,
+    openapi,
     packs,
     page,
     plan,
     shards,
     text,
 )
-from packer_service.http.serving import Service
+from packer_service.http.service import Service
 from packer_service.http.settings import ServiceSettings
 from schemas.version import VERSION
 
@@ -47,7 +46,7 @@ ROUTERS = (
     documents.router,
     plan.router,
     metrics.router,
-    openapi_router,
+    openapi.router,
     page.router,
 )
 
@@ -61,12 +60,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app = FastAPI(title="preshard", version=VERSION, docs_url=None, redoc_url=None, lifespan=_lifespan)
     service = app.state.service = Service(settings)
     app.state.metrics = Metrics(service)
-    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
     app.mount("/static", page.assets)
-    # the last one added is the first that a request meets
+    # a request meets the last one first
     app.add_middleware(Bounds, settings=settings)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(Head)
@@ -79,5 +78,5 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     anyio.to_thread.current_default_thread_limiter().total_tokens = service.settings.threads
-    await anyio.to_thread.run_sync(service.catalog.look)  # so that the first question need not wait for it
+    await anyio.to_thread.run_sync(service.catalog.look)  # so that the first request need not wait for it
     yield

@@ -1,7 +1,7 @@
-"""A what-if plan in a process of its own, so that no request can take the service's time or memory with it.
+"""A what-if plan in a process of its own, so that no request can use up the service's time or memory.
 
-Standard input has one line of JSON (``config``, ``dp``, ``seconds``, ``memory``), then a table of lengths as an Arrow
-stream; standard output gets one JSON object: ``figures``, or ``wrong`` with what the request has wrong.
+Standard input holds one line of JSON (``config``, ``dp_sizes``, ``seconds``, ``memory``), then a table of lengths as an
+Arrow stream; standard output gets one JSON object: ``figures``, or ``wrong`` with what is wrong with the request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = asked["memory"] if hard == resource.RLIM_INFINITY else min(asked["memory"], hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    # the parent kills this process in time; where the parent was killed itself, the processor's clock does
+    # the parent ends this process in time; should the parent be killed itself, this limit does, also with two threads
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] * 2, asked["seconds"] * 2 + 1))
     table = pa.ipc.open_stream(sys.stdin.buffer).read_all()
 
@@ -29,7 +29,7 @@ def main() -> None:
 
     answer: dict[str, Any]
     try:
-        answer = {"figures": plan_table(table, parse_config(asked["config"]), asked["dp"])}
+        answer = {"figures": plan_table(table, parse_config(asked["config"]), asked["dp_sizes"])}
     except PreshardError as error:
         answer = {"wrong": str(error)}
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Every answer that is no success: problem details, RFC 9457."""
+"""Every answer that is not a success: problem details, RFC 9457."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from packer_service.http.dataset.inside import OutsideError
 from packer_service.http.models.common import Problem
 from schemas.validation import violations_of
 
 MEDIA_TYPE = "application/problem+json"
-_MOST_ERRORS = 5
+
+_MOST_FAULTS = 5
+"""Faults of one request that are listed; the others are counted."""
+
+_MOST_CHARACTERS = 300
+"""Longest description of one fault; a fault may quote a value of any length."""
 
 
 class ProblemError(Exception):
@@ -26,7 +30,7 @@ class ProblemError(Exception):
         kind: slug of the problem's type.
         title: the kind of problem in a few words.
         detail: what was wrong with this request, and what is legal. Never a path outside the root.
-        headers: further headers of the answer.
+        headers: additional headers of the answer.
     """
 
     def __init__(self, status: int, kind: str, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
@@ -43,7 +47,7 @@ def not_found(what: str, detail: str) -> ProblemError:
 
 
 def not_legal(detail: str) -> ProblemError:
-    """A parameter that is well formed and means nothing here."""
+    """A parameter that is well formed but has no meaning for what it asks about."""
     return ProblemError(422, "invalid-request", "Invalid request", detail)
 
 
@@ -52,17 +56,8 @@ def damaged(name: str, reason: str) -> ProblemError:
     return ProblemError(409, "dataset-damaged", "Dataset damaged", f"{name}: {reason}")
 
 
-def reason_of(error: BaseException) -> str:
-    """An error in one line. The system's errors are told without their paths."""
-    if isinstance(error, OutsideError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"a file cannot be read ({error.strerror or type(error).__name__})"
-    return " ".join(str(error).split())[:300]
-
-
 def problem_response(scope: Any, problem: ProblemError) -> JSONResponse:
-    """The answer that tells a problem."""
+    """A problem as an answer."""
     body = Problem(
         type=f"urn:preshard:problem:{problem.kind}",
         title=problem.title,
@@ -76,10 +71,10 @@ def problem_response(scope: Any, problem: ProblemError) -> JSONResponse:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Makes the application tell its own errors and those of its framework as problems."""
+    """Makes the application answer its own errors and those of its framework as problems."""
 
     @app.exception_handler(ProblemError)
-    async def told(request: Request, error: ProblemError) -> JSONResponse:
+    async def own(request: Request, error: ProblemError) -> JSONResponse:
         return problem_response(request.scope, error)
 
     @app.exception_handler(RequestValidationError)
@@ -89,7 +84,7 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def of_framework(request: Request, error: HTTPException) -> JSONResponse:
         phrase = HTTPStatus(error.status_code).phrase
-        detail = {404: "There is nothing under this path.", 405: "This path does not take this method."}
+        detail = {404: "There is nothing at this path.", 405: "This path does not support this method."}
         problem = ProblemError(
             error.status_code,
             phrase.lower().replace(" ", "-"),
@@ -101,8 +96,8 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _sentences(error: RequestValidationError) -> str:
-    """The first few faults, each with where it lies; values are not repeated, they may be long."""
+    """The first few faults and their locations; values are not repeated, since they may be long."""
     violations = violations_of(error.errors())
-    told = [str(violation)[:300] for violation in violations[:_MOST_ERRORS]]
-    more = f"; and {len(violations) - _MOST_ERRORS} more" if len(violations) > _MOST_ERRORS else ""
-    return "; ".join(told) + more
+    listed = [str(violation)[:_MOST_CHARACTERS] for violation in violations[:_MOST_FAULTS]]
+    more = f"; and {len(violations) - _MOST_FAULTS} more" if len(violations) > _MOST_FAULTS else ""
+    return "; ".join(listed) + more

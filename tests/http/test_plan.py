@@ -66,7 +66,9 @@ def test_a_datasets_documents_are_planned_anew(client: TestClient) -> None:
         ({"dataset": "tiny", "dp": [3]}, "dp: "),
     ],
 )
-def test_what_cannot_be_planned_is_told(client: TestClient, asked: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_planned_is_refused_with_the_reason(
+    client: TestClient, asked: dict[str, Any], told: str
+) -> None:
     """Fails when a wrong request starts a process, or its fault is not named."""
     began = time.monotonic()
     answer = client.post("/v1/plan", json=asked)
@@ -74,8 +76,8 @@ def test_what_cannot_be_planned_is_told(client: TestClient, asked: dict[str, Any
     assert time.monotonic() - began < 1
 
 
-def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when a plan takes more documents, seconds or memory than it may, or a second one waits in line."""
+def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient]) -> None:
+    """Fails when a plan takes more documents, seconds or memory than it may, or a second one queues."""
     short = {"lengths": {"tokens": [5, 6, 7]}}
     answer = start(root, plan_documents=2).post("/v1/plan", json=short)
     assert (answer.status_code, answer.json()["title"]) == (413, "Request too large")
@@ -85,10 +87,9 @@ def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient], monkeyp
     assert time.monotonic() - began < 3
     answer = start(root, plan_memory=1 << 20).post("/v1/plan", json=short)
     assert (answer.status_code, answer.json()["title"]) == (503, "Busy")
-    from packer_service.http.routers import plan
-
-    with plan._ONE_AT_A_TIME:
-        answer = start(root).post("/v1/plan", json=short)
+    client = start(root)
+    with client.app.state.service.planner.turn():  # type: ignore[attr-defined]
+        answer = client.post("/v1/plan", json=short)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert start(root).post("/v1/plan", json={"dataset": "nobody"}).status_code == 404
     (root / "one" / "packs.parquet").unlink()

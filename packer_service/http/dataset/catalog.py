@@ -1,4 +1,4 @@
-"""Which datasets lie below the root, in which state; looked up by name, so that no request ever becomes a path."""
+"""The datasets below the root and their states, looked up by name so that no request ever becomes a path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.dataset import Dataset, load_dataset
-from packer_service.http.dataset.inside import Inside, OutsideError
+from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
+from packer_service.http.dataset.reader import Dataset, load_dataset
 from packer_service.http.dataset.unfinished import Unfinished, look_at_job
-from packer_service.http.problems import ProblemError, damaged, not_found, reason_of
+from packer_service.http.problems import ProblemError, damaged, not_found
 from packer_service.http.settings import ServiceSettings
 from packer_service.shards.store import Folder
 from schemas.errors import ConfigError, PreshardError
@@ -31,28 +31,29 @@ class Damaged:
     reason: str
 
 
-Served = Dataset | Unfinished | Damaged
+Found = Dataset | Unfinished | Damaged
+"""What a folder below the root turned out to be."""
 
 
 def name_of(path: str, root: str) -> str:
-    """A dataset's path below the root as one path segment. Different paths have different names."""
+    """A dataset's path below the root as a single path segment. Different paths have different names."""
     if not path:
         return split_query(root)[0].rstrip("/").rpartition("/")[2] or "root"
     return path.replace("~", "~0").replace(":", "~1").replace("/", ":")
 
 
 class Catalog:
-    """Every dataset below the root, looked at again when the last look is older than ``rescan_seconds``.
+    """Every dataset below the root, scanned again when the last scan is older than ``rescan_seconds``.
 
-    A look lists folders and reads stamps (size, time of change); only what has another stamp is read again. One
-    dataset's fault is that dataset's: it is listed as damaged, and served again once it is whole.
+    A scan lists folders and reads stamps (size, time of change); only what has a new stamp is read again. A fault
+    affects one dataset alone: it is listed as damaged, and served again once it is whole.
     """
 
     def __init__(self, settings: ServiceSettings, cache: Cache) -> None:
         self.settings = settings
         self.cache = cache
         self.complete = True
-        self._served: dict[str, Served] = {}
+        self._found: dict[str, Found] = {}
         self._looked: float | None = None
         self._lock = threading.Lock()
         if not Folder(settings.root).exists():
@@ -61,31 +62,31 @@ class Catalog:
     def is_due(self) -> bool:
         return self._looked is None or time.monotonic() - self._looked >= self.settings.rescan_seconds
 
-    def snapshot(self) -> dict[str, Served]:
-        """What was seen at the last look, by name in ascending order."""
-        return self._served
+    def snapshot(self) -> dict[str, Found]:
+        """What the last scan found, by name in ascending order."""
+        return self._found
 
-    def look(self) -> dict[str, Served]:
-        """Every dataset by name. While one thread looks anew, others get what was seen before."""
+    def look(self) -> dict[str, Found]:
+        """Every dataset by name. While one thread scans again, the others get what the last scan found."""
         if self.is_due() and self._lock.acquire(blocking=self._looked is None or self.settings.rescan_seconds == 0):
             try:
                 if self.is_due():
-                    self._served = self._look_anew()
+                    self._found = self._look_anew()
                     self._looked = time.monotonic()
             finally:
                 self._lock.release()
-        return self._served
+        return self._found
 
     def dataset(self, name: str) -> Dataset:
-        """A dataset that is whole.
+        """A whole dataset.
 
         Raises:
-            ProblemError: 404 there is none of that name, 409 it is unfinished or damaged.
+            ProblemError: 404 no dataset has that name, 409 it is unfinished or damaged.
         """
         found = self.look().get(name)
         if found is None:
             raise not_found(
-                "dataset", f"There is no dataset {name!r:.200} below the root; /v1/datasets lists those there are."
+                "dataset", f"There is no dataset {name!r:.200} below the root; /v1/datasets lists those that are there."
             )
         if isinstance(found, Dataset) and found.broken is None:
             return found
@@ -93,20 +94,20 @@ class Catalog:
             raise ProblemError(409, "dataset-unfinished", "Dataset unfinished", f"{name}: {found.reason}")
         raise damaged(name, found.reason if isinstance(found, Damaged) else str(found.broken))
 
-    def _look_anew(self) -> dict[str, Served]:
-        served: dict[str, Served] = {}
+    def _look_anew(self) -> dict[str, Found]:
+        found: dict[str, Found] = {}
         for folder in self._folders():
             name = name_of(folder.path, self.settings.root)
-            served[name] = self._serve(name, folder)
-            if len(served) == self.settings.max_datasets:
+            found[name] = self._open(name, folder)
+            if len(found) == self.settings.max_datasets:
                 self.complete = False
                 break
-        return dict(sorted(served.items()))
+        return dict(sorted(found.items()))
 
-    def _folders(self) -> Iterator[Inside]:
-        """Folders that hold a dataset or a job, breadth first; nothing is looked for inside of them."""
+    def _folders(self) -> Iterator[ServedFolder]:
+        """Folders that hold a dataset or a job, breadth first; those are not searched any deeper."""
         self.complete = True
-        waiting = deque([(Inside(self.settings.root), 0)])
+        waiting = deque([(ServedFolder(self.settings.root), 0)])
         looked = 0
         while waiting:
             folder, depth = waiting.popleft()
@@ -116,7 +117,7 @@ class Catalog:
                 return
             try:
                 entries = folder.entries()
-            except OSError:  # a folder that may not be read is none of ours
+            except OSError:  # we may not read this folder, so it holds nothing that we serve
                 continue
             if entries.get(MANIFEST) is False or entries.get(WORK):
                 yield folder
@@ -127,19 +128,19 @@ class Catalog:
                 continue
             waiting.extend((folder.child(name), depth + 1) for name in below)
 
-    def _serve(self, name: str, folder: Inside) -> Served:
-        before = self._served.get(name)
+    def _open(self, name: str, folder: ServedFolder) -> Found:
+        before = self._found.get(name)
         try:
             stamps = tuple(folder.stamp(file) for file in (MANIFEST, RUN, SHARDS, *TABLES))
             if not folder.is_within(MANIFEST):
-                raise OutsideError(f"{MANIFEST} lies outside of what is served")
+                raise OutsideError(f"{MANIFEST} lies outside the root")
             if stamps[0] is None:
                 return look_at_job(name, folder)
             if isinstance(before, Dataset) and before.broken is None and before.stamps == stamps:
                 return before
             found = load_dataset(name, folder, stamps, self.cache)
             if isinstance(before, Damaged) or (isinstance(before, Dataset) and before.broken is not None):
-                found.check_tables()  # once bitten: else it would be listed as whole until the next question
+                found.check_tables()  # or it would be listed as whole until the next request reads the broken table
             return found
         except ProblemError as problem:
             return Damaged(name=name, reason=problem.detail.removeprefix(f"{name}: "))

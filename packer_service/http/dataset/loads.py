@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from jaxtyping import Float64, Int64
 
-from packer_service.http.dataset.dataset import Dataset, numbers_of
+from packer_service.http.dataset.reader import Dataset, numbers_of
 from packer_service.layout.cost import gather_cost, key_weight, ring_cost
 from packer_service.packs.balance import IMAGE_KINDS, LAYOUT_KINDS
 from schemas.balance import LoadGroup, Stretch

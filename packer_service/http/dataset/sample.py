@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.problems import not_found
 from packer_service.layout.area import area_by_rank
 from packer_service.layout.mask import MaskIndex

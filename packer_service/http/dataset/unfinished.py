@@ -1,17 +1,17 @@
-"""What is known of a folder in which a job has not ended."""
+"""What is known of a folder whose job has not finished."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from packer_service.http.dataset.inside import Inside
+from packer_service.http.dataset.folder import ServedFolder
 from schemas.manifest import PLANNED, SHARDS, WORK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
-    """A job that is at work, or was killed. ``shards_total`` is None until the job has planned."""
+    """A job that is running or was killed. ``shards_total`` is None until the job has planned."""
 
     name: str
     shards_done: int
@@ -22,20 +22,21 @@ class Unfinished:
     def reason(self) -> str:
         of = "" if self.shards_total is None else f" of {self.shards_total}"
         return (
-            f"Packing has not ended: {self.shards_done}{of} shards are there; run the same pack command again to go on."
+            f"Packing has not finished: {self.shards_done}{of} shards are written; "
+            "run the same pack command again to continue."
         )
 
 
-def look_at_job(name: str, folder: Inside) -> Unfinished:
-    """Counts the shards that are whole: a shard appears under its name when it is."""
+def look_at_job(name: str, folder: ServedFolder) -> Unfinished:
+    """Counts the whole shards: a shard appears under its final name only when it is complete."""
     sizes = {file: size for file, size in folder.sizes(SHARDS).items() if file.endswith(".tar") and file[0] != "."}
     return Unfinished(
         name=name, shards_done=len(sizes), shards_total=_planned_shards(folder), bytes=sum(sizes.values())
     )
 
 
-def _planned_shards(folder: Inside) -> int | None:
-    """How many shards the plan has, where the job has written it down."""
+def _planned_shards(folder: ServedFolder) -> int | None:
+    """The number of shards in the plan, once the job has recorded it."""
     try:
         planned = json.loads(folder.child(WORK).read(PLANNED))["shards"]
     except (OSError, ValueError, KeyError, TypeError):

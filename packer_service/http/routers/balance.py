@@ -5,32 +5,31 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 
-from packer_service.http.choice import check, choose
-from packer_service.http.dataset.dataset import Dataset
-from packer_service.http.figures import image_balance, layout_balance, measures
+from packer_service.http.answers.choice import check, choose
+from packer_service.http.answers.measures import image_balance, layout_balance, measures
+from packer_service.http.answers.shards import packs_of_shard
+from packer_service.http.answers.worst import worst_pack
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.models.balance import Balance, Measure, ShardBalance
-from packer_service.http.routers.packs import packs_of_shard
-from packer_service.http.serving import Cp, DatasetRoute, Layout, Ring, Served
-from packer_service.http.worst import worst_pack
+from packer_service.http.parameters import Cp, Layout, Ring, ServedDataset, ShardName
+from packer_service.http.service import DatasetRoute
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["balance"], route_class=DatasetRoute)
 
 WORST = 5
 
-ShardName = Annotated[str, Path(description="A shard's file name.", max_length=256, examples=["preshard-000000.tar"])]
-
 
 @router.get("/balance", summary="Every layout at every degree beside each other")
-def balance(dataset: Served, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
+def balance(dataset: ServedDataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
     """Of the layouts, ring degrees and CP sizes asked for; of all where none is."""
     return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
 
 
 @router.get("/shards/{shard}/balance", summary="The same of one shard, and its worst packs")
 def shard_balance(
-    dataset: Served,
+    dataset: ServedDataset,
     shard: ShardName,
     layout: Layout = None,
     ring: Ring = None,

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Request
 
-from packer_service.http.dataset.catalog import Served as Found
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.answers.measures import doubling_histogram, histogram
+from packer_service.http.dataset.catalog import Found
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.unfinished import Unfinished
-from packer_service.http.figures import doubling_histogram, histogram
 from packer_service.http.models.datasets import (
     DatasetDetail,
     DatasetEntry,
@@ -21,7 +21,8 @@ from packer_service.http.models.datasets import (
     Histograms,
     SourceTotals,
 )
-from packer_service.http.serving import DatasetRoute, Paged, Served, service_of
+from packer_service.http.parameters import Paged, ServedDataset
+from packer_service.http.service import DatasetRoute, service_of
 from packer_service.plan.plan import Plan
 from packer_service.report.figures import count_by, loss_figures, plan_figures, truncated_by_source
 from schemas.manifest import RUN
@@ -74,7 +75,7 @@ def _entry_of(name: str, **known: Any) -> DatasetEntry:
 
 
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
-def dataset(dataset: Served) -> DatasetDetail:
+def dataset(dataset: ServedDataset) -> DatasetDetail:
     """The figures of `preshard report --json`, with histograms and each source's totals. Balance has its own path."""
     config, manifest = dataset.config, dataset.manifest
     documents = _table(dataset, "documents.parquet", ["source", "n_images", "length", "truncated_tokens", "doc_id"])

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
-from packer_service.http.choice import choose
-from packer_service.http.dataset.dataset import Dataset, numbers_of
+from packer_service.http.answers.choice import choose
+from packer_service.http.answers.layouts import stored_layout
+from packer_service.http.dataset.reader import Dataset, numbers_of
 from packer_service.http.dataset.sample import Sample, read_sample
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.documents import (
@@ -23,9 +24,9 @@ from packer_service.http.models.documents import (
     TokensOnRank,
     Whereabouts,
 )
+from packer_service.http.parameters import Layout, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_found
-from packer_service.http.routers.layout import stored_layout
-from packer_service.http.serving import DatasetRoute, Layout, Paged, Ring, Served
+from packer_service.http.service import DatasetRoute
 from schemas.layout import TokenLayout
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
@@ -39,7 +40,7 @@ Text = Annotated[str | None, Query(max_length=1024)]
 
 @router.get("/documents", summary="Packed documents by their id")
 def documents(
-    dataset: Served, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
+    dataset: ServedDataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
 ) -> DocumentPage:
     """Those whose id begins with `prefix` and has `contains` in it, of one `source`; all where nothing is asked."""
     ids = dataset.column(DOCUMENTS, "doc_id")
@@ -61,7 +62,7 @@ def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, 
 
 @router.get("/documents/{doc_id:path}", summary="Where a document went")
 def document(
-    dataset: Served,
+    dataset: ServedDataset,
     doc_id: Annotated[str, Path(description="A document's id.", max_length=65536)],
     layout: Layout = None,
     ring: Ring = None,
@@ -127,7 +128,9 @@ def _summary(pieces: list[PlacedPiece], rejects: list[RejectRow]) -> str:
 
 
 @router.get("/rejects", summary="What was lost, and why")
-def rejects(dataset: Served, part: Paged, code: Text = None, source: Text = None, stage: Text = None) -> RejectPage:
+def rejects(
+    dataset: ServedDataset, part: Paged, code: Text = None, source: Text = None, stage: Text = None
+) -> RejectPage:
     """Rejected documents in source order, those of one code, source or stage where asked."""
     asked = {"code": code, "source": source, "stage": stage}
     conditions = [pc.equal(dataset.column(REJECTS, name), value) for name, value in asked.items() if value is not None]

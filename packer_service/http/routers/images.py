@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from packer_service.http.dataset.sample import read_sample
+from packer_service.http.parameters import PackId, ServedDataset
 from packer_service.http.problems import not_found
-from packer_service.http.routers.packs import PackId
-from packer_service.http.serving import DatasetRoute, Served
+from packer_service.http.service import DatasetRoute
 from schemas.codec import TAR_BLOCK, image_member, tar_header
 from schemas.errors import ImagesInvalid
 from schemas.manifest import SHARDS
@@ -25,7 +25,7 @@ ImageIndex = Annotated[int, Path(description="A crop's number in its pack.", ge=
     response_class=Response,
     responses={200: {"description": "The crop's bytes.", "content": {"image/jpeg": {}, "image/png": {}}}},
 )
-def image(dataset: Served, pack_id: PackId, index: ImageIndex) -> Response:
+def image(dataset: ServedDataset, pack_id: PackId, index: ImageIndex) -> Response:
     """Read as one range of the shard, and sent as it is stored."""
     sample = read_sample(dataset, pack_id)
     if index >= len(sample.head.images):

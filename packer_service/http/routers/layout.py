@@ -9,18 +9,17 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Bool, Int64
 
-from packer_service.http.choice import choose
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.answers.choice import choose
+from packer_service.http.answers.layouts import stored_layout
 from packer_service.http.dataset.loads import imbalances
 from packer_service.http.dataset.sample import Sample, read_sample
 from packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
+from packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
 from packer_service.http.problems import not_legal
-from packer_service.http.routers.packs import PackId
-from packer_service.http.serving import DatasetRoute, Layout, Ring, Served
+from packer_service.http.service import DatasetRoute
 from packer_service.layout.cost import gather_cost, key_weight, ring_cost
 from packer_service.layout.measures import LayoutMeasures, measure_layout
-from schemas.errors import LayoutsInvalid
-from schemas.layout import TILE, TokenLayout, check_partition, layout_name, rank_positions, slice_positions
+from schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
 from schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
@@ -30,7 +29,7 @@ Ulysses = Annotated[int, Query(description="Ulysses degree: pieces of each ring 
 
 @router.get("/{pack_id}/layout", summary="Owners and loads of a pack under one layout")
 def layout(
-    dataset: Served, pack_id: PackId, layout: Layout = None, ring: Ring = None, ulysses: Ulysses = 1
+    dataset: ServedDataset, pack_id: PackId, layout: Layout = None, ring: Ring = None, ulysses: Ulysses = 1
 ) -> PackLayout:
     """Measured from the pack's own mask and stored layout, as `preshard verify` does. CP size is ring x ulysses."""
     chosen = choose(dataset.config, layout, ring, None)
@@ -69,20 +68,6 @@ def layout(
         ranks=[_ring_rank(sample, stored, measured, rank) for rank in range(stored.ring_degree)],
         cp_ranks=_cp_ranks(sample, stored, ulysses),
     )
-
-
-def stored_layout(dataset: Dataset, sample: Sample, layout: str, ring: int) -> TokenLayout:
-    """A layout of a sample that the configuration says it has.
-
-    Raises:
-        ProblemError: 409 it has not, or it is no partition of the pack.
-    """
-    with dataset.reading():
-        found = sample.layouts.get(layout_name(layout, ring))
-        if found is None:
-            raise LayoutsInvalid(sample.where, f"has no {layout_name(layout, ring)}")
-        check_partition(found, dataset.config.seq_len)
-        return found
 
 
 def _steps(tiles: Int64[np.ndarray, "ring ring"]) -> list[RingStep]:

@@ -8,13 +8,13 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Int32
 
-from packer_service.http.choice import choose
+from packer_service.http.answers.choice import choose
+from packer_service.http.answers.layouts import stored_layout
 from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.packs import MaskPicture
-from packer_service.http.picture import most_common, shares
-from packer_service.http.routers.layout import stored_layout
-from packer_service.http.routers.packs import PackId
-from packer_service.http.serving import DatasetRoute, Layout, Ring, Served
+from packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
+from packer_service.http.service import DatasetRoute
+from packer_service.layout.picture import most_common, shares
 from schemas.layout import TokenLayout
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_cla
 
 @router.get("/{pack_id}/mask", summary="The mask as a block picture, with owners")
 def mask(
-    dataset: Served,
+    dataset: ServedDataset,
     pack_id: PackId,
     size: Annotated[int, Query(description="Cells along one side, at the most.", ge=1, le=512)] = 128,
     layout: Layout = None,

@@ -6,17 +6,19 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
-from packer_service.http.choice import choose
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.answers.choice import choose
+from packer_service.http.answers.measures import MEASURES, measures
+from packer_service.http.answers.shards import packs_of_shard
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
-from packer_service.http.figures import measures
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
-from packer_service.http.problems import not_found, not_legal
-from packer_service.http.serving import Cp, DatasetRoute, Layout, Paged, Ring, Served
+from packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
+from packer_service.http.problems import not_legal
+from packer_service.http.service import DatasetRoute
 from schemas.codec import sample_key
 from schemas.sequence import IGNORE_INDEX
 
@@ -25,10 +27,8 @@ router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_cla
 COLUMNS = (
     "n_tokens", "n_padding", "n_documents", "n_images", "n_pooled_tokens", "attention_area", "attention_tiles", "cost",
 )  # fmt: skip
-MEASURES = ("attention", "gather", "ring", "traffic", "images", "pooled_tokens")
 SORTS = ("pack_id", *COLUMNS, *MEASURES)
 
-PackId = Annotated[int, Path(description="A pack's number, in step order.", ge=0, lt=2**63, examples=[0])]
 Sort = Annotated[
     str,
     Query(
@@ -41,7 +41,7 @@ Sort = Annotated[
 
 @router.get("", summary="Packs in any order, such as the worst first")
 def packs(
-    dataset: Served,
+    dataset: ServedDataset,
     part: Paged,
     sort: Sort = "pack_id",
     layout: Layout = None,
@@ -57,19 +57,6 @@ def packs(
         order = order[(order >= own.start) & (order < own.stop)]
     rows = pack_rows(dataset, order[part.wanted], chosen)
     return PackPage(items=rows, chosen=chosen, sort=sort, **part.fields(len(order)))
-
-
-def packs_of_shard(dataset: Dataset, shard: str) -> range:
-    """The packs of a shard.
-
-    Raises:
-        ProblemError: 404 there is no such shard.
-    """
-    for entry in dataset.manifest.shards:
-        if entry.name == shard:
-            return range(entry.first_pack, entry.first_pack + entry.packs)
-    last = dataset.manifest.shards[-1].name if dataset.manifest.shards else "none"
-    raise not_found("shard", f"There is no shard {shard!r:.100}; the last one is {last}.")
 
 
 def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen) -> Int64[np.ndarray, "packs"]:
@@ -117,7 +104,7 @@ def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chose
 
 
 @router.get("/{pack_id}", summary="One pack: its documents, images and boundaries")
-def pack(dataset: Served, pack_id: PackId) -> PackDetail:
+def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
     """What the head of the pack's sample says, and its row of the table."""
     sample = read_sample(dataset, pack_id)
     config, place = dataset.config, sample.place

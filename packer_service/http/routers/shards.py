@@ -8,14 +8,14 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Float64, Int64
 
-from packer_service.http.choice import choose
-from packer_service.http.dataset.dataset import Dataset
-from packer_service.http.figures import measures, spread
+from packer_service.http.answers.choice import choose
+from packer_service.http.answers.measures import MEASURES, measures, spread
+from packer_service.http.answers.worst import worst_pack
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.models.balance import Chosen, ShardEntry, ShardPage
+from packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
-from packer_service.http.routers.packs import MEASURES
-from packer_service.http.serving import Cp, DatasetRoute, Layout, Paged, Ring, Served
-from packer_service.http.worst import worst_pack
+from packer_service.http.service import DatasetRoute
 from schemas.manifest import ShardEntry as StoredShard
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=DatasetRoute)
@@ -28,7 +28,7 @@ PackMeasures = dict[str, Float64[np.ndarray, "packs"]]
 
 @router.get("/shards", summary="Shards, the worst balanced first")
 def shards(
-    dataset: Served,
+    dataset: ServedDataset,
     part: Paged,
     sort: Annotated[
         str,

@@ -9,12 +9,12 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from jaxtyping import Bool, Float32
 
+from packer_service.http.dataset.detokenizer import Decode, find_decoder
 from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
-from packer_service.http.dataset.spelling import Spell, speller
 from packer_service.http.models.packs import PackText, TokenSpan
+from packer_service.http.parameters import PackId, ServedDataset
 from packer_service.http.problems import not_legal
-from packer_service.http.routers.packs import PackId
-from packer_service.http.serving import DatasetRoute, Served, service_of
+from packer_service.http.service import DatasetRoute, service_of
 from schemas.sequence import IGNORE_INDEX, PackedSequence
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
@@ -26,7 +26,7 @@ KINDS = ("text", "image", "padding")
 @router.get("/{pack_id}/text", summary="Tokens of a range, decoded")
 def text(
     request: Request,
-    dataset: Served,
+    dataset: ServedDataset,
     pack_id: PackId,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
     end: Annotated[int | None, Query(ge=0, lt=2**31, description="Behind the last one; default 1,024 later.")] = None,
@@ -37,7 +37,7 @@ def text(
     if not start <= end <= seq_len or end - start > MOST_TOKENS:
         raise not_legal(f"query: {start} to {end} is no range of at most {MOST_TOKENS} of the {seq_len} tokens")
     sample = read_sample(dataset, pack_id)
-    spell = speller(dataset, service_of(request).settings.tokenizers)
+    decode = find_decoder(dataset, service_of(request).settings.tokenizers)
     tokens = sample.sequence
     return PackText(
         pack_id=pack_id,
@@ -47,7 +47,7 @@ def text(
         tokens=tokens.tokens[start:end].tolist(),
         labels=tokens.labels[start:end].tolist(),
         loss_weights=tokens.loss_weights[start:end].tolist(),
-        spans=_spans(sample, start, end, spell),
+        spans=_spans(sample, start, end, decode),
     )
 
 
@@ -58,7 +58,7 @@ def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float3
     return asked, weights
 
 
-def _spans(sample: Sample, start: int, end: int, spell: Spell) -> list[TokenSpan]:
+def _spans(sample: Sample, start: int, end: int, decode: Decode) -> list[TokenSpan]:
     sequence = sample.sequence
     asked, weights = predicted(sequence)
     pooled = sequence.pool_ids[start:end]
@@ -81,7 +81,7 @@ def _spans(sample: Sample, start: int, end: int, spell: Spell) -> list[TokenSpan
             branch=int(columns[2][first]),
             loss=bool(columns[3][first]),
             weight=float(columns[4][first]),
-            text=spell(sequence.tokens[start + first : start + behind].tolist()) if kinds[first] == 0 else None,
+            text=decode(sequence.tokens[start + first : start + behind].tolist()) if kinds[first] == 0 else None,
             image=int(crops[first]) if kinds[first] == 1 else None,
         )
         for first, behind in pairwise(edges)

@@ -1,4 +1,4 @@
-"""Tokens as text, by the tokenizer that made them."""
+"""Tokens as text, decoded by the tokenizer that made them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.problems import ProblemError
 from schemas.errors import ConfigError
 
-Spell = Callable[[Sequence[int]], str]
+Decode = Callable[[Sequence[int]], str]
 
 
-def speller(dataset: Dataset, files: Sequence[str]) -> Spell:
-    """What turns the dataset's tokens into text.
+def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
+    """The function that turns the dataset's tokens into text.
 
-    The path in a dataset's configuration is never opened: it is a path of the machine that packed, and a manifest may
-    name any. Tekken is known; other tokenizers are found among ``files`` by their hash.
+    The path in a dataset's configuration is never opened: it belongs to the machine that packed, and a manifest may
+    name any file. Tekken is built in; other tokenizers are found among ``files`` by their hash.
 
     Raises:
-        ProblemError: 409 the dataset's tokenizer is none of these.
+        ProblemError: 409 the dataset's tokenizer is not one of these.
     """
     wanted = dataset.manifest.tokenizer
     names = ["tekken"] if wanted.name == "tekken" else [name for name in files if _sha256(name) == wanted.sha256]
     for name in names:
-        from packer_service.ingest.text.tokenizer import load_tokenizer  # a second of work, for those who ask for text
+        from packer_service.ingest.text.tokenizer import (
+            load_tokenizer,  # takes a second, which only questions about text should pay
+        )
 
         try:
             tokenizer = load_tokenizer(name, dataset.config.special_tokens)

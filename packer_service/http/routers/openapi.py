@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from packer_service.http.guards import PLAN_PATH
+from packer_service.http.middleware.guards import PLAN_PATH
 from packer_service.http.models.common import Problem
 from packer_service.http.problems import MEDIA_TYPE
 

@@ -1,4 +1,4 @@
-"""One whole dataset as the service reads it: columns of its tables and ranges of its shards, each once while cached."""
+"""One whole dataset as the service reads it: table columns and shard ranges, each read once while it is cached."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.inside import Inside, OutsideError
-from packer_service.http.problems import ProblemError, damaged, reason_of
+from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
+from packer_service.http.problems import ProblemError, damaged
 from packer_service.shards.write import shard_name
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest
@@ -27,20 +27,23 @@ T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]
 
 _LASTING = (TableChanged, TableMissing, ShardChanged, ShardMissing)
-"""Faults of a dataset. Others are those of a single sample, and the rest is served."""
+"""Faults that make a whole dataset unusable. Others affect a single sample, and the rest is still served."""
 
-_HASHED = 64 << 20
-"""Bytes up to which a table is hashed before it is read. Of larger ones the size and the number of rows must do."""
+_LARGEST_HASHED_TABLE = 64 << 20
+"""Bytes up to which a table is hashed before it is read, which takes some tenths of a second.
+
+Of larger ones only the size and the number of rows are checked.
+"""
 
 
 class Dataset:
-    """A dataset that was whole when it was looked at. Safe for threads.
+    """A dataset that was whole when it was scanned. Safe for threads.
 
-    ``broken`` says what was found wrong with it since: then it is served no more, until its files have other stamps.
+    ``broken`` says what has been found wrong with it since: it is no longer served until its files have new stamps.
     ``tag`` changes whenever an answer about the dataset can.
     """
 
-    def __init__(self, name: str, folder: Inside, manifest: Manifest, stamps: Stamps, cache: Cache) -> None:
+    def __init__(self, name: str, folder: ServedFolder, manifest: Manifest, stamps: Stamps, cache: Cache) -> None:
         self.name = name
         self.folder = folder
         self.manifest = manifest
@@ -57,26 +60,26 @@ class Dataset:
         return sum(shard.bytes for shard in self.manifest.shards)
 
     def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        """Something of this dataset, made once while there is room for it."""
+        """A value derived from this dataset, made once while there is room for it."""
         return self.cache.get((self.tag, key), make, size)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Turns what is wrong with the files into a problem of this dataset.
+        """Turns errors of the files into problems of this dataset.
 
         Raises:
-            ProblemError: 409 the files are not what the manifest says; 503 they cannot be read at this moment.
+            ProblemError: 409 the files are not what the manifest says; 503 they cannot be read at the moment.
         """
         try:
             yield
         except FileNotFoundError:
-            raise damaged(self.name, "a file is not there any more") from None
+            raise damaged(self.name, "a file is no longer there") from None
         except (PreshardError, pa.ArrowException) as error:
             if not isinstance(error, PreshardError) or isinstance(error, _LASTING):
                 self.broken = reason_of(error)
             raise damaged(self.name, reason_of(error)) from None
         except OSError as error:
-            # Parquet's own errors come as OSError too, without the system's number
+            # Parquet's own errors are OSErrors too, but carry no error number
             if error.errno is None and self.folder.is_local and not isinstance(error, OutsideError):
                 self.broken = f"a table cannot be read ({' '.join(str(error).split())[:200]})"
                 raise damaged(self.name, self.broken) from None
@@ -84,7 +87,7 @@ class Dataset:
             raise ProblemError(503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}) from None
 
     def check_tables(self) -> None:
-        """Reads every table's footer, and the hash of those that are not large.
+        """Reads every table's footer, and hashes the tables that are not large.
 
         Raises:
             ProblemError: a table is not what the manifest says.
@@ -94,18 +97,18 @@ class Dataset:
                 pass
 
     def column(self, table: str, name: str) -> pa.ChunkedArray:
-        """A column of a table of the dataset."""
+        """A column of one of the dataset's tables."""
         return self.kept(("column", table, name), lambda: self._read_column(table, name), lambda column: column.nbytes)
 
     def n_rows(self, table: str) -> int:
         return next(entry.rows for entry in self.manifest.tables if entry.name == table)
 
     def numbers(self, table: str, name: str) -> np.ndarray:
-        """The same, of a column of numbers."""
+        """A column of numbers, as an array."""
         return numbers_of(self.column(table, name))
 
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Some rows of a table, as dictionaries of the columns asked for."""
+        """Some rows of a table, as dictionaries of the given columns."""
         places = pa.array(np.asarray(wanted, np.int64))
         columns = [self.column(table, name).take(places).to_pylist() for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -114,12 +117,12 @@ class Dataset:
         with self.parquet(table) as file:
             column = file.read(columns=[name]).column(name)
             column.validate(full=True)
-            # in one piece, so that it becomes an array without a copy, each time that it is asked for
+            # in one chunk, so that it becomes an array without a copy each time
             return pa.chunked_array([column.combine_chunks()]) if pa.types.is_primitive(column.type) else column
 
     @contextmanager
     def parquet(self, name: str) -> Iterator[pq.ParquetFile]:
-        """A table, opened; its footer and its hash are read once."""
+        """An open table; its footer is read and its hash checked once."""
         with self.reading(), self.folder.open(name) as file:
             metadata = self.kept(
                 ("footer", name), lambda: self._footer(name, file), lambda found: found.serialized_size
@@ -128,7 +131,7 @@ class Dataset:
 
     def _footer(self, name: str, file: Any) -> pq.FileMetaData:
         entry = next(entry for entry in self.manifest.tables if entry.name == name)
-        if entry.bytes <= _HASHED:
+        if entry.bytes <= _LARGEST_HASHED_TABLE:
             digest = hashlib.sha256(file.read()).hexdigest()
             file.seek(0)
             if digest != entry.sha256:
@@ -146,7 +149,7 @@ class Dataset:
         """Exactly ``size`` bytes of a shard from ``offset``.
 
         Raises:
-            ProblemError: 409 the shard is not there, or ends before.
+            ProblemError: 409 the shard is missing, or ends too early.
         """
         with self.reading():
             try:
@@ -160,12 +163,12 @@ class Dataset:
 
 
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of numbers without nulls as an array. Arrow's own way to NumPy imports pandas, a quarter of a second."""
+    """A column of numbers without nulls as an array. Arrow's own conversion imports pandas, which takes 0.25 s."""
     return np.from_dlpack(column.combine_chunks())
 
 
-def load_dataset(name: str, folder: Inside, stamps: Stamps, cache: Cache) -> Dataset:
-    """Reads the manifest, and compares what it lists with what is there.
+def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) -> Dataset:
+    """Reads the manifest and compares what it lists with what is there.
 
     Raises:
         FormatError: the manifest cannot be read, or a table or shard is missing or has another size.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.http.dataset.dataset import Dataset
 from packer_service.http.dataset.loads import ImageLoads, LayoutLoads, image_loads, layout_loads
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.models.balance import Chosen, ImageBalance, LayoutBalance
 from packer_service.http.models.common import Histogram, RankLoads, Spread
+
+MEASURES = ("attention", "gather", "ring", "traffic", "images", "pooled_tokens")
+"""What packs and shards are compared by."""
 
 BARS = 32
 EVERY = slice(None)

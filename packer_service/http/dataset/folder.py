@@ -1,4 +1,4 @@
-"""Folders below the root, of which nothing is opened that lies elsewhere."""
+"""Folders below the root. Nothing that lies outside the root is ever opened."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ from typing import Any
 
 from packer_service.shards.store import Folder
 
+MOST_CHARACTERS = 300
+"""Longest reason given for a fault; messages may quote values of any length."""
+
 
 class OutsideError(OSError):
     """A link leads out of the root."""
 
 
-class Inside:
-    """A folder at a path below the root. Paths come from listing the root, and never from a request.
+def reason_of(error: BaseException) -> str:
+    """An error in one line. Errors of the operating system are given without their paths."""
+    if isinstance(error, OutsideError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"a file cannot be read ({error.strerror or type(error).__name__})"
+    return " ".join(str(error).split())[:MOST_CHARACTERS]
 
-    On a local disk every path is resolved before anything is opened: a link may lead to any place below the root and to
-    none outside. An object store has no links.
+
+class ServedFolder:
+    """A folder at a path below the root. Paths come from listing the root, never from a request.
+
+    On a local disk every path is resolved before anything is opened: a link may lead anywhere below the root, but not
+    outside it. An object store has no links.
     """
 
     def __init__(self, root: str, path: str = "") -> None:
@@ -32,8 +44,8 @@ class Inside:
     def is_local(self) -> bool:
         return self._limit is not None
 
-    def child(self, name: str) -> Inside:
-        return Inside(self._top.location, f"{self.path}/{name}" if self.path else name)
+    def child(self, name: str) -> ServedFolder:
+        return ServedFolder(self._top.location, f"{self.path}/{name}" if self.path else name)
 
     def is_within(self, name: str = "") -> bool:
         """Whether a file, or the folder itself, lies below the root once links are followed."""
@@ -41,7 +53,7 @@ class Inside:
             return True
         try:
             return Path(self._folder.path(name)).resolve().is_relative_to(self._limit)
-        except (OSError, RuntimeError, ValueError):  # links in a circle, names that no file can have
+        except (OSError, RuntimeError, ValueError):  # circular links, names that no file can have
             return False
 
     def entries(self) -> dict[str, bool]:
@@ -51,7 +63,7 @@ class Inside:
         return self._folder.stamp(name) if self.is_within(name) else None
 
     def sizes(self, name: str) -> dict[str, int]:
-        """Bytes of the files directly in a folder of this one."""
+        """Bytes of each file that lies directly in a folder of this one."""
         if not self.is_within(name):
             return {}
         found = {entry: size for entry, size in (self._folder / name).sizes().items() if "/" not in entry}
@@ -59,7 +71,7 @@ class Inside:
         return {entry: size for entry, size in found.items() if entry not in links or self.is_within(f"{name}/{entry}")}
 
     def _links(self, name: str) -> set[str]:
-        """Names of links in a folder on a local disk: only they can lead elsewhere than the folder does."""
+        """Names of the links in a folder on a local disk: only they can lead elsewhere than the folder itself does."""
         try:
             with os.scandir(self._folder.path(name)) as entries:
                 return {entry.name for entry in entries if entry.is_symlink()}
@@ -73,13 +85,13 @@ class Inside:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
-        """A file for reading at any place.
+        """A file for random access.
 
         Raises:
             OutsideError: a link leads out of the root.
             FileNotFoundError: no such file.
         """
         if not self.is_within(name):
-            raise OutsideError(f"{name} lies outside of what is served")
+            raise OutsideError(f"{name} lies outside the root")
         with self._folder.open(name) as file:
             yield file

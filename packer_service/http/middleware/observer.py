@@ -11,10 +11,10 @@ import uuid
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.unfinished import Unfinished
 from packer_service.http.problems import ProblemError, problem_response
-from packer_service.http.serving import Service
+from packer_service.http.service import Service
 
 access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_service.http.dataset.dataset import Dataset
+from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
 

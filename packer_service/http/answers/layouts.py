@@ -1,0 +1,22 @@
+"""A pack's layout as it is stored."""
+
+from __future__ import annotations
+
+from packer_service.http.dataset.reader import Dataset
+from packer_service.http.dataset.sample import Sample
+from schemas.errors import LayoutsInvalid
+from schemas.layout import TokenLayout, check_partition, layout_name
+
+
+def stored_layout(dataset: Dataset, sample: Sample, layout: str, ring_degree: int) -> TokenLayout:
+    """A layout that the configuration promises for a sample.
+
+    Raises:
+        ProblemError: 409 the sample lacks it, or it is not a partition of the pack.
+    """
+    with dataset.reading():
+        found = sample.layouts.get(layout_name(layout, ring_degree))
+        if found is None:
+            raise LayoutsInvalid(sample.where, f"has no {layout_name(layout, ring_degree)}")
+        check_partition(found, dataset.config.seq_len)
+        return found

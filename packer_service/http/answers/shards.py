@@ -1,0 +1,19 @@
+"""A shard by its name."""
+
+from __future__ import annotations
+
+from packer_service.http.dataset.reader import Dataset
+from packer_service.http.problems import not_found
+
+
+def packs_of_shard(dataset: Dataset, shard: str) -> range:
+    """The packs of a shard.
+
+    Raises:
+        ProblemError: 404 there is no such shard.
+    """
+    for entry in dataset.manifest.shards:
+        if entry.name == shard:
+            return range(entry.first_pack, entry.first_pack + entry.packs)
+    last = dataset.manifest.shards[-1].name if dataset.manifest.shards else "none"
+    raise not_found("shard", f"There is no shard {shard!r:.100}; the last one is {last}.")

@@ -1,0 +1,74 @@
+"""Parameters that several routers take: the dataset in the path, layout and degrees, and the part of a list."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Depends, Path, Query, Request, Response
+
+from packer_service.http.dataset.reader import Dataset
+from packer_service.http.problems import not_legal
+from packer_service.http.service import service_of
+
+DatasetName = Annotated[
+    str, Path(description="A dataset's name, from /v1/datasets.", max_length=4096, examples=["demo"])
+]
+
+
+def _dataset(name: DatasetName, request: Request) -> Dataset:
+    return service_of(request).catalog.dataset(name)
+
+
+ServedDataset = Annotated[Dataset, Depends(_dataset)]
+PackId = Annotated[int, Path(description="A pack's number, in step order.", ge=0, lt=2**63, examples=[0])]
+ShardName = Annotated[str, Path(description="A shard's file name.", max_length=256, examples=["preshard-000000.tar"])]
+
+Layout = Annotated[str | None, Query(description="Token layout.", examples=["balanced_ring"], max_length=64)]
+Ring = Annotated[int | None, Query(description="Ring degree.", examples=[8], ge=1, le=4096)]
+Cp = Annotated[int | None, Query(description="CP size, for images.", examples=[8], ge=1, le=4096)]
+
+
+class Part:
+    """The part of a list that a request asks for."""
+
+    def __init__(
+        self,
+        request: Request,
+        response: Response,
+        offset: Annotated[int, Query(ge=0, lt=2**63, description="Items to skip at the start.")] = 0,
+        limit: Annotated[int, Query(ge=1, description="Most items in the answer.")] = 50,
+    ) -> None:
+        most = service_of(request).settings.max_limit
+        if limit > most:
+            raise not_legal(
+                f"query.limit: {limit} is more than {most}, the most items of a page; ask for further pages"
+            )
+        self.offset = offset
+        self.limit = limit
+        self._request = request
+        self._response = response
+
+    @property
+    def wanted(self) -> slice:
+        """The part's place in the list."""
+        return slice(self.offset, self.offset + self.limit)
+
+    def fields(self, total: int) -> dict[str, Any]:
+        """The fields of ``PageOf`` except its items; sets the ``Link`` header (RFC 8288)."""
+        after = self.offset + self.limit
+        following = self._link(after) if after < total else None
+        before = self._link(max(min(self.offset, total) - self.limit, 0)) if self.offset > 0 else None
+        links = [f'<{url}>; rel="{rel}"' for rel, url in (("next", following), ("prev", before)) if url]
+        if links:
+            self._response.headers["Link"] = ", ".join(links)
+        return {"total": total, "offset": self.offset, "limit": self.limit, "next": following, "previous": before}
+
+    def _link(self, offset: int) -> str:
+        query = [(k, v) for k, v in self._request.query_params.multi_items() if k not in ("offset", "limit")]
+        query += [("offset", str(offset)), ("limit", str(self.limit))]
+        path = self._request.scope["raw_path"].decode("ascii", "replace")
+        return f"{path}?{urlencode(query)}"
+
+
+Paged = Annotated[Part, Depends()]

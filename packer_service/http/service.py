@@ -1,0 +1,88 @@
+"""What an application holds, and the route class that keeps answers about a dataset until the dataset changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from packer_service.http.dataset.cache import Cache
+from packer_service.http.dataset.catalog import Catalog
+from packer_service.http.dataset.reader import Dataset
+from packer_service.http.planner import Planner
+from packer_service.http.settings import ServiceSettings
+
+_LARGEST_KEPT_ANSWER = 4 << 20
+"""Bytes up to which an answer is kept as it was sent, so that a few huge ones do not push out everything else."""
+
+
+class Service:
+    """The parts of one application that requests share."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.cache = Cache(settings.cache_bytes)
+        self.catalog = Catalog(settings, self.cache)
+        self.planner = Planner(settings)
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+class DatasetRoute(APIRoute):
+    """Answers about a dataset carry its tag as ETag, and are kept until its files change.
+
+    A client that already has the answer gets 304. Only successes are kept, each under the path and query that asked
+    for it.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            service = service_of(request)
+            if service.catalog.is_due():
+                await run_in_threadpool(service.catalog.look)
+            dataset = service.catalog.snapshot().get(request.path_params["name"])
+            if not isinstance(dataset, Dataset) or dataset.broken is not None:
+                return await answer(request)
+            key = (dataset.tag, "answer", request.url.path, request.url.query)
+            kept: Response | None = service.cache.peek(key)
+            if kept is None:
+                kept = await answer(request)
+                if kept.status_code != 200:
+                    return kept
+                kept.headers["ETag"] = f'"{dataset.tag}"'
+                kept.headers["Cache-Control"] = "private, no-cache"
+                if len(kept.body) <= _LARGEST_KEPT_ANSWER:
+                    service.cache.put(key, kept, _size(kept) + sum(map(sys.getsizeof, key)))
+            if _is_known(request.headers.get("if-none-match", ""), dataset.tag):
+                headers = {name: kept.headers[name] for name in ("etag", "cache-control")}
+                return Response(status_code=304, headers=headers)
+            return kept
+
+        return handle
+
+
+def _size(answer: Response) -> int:
+    """Bytes of a kept answer: its body, its headers, and the objects that hold them."""
+    parts = [
+        answer,
+        vars(answer),
+        answer.body,
+        answer.raw_headers,
+        *(part for pair in answer.raw_headers for part in pair),
+    ]
+    return sum(map(sys.getsizeof, parts))
+
+
+def _is_known(if_none_match: str, tag: str) -> bool:
+    """Whether a client already has the answer; the comparison is the weak one (RFC 9110, section 13.1.2)."""
+    known = [part.strip().removeprefix("W/").strip('"') for part in if_none_match.split(",")]
+    return "*" in known or tag in known
