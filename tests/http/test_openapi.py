@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,6 @@ from schemathesis.specs.openapi.checks import (
 
 from packer_service.config import load_config
 from packer_service.http.app import create_app
-from packer_service.http.planner import Planner
 from packer_service.http.settings import ServiceSettings
 from packer_service.report.what_if import plan_table
 
@@ -53,23 +53,13 @@ def operations() -> dict[str, dict[str, Any]]:
     return {f"{m.upper()} {path}": op for path, ops in document["paths"].items() for m, op in ops.items()}
 
 
-class OnePlan(Planner):
-    """Answers every question with the same plan: a process per question would take minutes, and test_plan starts some."""
-
-    def make(self, table: pa.Table, config: dict[str, Any], dp_sizes: list[int]) -> dict[str, Any]:
-        return some_figures()
-
-
-@cache
-def some_figures() -> dict[str, Any]:
-    lengths = {"doc_id": ["a", "b"], "tokens": [100, 900], "images": [0, 0], "source": ["s", "s"]}
-    return plan_table(pa.table(lengths), load_config(None, ["seq_len=1024", "block_size=32"]))
-
-
 @pytest.fixture(scope="module")
 def app(served_root: Path) -> Any:
     app = create_app(ServiceSettings(root=str(served_root), rescan_seconds=60))
-    app.state.service.planner = OnePlan(app.state.service.settings)
+    lengths = {"doc_id": ["a", "b"], "tokens": [100, 900], "images": [0, 0], "source": ["s", "s"]}
+    figures = plan_table(pa.table(lengths), load_config(None, ["seq_len=1024", "block_size=32"]))
+    # a process for each request would take minutes; tests/http/test_plan.py starts some
+    app.state.service.planner = SimpleNamespace(make=lambda *_: figures)
     return app
 
 

@@ -66,9 +66,7 @@ def test_a_datasets_documents_are_planned_anew(client: TestClient) -> None:
         ({"dataset": "tiny", "dp": [3]}, "dp: "),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_the_reason(
-    client: TestClient, asked: dict[str, Any], told: str
-) -> None:
+def test_what_cannot_be_planned_is_refused(client: TestClient, asked: dict[str, Any], told: str) -> None:
     """Fails when a wrong request starts a process, or its fault is not named."""
     began = time.monotonic()
     answer = client.post("/v1/plan", json=asked)
