@@ -14,7 +14,7 @@ import numpy as np
 
 from packer_service.demo.packages import package_folder
 from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 
 TICKS = 1000
 """Ticks a second of the times given to the encoder."""
@@ -161,11 +161,11 @@ def _ticks(count: int, recipe: Recipe, ticks: int) -> list[int]:
 
 
 def _look_at(folder: Path, name: str, subject: str) -> DemoVideo:
-    media = Media(kind="video", uri=name)
-    frames = probe_video(media, str(folder), fps=1000.0, max_frames=100_000)
+    medium = Medium(kind="video", uri=name)
+    frames = probe_video(medium, str(folder), fps=1000.0, max_frames=100_000)
     gap = frames.timestamps[-1] - frames.timestamps[-2] if frames.n_frames > 1 else 0.0
     duration = float(frames.timestamps[-1] + gap)
-    each_half = probe_video(media, str(folder), fps=2.0, max_frames=100_000)
-    images = decode_video(media, str(folder), each_half, image_size=32)
+    each_half = probe_video(medium, str(folder), fps=2.0, max_frames=100_000)
+    images = decode_video(medium, str(folder), each_half, image_size=32)
     brightness = np.array([np.asarray(image).mean() for image in images])
     return DemoVideo(name=name, subject=subject, frames=frames, duration=duration, brightness=brightness)

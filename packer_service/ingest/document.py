@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MediaKind = Literal["image", "video"]
+MediumKind = Literal["image", "video"]
 Role = Literal["system", "user", "assistant"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Media:
+class Medium:
     """One image or video that a document shows.
 
     Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data``. ``start`` and ``end`` cut
     a video, in seconds from its first frame; ``None`` is the video's own start or end.
     """
 
-    kind: MediaKind
+    kind: MediumKind
     uri: str | None = None
     data: bytes | None = None
     start: float | None = None
@@ -29,7 +29,7 @@ class Media:
         return self.uri if self.uri is not None else "inline bytes"
 
 
-Part = str | Media
+Part = str | Medium
 """A piece of a turn's content: text, or media."""
 
 
@@ -51,11 +51,11 @@ class Document:
     """
 
     text: str | None = None
-    shared: tuple[Media, ...] = ()
+    shared: tuple[Medium, ...] = ()
     branches: tuple[tuple[Message, ...], ...] = ()
     annotated: bool = False
 
-    def media(self) -> list[Media]:
+    def media(self) -> list[Medium]:
         """Every image and video, in the order in which its tokens lie."""
         inside = (part for branch in self.branches for message in branch for part in message.parts)
-        return [*self.shared, *(part for part in inside if isinstance(part, Media))]
+        return [*self.shared, *(part for part in inside if isinstance(part, Medium))]

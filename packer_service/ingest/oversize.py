@@ -106,7 +106,7 @@ def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDo
     branches = rest.branch_ids - (rest.branch_ids[0] - 1)
     joined = {
         name: np.concatenate([getattr(prefix, name), getattr(rest, name)])
-        for name in ("tokens", "labels", "loss_weights", "unit_crops", "unit_timestamps", "unit_numbers")
+        for name in ("tokens", "labels", "loss_weights", "unit_crops", "unit_numbers")
     }
     shifted = np.where(rest.unit_ids >= 0, rest.unit_ids + len(prefix.unit_crops), rest.unit_ids).astype(np.int32)
     positions = rendered.position_ids

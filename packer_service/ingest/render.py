@@ -1,4 +1,4 @@
-"""A document to the token arrays that it fills in a pack. Measuring and packing both call it, so lengths are exact."""
+"""A document to the token arrays that it fills in a pack."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.ingest.document import Document, Media, Message
-from packer_service.ingest.media.image import ImageCrops
-from packer_service.ingest.media.shape import MediaShape
+from packer_service.ingest.document import Document, Medium, Message
+from packer_service.ingest.media.image import ImageGrid
+from packer_service.ingest.media.shape import MediumShape, ProbedMedium
 from packer_service.ingest.text.long_text import text_parts
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument, branch_positions, shifted_labels
@@ -19,12 +19,12 @@ from schemas.errors import DocumentError
 from schemas.sequence import IGNORE_INDEX, NOT_POOLED
 
 MAX_TOKENS = 2**22
-"""Most tokens of a document before it is cut or split. A token takes some 60 bytes while a document is in work."""
+"""Most tokens of a document before it is cut or split: at some 60 bytes per token, a quarter of a GiB."""
 
 
 def render(
     document: Document,
-    shapes: Sequence[MediaShape],
+    shapes: Sequence[MediumShape],
     tokenizer: Tokenizer,
     *,
     pooled_per_crop: int,
@@ -35,17 +35,17 @@ def render(
     Text is ``BOS text EOS`` with loss on all of it. A conversation is ``BOS`` and its turns, with loss on the
     assistant's content and the token that ends it. Annotations follow the shared prefix, ``BOS`` and the shared media,
     one after the other; each continues the prefix's positions. A label is the next token of the same branch, so the
-    last token of a prefix, of an annotation and of a document has none.
+    last token of a prefix, of an annotation or of a document has none.
 
     Args:
         document: the document.
         shapes: the probed shape of each of ``document.media()``, in order.
-        tokenizer: encodes text and gives the marks around it.
+        tokenizer: encodes text and has the marks around it.
         pooled_per_crop: image tokens of one crop.
-        annotation_weight: ``none``, or ``sqrt`` for a weight of 1/sqrt(n) on each of n annotations.
+        annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
 
     Raises:
-        DocumentError: ``too_long``: its text has more than ``MAX_TOKENS`` tokens.
+        DocumentError: ``too_long``: it has more than ``MAX_TOKENS`` tokens.
     """
     stream = _Stream(tokenizer=tokenizer, pooled_per_crop=pooled_per_crop, shapes=iter(shapes))
     stream.tokens_of(tokenizer.bos, loss=False)
@@ -53,28 +53,28 @@ def render(
         stream.text(document.text, loss=True)
         stream.tokens_of([tokenizer.entry.eos_id], loss=True)
     for _ in document.shared:
-        stream.next_media()
+        stream.next_medium()
     n_shared = stream.length if document.annotated else 0
     for number, branch in enumerate(document.branches, start=1):
         stream.branch = number if document.annotated else 0
         stream.turns(branch)
     n_branches = len(document.branches) if document.annotated else 0
     weight = 1 / math.sqrt(n_branches) if annotation_weight == "sqrt" and n_branches else 1.0
-    return stream.finish(n_shared=n_shared, n_branches=n_branches, weight=weight)
+    media = tuple(zip(document.media(), shapes, strict=True))
+    return stream.finish(media, n_shared=n_shared, n_branches=n_branches, weight=weight)
 
 
 @dataclass(kw_only=True)
 class _Stream:
-    """Tokens as they are written, a chunk at a time."""
+    """Tokens as they are written, chunk by chunk: each with whether it carries loss, its branch and its unit."""
 
     tokenizer: Tokenizer
     pooled_per_crop: int
-    shapes: Iterator[MediaShape]
+    shapes: Iterator[MediumShape]
     branch: int = 0
     length: int = 0
     chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], bool, int, int]] = field(default_factory=list)
     unit_crops: list[int] = field(default_factory=list)
-    unit_timestamps: list[float] = field(default_factory=list)
     unit_edges: list[tuple[int, int]] = field(default_factory=list)
 
     def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
@@ -85,8 +85,8 @@ class _Stream:
     def text(self, text: str, *, loss: bool) -> None:
         for part in text_parts(text):
             self.tokens_of(np.array(self.tokenizer.encode(part), np.int32), loss=loss)
-            if self.length > MAX_TOKENS:
-                limit = f"more than the limit of {MAX_TOKENS} for one document; make several of it"
+            if self.length > MAX_TOKENS:  # checked in between, so that no text is encoded to its end in vain
+                limit = f"more than the limit of {MAX_TOKENS} for one document; split it into several"
                 raise DocumentError("too_long", f"has at least {self.length} tokens, {limit}")
 
     def turns(self, messages: Iterable[Message]) -> None:
@@ -95,26 +95,25 @@ class _Stream:
             loss = message.role == "assistant"
             self.tokens_of(chat.before[message.role], loss=False)
             for part in message.parts:
-                if isinstance(part, Media):
-                    self.next_media()
+                if isinstance(part, Medium):
+                    self.next_medium()
                 else:
                     self.text(part, loss=loss)
             self.tokens_of(chat.end[message.role], loss=loss)
             self.tokens_of(chat.after[message.role], loss=False)
 
-    def next_media(self) -> None:
+    def next_medium(self) -> None:
         shape = next(self.shapes)
-        if isinstance(shape, ImageCrops):
-            self.unit(shape.n_crops, math.nan)
+        if isinstance(shape, ImageGrid):
+            self.unit(shape.n_crops)
             return
         for timestamp in shape.timestamps:
             self.tokens_of(self.tokenizer.encode(f"{timestamp:.1f}s"), loss=False)
-            self.unit(1, float(timestamp))
+            self.unit(1)
 
-    def unit(self, crops: int, timestamp: float) -> None:
+    def unit(self, crops: int) -> None:
         marks, number, start = self.tokenizer.image, len(self.unit_crops), self.length
         self.unit_crops.append(crops)
-        self.unit_timestamps.append(timestamp)
         self.tokens_of(marks.begin, loss=False)
         for crop in range(crops):
             if crop:
@@ -123,7 +122,9 @@ class _Stream:
         self.tokens_of(marks.end, loss=False)
         self.unit_edges.append((start, self.length))
 
-    def finish(self, *, n_shared: int, n_branches: int, weight: float) -> RenderedDocument:
+    def finish(
+        self, media: tuple[ProbedMedium, ...], *, n_shared: int, n_branches: int, weight: float
+    ) -> RenderedDocument:
         lengths = [len(ids) for ids, *_ in self.chunks]
         tokens = np.concatenate([np.zeros(0, np.int32), *(np.asarray(ids, np.int32) for ids, *_ in self.chunks)])
         loss = np.repeat(np.array([chunk[1] for chunk in self.chunks], np.bool_), lengths)
@@ -138,9 +139,9 @@ class _Stream:
             branch_ids=branch_ids,
             unit_ids=unit_ids,
             unit_crops=np.array(self.unit_crops, np.int64),
-            unit_timestamps=np.array(self.unit_timestamps, np.float64),
             unit_edges=np.array(self.unit_edges, np.int64).reshape(-1, 2),
             unit_numbers=np.arange(len(self.unit_crops)),
+            media=media,
             n_shared=n_shared,
             n_branches=n_branches,
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.job.plan import Survey
+from packer_service.job.survey import Survey
 from packer_service.job.workdir import read_record
 from packer_service.plan.plan import Plan
 from packer_service.shards.store import Folder

@@ -1,4 +1,4 @@
-"""One fragment of the source to a table of lengths: the first half of the job, and the what-if without writing."""
+"""One fragment of the source to a table of lengths: the first half of the job, and all of ``preshard plan``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.media.isolated import probe
-from packer_service.ingest.media.shape import MediaShape
-from packer_service.ingest.oversize import fit
-from packer_service.ingest.render import render
+from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.files import Fragment, RowReference, read_fragment
 from packer_service.ingest.source.rows import parse_document, row_identity
 from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
@@ -18,6 +14,7 @@ from packer_service.layout.area import attention_area
 from packer_service.packs.rendered import RenderedDocument, group_ids
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
+from schemas.rejects import reason_columns
 from schemas.sequence import MaskArrays
 
 MEASURED = pa.schema(
@@ -37,15 +34,15 @@ MEASURED = pa.schema(
         ("message", pa.string()),
     ]
 )
-"""One row a piece of a document, or a rejected document (``code`` is not null). ``row`` counts in the fragment from 0,
-``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the document's mask."""
+"""One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
+fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask."""
 
 
 def measure_fragment(fragment: Fragment, config: PackConfig) -> tuple[pa.Table, int]:
-    """Tokenises and probes every row of a fragment, decoding no pixel.
+    """Tokenises and probes every row of a fragment; no pixel is decoded.
 
     Returns:
-        The table, and how many lines the fragment has (blank ones too).
+        The table, and how many lines the fragment has (including blank ones).
     """
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     read = read_fragment(fragment)
@@ -68,9 +65,9 @@ def _measure_row(
             raise row
         document = parse_document(row)
         stage = "measure"
-        pieces, _ = pieces_of(document, folder, config, tokenizer)
+        pieces = render_pieces(document, folder, config, tokenizer)
     except DocumentError as error:
-        return [{**where, "stage": stage, "code": error.code, "message": str(error)}]
+        return [{**where, **reason_columns(stage, error)}]
     return [
         {
             **where,
@@ -84,32 +81,9 @@ def _measure_row(
     ]
 
 
-def pieces_of(
-    document: Document, folder: str, config: PackConfig, tokenizer: Tokenizer
-) -> tuple[list[tuple[RenderedDocument, int]], list[MediaShape]]:
-    """A document's pieces, each with the tokens lost behind it, and the shapes of its media.
-
-    The same for the same document and files: measuring and writing both call it.
-
-    Raises:
-        DocumentError: a media is missing or broken, or the document does not fit.
-        OSError: the file system failed, which is no document's fault.
-    """
-    shapes = [probe(media, folder, config) for media in document.media()]
-    rendered = render(
-        document,
-        shapes,
-        tokenizer,
-        pooled_per_crop=config.vision.pooled_per_crop,
-        annotation_weight=config.annotation_weight,
-    )
-    pieces = fit(rendered, seq_len=config.seq_len, max_images=config.max_images, oversize=config.oversize)
-    return pieces, shapes
-
-
 def _area(piece: RenderedDocument, bidirectional: str) -> int:
     """Allowed pairs of a document's mask."""
     groups = group_ids(piece.unit_ids, bidirectional)
-    if not piece.n_branches and (groups < 0).all():  # most documents of a text corpus, at a tenth of the time
+    if not piece.n_branches and (groups < 0).all():  # most documents of a text corpus; ten times faster
         return len(piece) * (len(piece) + 1) // 2
     return attention_area(MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=groups))

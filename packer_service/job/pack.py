@@ -19,8 +19,9 @@ from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, now
-from packer_service.job.plan import ShardTasks, Survey, plan_measured, shard_ranges, survey
+from packer_service.job.plan import ShardTasks, plan_measured, shard_ranges
 from packer_service.job.record import job_record
+from packer_service.job.survey import Survey, survey
 from packer_service.job.workdir import (
     MEASURED_FOLDER,
     RECORD,

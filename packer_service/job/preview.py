@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from packer_service.ingest.source.files import list_fragments, list_sources
 from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.job.documents import read_planned
 from packer_service.job.pack import measure_all
-from packer_service.job.plan import plan_measured, shard_task, survey
-from packer_service.job.write import ShardTask
+from packer_service.job.plan import ShardRange, ShardTask, plan_measured, shard_task
+from packer_service.job.read import read_planned
+from packer_service.job.survey import survey
 from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
-from packer_service.packs.build import lay_out
+from packer_service.packs.pack import build_pack
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import Figures, loss_figures, truncated_by_source
 from packer_service.report.what_if import SampledPack, planned_figures, sampled_packs
@@ -40,13 +40,13 @@ def plan_sources(
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    load_tokenizer(config.tokenizer, config.special_tokens)  # a wrong one is told before any task starts
+    load_tokenizer(config.tokenizer, config.special_tokens)  # so that a wrong one is reported before any task starts
     fragments = list_fragments(list_sources(sources))
     found = survey(fragments, measure_all(fragments, config, executor, progress))
     started = time.perf_counter()
     plan = plan_measured(found.documents, config)
     seconds = time.perf_counter() - started
-    tasks = [shard_task(found, plan, "", pack, pack + 1) for pack in sampled_packs(plan)]
+    tasks = [shard_task(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
     figures = planned_figures(
         plan, found.documents["images"].to_numpy().astype(np.int64), sampled, config, seconds, dp_sizes
@@ -60,8 +60,8 @@ def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:
     """One planned pack with its real mask, its media probed but not decoded."""
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     planned = task.packs[0]
-    pack = lay_out(
-        [read_planned(document, config, tokenizer).rendered for document in planned],
+    pack = build_pack(
+        [read_planned(document, config, tokenizer) for document in planned],
         [document.start for document in planned],
         [document.aligned_length for document in planned],
         config=config,

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict
 
 from packer_service.ingest.source.files import Fragment
 from packer_service.job.measure import measure_fragment
-from packer_service.job.write import BuiltShard, ShardTask, build_shard
+from packer_service.job.plan import ShardTask
+from packer_service.job.write import BuiltShard, build_shard
 from packer_service.shards.store import Folder
 from schemas.codec import encode_index, encode_json, encode_table
 from schemas.config import PackConfig

@@ -1,36 +1,28 @@
-"""One shard from references: read its documents again, decode, lay out, write. The second half of the job."""
+"""One shard from references: reads its documents again, decodes, builds the packs, writes. Second half of the job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from packer_service.ingest.media.crops import EncodedCrop
-from packer_service.ingest.media.image import ImageCrops
-from packer_service.ingest.media.isolated import crops as crops_of
+from packer_service.ingest.decode import decode_crops
 from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
-from packer_service.job.documents import PlannedDocument, ReadDocument, read_planned
+from packer_service.job.plan import PlannedDocument, ShardTask
+from packer_service.job.read import read_planned
 from packer_service.packs.balance import BalanceRows
-from packer_service.packs.build import lay_out, pack_figures
+from packer_service.packs.crop import Crop
+from packer_service.packs.figures import pack_figures
+from packer_service.packs.pack import Pack, build_pack
 from packer_service.packs.rendered import RenderedDocument
 from packer_service.shards.store import Folder
-from packer_service.shards.write import Crop, Sample, SamplePlace, WrittenShard, write_shard
+from packer_service.shards.write import Sample, WrittenShard, write_shard
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
 from schemas.manifest import DocumentSpan, SampleHead
+from schemas.rejects import reject_row
 from schemas.tables import DOCUMENTS, PACKS, REJECTS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardTask:
-    """Everything that one task needs to write one shard; no pixel and no text among it."""
-
-    name: str
-    first_pack: int
-    packs: list[list[PlannedDocument]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +37,7 @@ class BuiltShard:
 
 
 def build_shard(task: ShardTask, config: PackConfig, folder: Folder) -> BuiltShard:
-    """Writes one shard. A document that cannot be read any more leaves padding, and a row of rejects."""
+    """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects."""
     rows = _ShardRows()
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     samples = (
@@ -63,16 +55,39 @@ def build_shard(task: ShardTask, config: PackConfig, folder: Folder) -> BuiltSha
 
 @dataclass(kw_only=True)
 class _ShardRows:
-    """Table rows of a shard as its samples are made."""
+    """A shard's rows of every table, collected as its samples are made."""
 
     packs: list[dict[str, int | float | str]] = field(default_factory=list)
     documents: list[dict[str, object]] = field(default_factory=list)
-    rejects: list[dict[str, object]] = field(default_factory=list)
+    rejects: list[dict[str, str]] = field(default_factory=list)
     balance: BalanceRows = field(default_factory=BalanceRows)
+
+    def add_reject(self, planned: PlannedDocument, error: DocumentError) -> None:
+        row = reject_row(
+            doc_id=planned.doc_id, source=planned.source, location=planned.location, stage="write", error=error
+        )
+        self.rejects.append(row)
+
+    def add_pack(
+        self,
+        pack_id: int,
+        pack: Pack,
+        planned: list[PlannedDocument],
+        spans: list[DocumentSpan],
+        config: PackConfig,
+    ) -> None:
+        lengths = np.array([span.length for span in spans], np.int64)
+        n_images = sum(span.n_images for span in spans)
+        self.balance.add_pack(pack_id, pack.index, pack.layouts, pack.boundaries)
+        self.packs.append(pack_figures(pack_id, pack.sequence, pack.index, lengths, n_images, config))
+        self.documents += [
+            {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.truncated}
+            for span, document in zip(spans, planned, strict=True)
+        ]
 
     def tables(self, name: str, written: WrittenShard) -> dict[str, pa.Table]:
         packs = [
-            {**row, "shard": name, "index_in_shard": i, **_place_columns(place)}
+            {**row, "shard": name, "index_in_shard": i, **asdict(place)}
             for i, (row, place) in enumerate(zip(self.packs, written.places, strict=True))
         ]
         return {
@@ -83,60 +98,38 @@ class _ShardRows:
         }
 
 
-def _place_columns(place: SamplePlace) -> dict[str, int]:
-    return {"offset": place.offset, "header_size": place.header_size, "size": place.size}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Loaded:
-    """A planned document, read and decoded."""
-
-    planned: PlannedDocument
-    rendered: RenderedDocument
-    crops: list[Crop]
-
-
 def _build_sample(
-    pack_id: int, planned: list[PlannedDocument], config: PackConfig, tokenizer: Tokenizer, rows: _ShardRows
+    pack_id: int, references: list[PlannedDocument], config: PackConfig, tokenizer: Tokenizer, rows: _ShardRows
 ) -> Sample:
-    loaded, n_units = [], 0
-    for document in planned:
+    planned: list[PlannedDocument] = []
+    documents: list[RenderedDocument] = []
+    crops: list[Crop] = []
+    n_units = 0
+    for reference in references:
         try:
-            loaded.append(_load(document, config, tokenizer, first_unit=n_units))
+            rendered = read_planned(reference, config, tokenizer)
+            crops += list(
+                decode_crops(rendered, reference.file.folder, config, doc_id=reference.doc_id, first_unit=n_units)
+            )
         except DocumentError as error:
-            rows.rejects.append(_reject(document, error))
+            rows.add_reject(reference, error)
             continue
-        n_units += len(loaded[-1].rendered.unit_crops)
-    laid_out = lay_out(
-        [document.rendered for document in loaded],
-        [document.planned.start for document in loaded],
-        [document.planned.aligned_length for document in loaded],
+        planned.append(reference)
+        documents.append(rendered)
+        n_units += len(rendered.unit_crops)
+    pack = build_pack(
+        documents,
+        [document.start for document in planned],
+        [document.aligned_length for document in planned],
         config=config,
         pad_id=tokenizer.entry.pad_id,
     )
-    spans = [_span(document) for document in loaded]
-    lengths = np.array([span.length for span in spans], np.int64)
-    n_images = sum(span.n_images for span in spans)
-    rows.balance.add_pack(pack_id, laid_out.index, laid_out.layouts, laid_out.boundaries)
-    rows.packs.append(pack_figures(pack_id, laid_out.sequence, laid_out.index, lengths, n_images, config))
-    rows.documents += [
-        {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.planned.truncated}
-        for span, document in zip(spans, loaded, strict=True)
-    ]
-    head = SampleHead(
-        pack_id=pack_id,
-        documents=spans,
-        cum_image_bounds=laid_out.cum_image_bounds.tolist(),
-        cum_token_pooling_bounds=laid_out.cum_token_pooling_bounds.tolist(),
-        image_shard_boundaries=laid_out.boundaries,
-        images=[],
-    )
-    crops = [crop for document in loaded for crop in document.crops]
-    return Sample(head=head, sequence=laid_out.sequence, layouts=laid_out.layouts, crops=crops)
+    spans = [_span(reference, document) for reference, document in zip(planned, documents, strict=True)]
+    rows.add_pack(pack_id, pack, planned, spans, config)
+    return Sample(head=_head(pack_id, spans, pack), sequence=pack.sequence, layouts=pack.layouts, crops=crops)
 
 
-def _span(loaded: _Loaded) -> DocumentSpan:
-    planned = loaded.planned
+def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
     return DocumentSpan(
         doc_id=planned.doc_id,
         piece=planned.piece,
@@ -144,53 +137,17 @@ def _span(loaded: _Loaded) -> DocumentSpan:
         start=planned.start,
         length=planned.length,
         aligned_length=planned.aligned_length,
-        n_images=loaded.rendered.n_images,
+        n_images=rendered.n_images,
     )
 
 
-def _reject(planned: PlannedDocument, error: DocumentError) -> dict[str, object]:
-    return {
-        "doc_id": planned.doc_id,
-        "source": planned.source,
-        "location": planned.location,
-        "stage": "write",
-        "code": error.code,
-        "message": str(error),
-    }
-
-
-def _load(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer, *, first_unit: int) -> _Loaded:
-    """Reads a planned document and decodes its crops.
-
-    Raises:
-        DocumentError: it is not what was measured, or a media cannot be decoded.
-    """
-    read = read_planned(planned, config, tokenizer)
-    timestamps = read.rendered.unit_timestamps
-    crops = [
-        Crop(
-            doc_id=planned.doc_id,
-            unit=first_unit + unit,
-            width=crop.width,
-            height=crop.height,
-            timestamp=None if np.isnan(timestamps[unit]) else float(timestamps[unit]),
-            data=crop.data,
-        )
-        for unit, crop in _decode(read, planned.file.folder, config)
-    ]
-    return _Loaded(planned=planned, rendered=read.rendered, crops=crops)
-
-
-def _decode(read: ReadDocument, folder: str, config: PackConfig) -> Iterator[tuple[int, EncodedCrop]]:
-    """The crops of a document's units, with the number of the unit among them. Each media is decoded once."""
-    numbers = read.rendered.unit_numbers
-    first = taken = 0
-    for media, shape in zip(read.document.media(), read.shapes, strict=True):
-        n_units = 1 if isinstance(shape, ImageCrops) else shape.n_frames
-        mine = numbers[(numbers >= first) & (numbers < first + n_units)] - first
-        if len(mine) and isinstance(shape, ImageCrops):
-            yield from ((taken, crop) for crop in crops_of(media, folder, shape, config))
-        elif len(mine) and not isinstance(shape, ImageCrops):
-            frames = replace(shape, pts=shape.pts[mine], timestamps=shape.timestamps[mine])
-            yield from ((taken + i, frame) for i, frame in enumerate(crops_of(media, folder, frames, config)))
-        first, taken = first + n_units, taken + len(mine)
+def _head(pack_id: int, spans: list[DocumentSpan], pack: Pack) -> SampleHead:
+    """What ``KEY.json`` says, but for the crops' places, which the writer fills in."""
+    return SampleHead(
+        pack_id=pack_id,
+        documents=spans,
+        cum_image_bounds=pack.cum_image_bounds.tolist(),
+        cum_token_pooling_bounds=pack.cum_token_pooling_bounds.tolist(),
+        image_shard_boundaries=pack.boundaries,
+        images=[],
+    )

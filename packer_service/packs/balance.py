@@ -9,51 +9,22 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from packer_service.layout.images import image_edges
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.plan.cost import causal_area, document_tiles
 from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
-from schemas.layout import TILE, RankImages, TokenLayout, boundaries_from_edges
+from schemas.layout import RankImages, TokenLayout
 from schemas.tables import BALANCE
 
 
-def image_boundaries(
-    cum_image_bounds: Int64[np.ndarray, "units"],
-    cum_token_pooling_bounds: Int64[np.ndarray, "units"],
-    cp_sizes: Sequence[int],
-) -> dict[str, dict[str, RankImages]]:
-    """Optimal image boundaries of a pack for each CP size.
-
-    The load of a unit is its crops. Every crop has as many patches and pooled rows as every other, so any weights on
-    encoder and connector give the same boundaries.
-    """
-    crops = np.diff(cum_image_bounds, prepend=0)
-    return {
-        str(size): boundaries_from_edges(image_edges(crops, size), cum_image_bounds, cum_token_pooling_bounds)
-        for size in sorted(cp_sizes)
-    }
-
-
-def pack_tiles(lengths: Int64[np.ndarray, "docs"], area: int) -> float:
-    """The plan's estimate of a pack's attention tiles, from the lengths and the allowed pairs of the whole pack.
-
-    ``document_tiles`` is linear in the area, so where in the pack the pairs lie makes no difference.
-    """
-    causal = causal_area(lengths)
-    beyond = area - int(causal.sum())
-    return float(document_tiles(lengths, causal).sum()) + beyond / TILE**2
-
-
 def layout_loads(measures: LayoutMeasures) -> dict[str, Int64[np.ndarray, "ranks"]]:
-    """Kind of load to the load of each ring rank (of each ring step, for ``ring_step``)."""
+    """The load of each ring rank (of each ring step, for ``ring_step``) by kind of load."""
     loads = (measures.area, measures.tiles.sum(axis=1), measures.ring_steps, measures.keys_fetched)
     return dict(zip(LAYOUT_KINDS, loads, strict=True))
 
 
 @dataclass(kw_only=True)
 class BalanceRows:
-    """Rows of ``balance.parquet`` as they come, pack by pack."""
+    """Rows of ``balance.parquet``, collected pack by pack."""
 
     columns: dict[str, list[object]] = field(default_factory=lambda: {name: [] for name in BALANCE.names})
 

@@ -1,24 +1,25 @@
-"""A rendered document: the token arrays that it fills in a pack, and the rules by which they follow from each other."""
+"""A rendered document: the token arrays that it fills in a pack, and the rules by which one follows from another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedDocument:
-    """A document's token arrays, positions and units counted from its own start.
+    """A document's token arrays (or those of a piece of it); positions and units count from its own start.
 
-    ``unit_ids`` is the document's unit that a pooled image token belongs to, -1 elsewhere. ``unit_crops`` is the number
-    of crops of each unit, ``unit_timestamps`` its time in seconds from the clip's start, NaN for a still image, and
-    ``unit_edges`` the half-open range of its tokens, marks included; ``unit_numbers`` counts it in the whole document,
-    of which this may be a part.
-    ``n_shared`` tokens at the start are the prefix that all ``n_branches`` annotations see; both are 0 without.
+    ``unit_ids`` is the unit that a pooled image token belongs to, -1 elsewhere. Of each unit, ``unit_crops`` is the
+    number of crops, ``unit_edges`` the half-open range of its tokens, marks included, and ``unit_numbers`` its number
+    in the whole document. The first ``n_shared`` tokens are the prefix that all ``n_branches`` annotations see; both
+    are 0 for a document without annotations. ``media`` holds what decoding needs of every image and video of the whole
+    document (see ``ingest.media.shape.ProbedMedium``), and nothing here looks at it.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -28,25 +29,25 @@ class RenderedDocument:
     branch_ids: Int32[np.ndarray, "doc"]
     unit_ids: Int32[np.ndarray, "doc"]
     unit_crops: Int64[np.ndarray, "units"]
-    unit_timestamps: Float64[np.ndarray, "units"]
     unit_edges: Int64[np.ndarray, "units 2"]
     unit_numbers: Int64[np.ndarray, "units"]
     n_shared: int
     n_branches: int
+    media: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def n_images(self) -> int:
-        """Crops, which is what the second budget of a pack counts."""
+        """Number of crops, which the second budget of a pack counts."""
         return int(self.unit_crops.sum())
 
 
 def shifted_labels(
     tokens: Int32[np.ndarray, "doc"], loss: np.ndarray, branch_ids: Int32[np.ndarray, "doc"]
 ) -> Int32[np.ndarray, "doc"]:
-    """Each token's label: the next token, where that one carries loss and is of the same branch."""
+    """Each token's label: the next token, where that token carries loss and belongs to the same branch."""
     labels = np.full(len(tokens), IGNORE_INDEX, np.int32)
     follows = loss[1:] & (branch_ids[1:] == branch_ids[:-1])
     labels[:-1][follows] = tokens[1:][follows]
@@ -54,7 +55,7 @@ def shifted_labels(
 
 
 def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, "doc"]:
-    """Positions from 0; each annotation goes on from the end of the shared prefix."""
+    """Positions from 0; each annotation continues from the end of the shared prefix."""
     every = np.arange(len(branch_ids), dtype=np.int32)
     if not branch_ids.any():
         return every
@@ -64,7 +65,7 @@ def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, 
 
 
 def group_ids(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[np.ndarray, "doc"]:
-    """Which of a document's tokens see each other in both directions, counted from 0 inside the document.
+    """Groups of a document's tokens that see each other in both directions, counted from 0 inside the document.
 
     ``within_image``: the pooled tokens of a unit; ``image_tokens``: all pooled tokens; ``none``: no tokens.
     """
@@ -90,7 +91,6 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
         branch_ids=branch_ids,
         unit_ids=np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32),
         unit_crops=rendered.unit_crops[units],
-        unit_timestamps=rendered.unit_timestamps[units],
         unit_edges=rendered.unit_edges[units] - start,
         unit_numbers=rendered.unit_numbers[units],
         n_branches=int(branch_ids.max(initial=0)),

@@ -15,8 +15,9 @@ from jaxtyping import Int64
 from packer_service.layout.cost import key_weight
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import whole_tiles
-from packer_service.packs.balance import BalanceRows, image_boundaries
-from packer_service.packs.build import configured_layouts
+from packer_service.packs.balance import BalanceRows
+from packer_service.packs.boundaries import image_boundaries
+from packer_service.packs.pack import configured_layouts
 from packer_service.plan.cost import causal_area
 from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
@@ -24,8 +25,9 @@ from packer_service.plan.plan import Plan
 from packer_service.report.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
+from schemas.rejects import rejects_table
 from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
-from schemas.tables import BALANCE, REJECTS
+from schemas.tables import BALANCE
 
 SAMPLED_PACKS = 8
 """Packs whose layouts are solved for the balance figures, spread evenly over the plan."""
@@ -176,14 +178,13 @@ def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.T
     kept = table.take(pa.array(fitting)).select(["doc_id", "source"])
     kept = kept.append_column("tokens", pa.array(kept_tokens)).append_column("images", pa.array(kept_images))
     lost = table.filter(pa.array(rejected))
-    rejects = pa.table(
-        {
-            "doc_id": lost["doc_id"],
-            "source": lost["source"],
-            "location": pa.nulls(len(lost), pa.string()),
-            "stage": pa.repeat("plan", len(lost)),
-            "code": pa.array(code[rejected], pa.string()),
-            "message": pa.nulls(len(lost), pa.string()),
-        }
-    ).cast(REJECTS)
+    rejects = rejects_table(
+        len(lost),
+        doc_id=lost["doc_id"],
+        source=lost["source"],
+        location=None,
+        stage="plan",
+        code=pa.array(code[rejected], pa.string()),
+        message=None,
+    )
     return kept.append_column("truncated", pa.array(share[0] - kept_tokens)), rejects

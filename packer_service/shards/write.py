@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from packer_service.packs.crop import Crop
 from packer_service.shards.store import Folder, Sink
 from schemas.codec import (
     HEAD,
@@ -29,18 +30,6 @@ from schemas.sequence import PackedSequence
 
 def shard_name(index: int) -> str:
     return f"preshard-{index:06d}.tar"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crop:
-    """An encoded crop and what is known of it; its place in the tar is not yet."""
-
-    doc_id: str
-    unit: int
-    width: int
-    height: int
-    timestamp: float | None
-    data: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

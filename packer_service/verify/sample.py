@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from packer_service.layout.mask import MaskIndex
 from packer_service.packs.balance import BalanceRows
-from packer_service.packs.build import pack_figures
+from packer_service.packs.figures import pack_figures
 from packer_service.verify import arrays, images, layouts
 from packer_service.verify.tar import Member, RawSample
 from packer_service.verify.verdict import Finding

@@ -31,8 +31,8 @@ from machine import hardware  # noqa: E402
 from packer_service.ingest.source.files import FRAGMENT_BYTES, Fragment  # noqa: E402
 from packer_service.job.measure import MEASURED  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
+from packer_service.job.plan import ShardTask  # noqa: E402
 from packer_service.job.workdir import RECORD, Done, ShardRecord, measured_name  # noqa: E402
-from packer_service.job.write import ShardTask  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.codec import encode_json, encode_table  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402

@@ -51,9 +51,9 @@ from packer_service.ingest.source.files import list_fragments, list_sources, rea
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.pack import measure_all  # noqa: E402
-from packer_service.job.plan import ShardTasks, plan_measured, shard_ranges, survey  # noqa: E402
+from packer_service.job.plan import ShardTask, ShardTasks, plan_measured, shard_ranges  # noqa: E402
+from packer_service.job.survey import survey  # noqa: E402
 from packer_service.job.workdir import build_and_keep  # noqa: E402
-from packer_service.job.write import ShardTask  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -75,9 +75,9 @@ def clips_of(task: ShardTask, config: PackConfig) -> list[Clip]:
     """What the bare loop is told of a shard: it does not look for frames itself."""
     clips = []
     for planned in (document for pack in task.packs for document in pack):
-        for media in parse_document(read_row(planned.file, planned.reference)).media():
-            shape: Any = probe(media, planned.file.folder, config)
-            clips.append((str(media.uri), shape.pts.tolist()))
+        for medium in parse_document(read_row(planned.file, planned.reference)).media():
+            shape: Any = probe(medium, planned.file.folder, config)
+            clips.append((str(medium.uri), shape.pts.tolist()))
     return clips
 
 

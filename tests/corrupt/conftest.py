@@ -26,7 +26,7 @@ from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import key_blocks_needed
 from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
 from packer_service.packs.balance import BalanceRows
-from packer_service.packs.build import pack_figures
+from packer_service.packs.figures import pack_figures
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import Verdict, verify_dataset
 from schemas.balance import BalanceOrder

@@ -18,9 +18,9 @@ from packer_service.demo.videos import RECIPES, encode, pictures
 from packer_service.ingest.source.files import list_fragments, list_sources
 from packer_service.ingest.media.video import probe_video
 from packer_service.job.measure import measure_fragment
-from packer_service.job.plan import survey
+from packer_service.job.survey import survey
 from schemas.errors import REJECT_CODES, ConfigError, PreshardError
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def test_the_answers_are_true(demo: tuple[Path, dict[str, int], list[str]]) -> N
     rows = {row["id"]: row for row in map(json.loads, (demo[0] / ROWS).read_text().splitlines()[:-1])}
     said = rows["multi-bikes-mp4-1"]["annotations"][1][1]["content"]
     part = rows["multi-bikes-mp4-1"]["media"][0]
-    media = Media(kind="video", uri=part["video"], start=part["start"], end=part["end"])
-    assert said == f"It has {probe_video(media, str(demo[0]), fps=1000.0, max_frames=9999).n_frames} frames."
+    medium = Medium(kind="video", uri=part["video"], start=part["start"], end=part["end"])
+    assert said == f"It has {probe_video(medium, str(demo[0]), fps=1000.0, max_frames=9999).n_frames} frames."
     assert rows["image-coffee-size"]["messages"][1]["content"].startswith("600 x 400 pixels")
     assert rows["video-bikes-mp4"]["messages"][2]["content"].endswith("for 10.0 seconds.")
     turned = rows["video-bunny_turned-mp4"]["messages"][4]["content"]

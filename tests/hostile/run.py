@@ -35,7 +35,7 @@ from machine import hardware  # noqa: E402
 from processes import PeakMemory  # noqa: E402
 
 from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.document import Media  # noqa: E402
+from packer_service.ingest.document import Medium  # noqa: E402
 from packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
 from packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -155,13 +155,13 @@ def _look(folder: str, rows: Connection) -> None:
 
 
 def _decode(part: dict[str, str], folder: str, config: PackConfig) -> None:
-    media, size = Media(kind=part["type"], uri=part[part["type"]]), config.vision.image_size
-    if media.kind == "image":
-        crops = probe_image(media, folder, image_size=size, max_crops=config.vision.max_crops)
-        decode_image(media, folder, crops, image_size=size)
+    medium, size = Medium(kind=part["type"], uri=part[part["type"]]), config.vision.image_size
+    if medium.kind == "image":
+        crops = probe_image(medium, folder, image_size=size, max_crops=config.vision.max_crops)
+        decode_image(medium, folder, crops, image_size=size)
     else:
-        frames = probe_video(media, folder, fps=config.video.fps, max_frames=config.video.max_frames)
-        collections.deque(decode_video(media, folder, frames, image_size=size), maxlen=0)
+        frames = probe_video(medium, folder, fps=config.video.fps, max_frames=config.video.max_frames)
+        collections.deque(decode_video(medium, folder, frames, image_size=size), maxlen=0)
 
 
 if __name__ == "__main__":

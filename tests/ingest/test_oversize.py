@@ -37,7 +37,6 @@ def document(
         branch_ids=branch_ids,
         unit_ids=unit_ids,
         unit_crops=np.array([crops for _, crops in units], np.int64),
-        unit_timestamps=np.full(len(units), np.nan),
         unit_edges=np.array([(start, start + 2 * crops) for start, crops in units], np.int64).reshape(-1, 2),
         unit_numbers=np.arange(len(units)),
         n_shared=shared if branches else 0,

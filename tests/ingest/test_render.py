@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Document, Media, Message
-from packer_service.ingest.media.image import ImageCrops
+from packer_service.ingest.document import Document, Medium, Message
+from packer_service.ingest.media.image import ImageGrid
 from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.render import render
 from packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer
-from packer_service.packs.assemble import assemble
 from packer_service.packs.rendered import RenderedDocument
+from packer_service.packs.sequence import build_sequence
 from schemas.errors import PlanError
 from schemas.manifest import TokenizerEntry
 
@@ -36,12 +36,12 @@ TOKENIZER = Tokenizer(
     decode=lambda ids: "".join(map(chr, ids)),
 )
 A, B, C, D, Q, R = letters("abcdqr")
-IMAGE = Media(kind="image", uri="x")
-VIDEO = Media(kind="video", uri="v")
+IMAGE = Medium(kind="image", uri="x")
+VIDEO = Medium(kind="video", uri="v")
 
 
-def crops(n: int) -> ImageCrops:
-    return ImageCrops(rows=1, cols=max(n - 1, 1), width=9, height=9)
+def crops(n: int) -> ImageGrid:
+    return ImageGrid(rows=1, cols=max(n - 1, 1), width=9, height=9)
 
 
 def frames(*timestamps: float) -> VideoFrames:
@@ -64,9 +64,10 @@ CHAT = rendered(
     ),
     crops(1),
 )
+FRAMES = frames(0.0, 0.5)
 TREE = rendered(
     Document(shared=(VIDEO,), branches=(turns("q", "ab"), turns("r", "c")), annotated=True),
-    frames(0.0, 0.5),
+    FRAMES,
     weight="sqrt",
 )
 
@@ -100,7 +101,7 @@ def test_annotations_share_the_prefix_and_continue_its_positions() -> None:
     np.testing.assert_array_equal(TREE.unit_ids[:15], [-1] * 5 + [0, 0] + [-1] * 5 + [1, 1] + [-1])
     np.testing.assert_allclose(TREE.loss_weights[TREE.labels != X], 1 / np.sqrt(2), rtol=1e-7)
     assert TREE.n_shared == 15
-    assert list(TREE.unit_timestamps) == [0.0, 0.5]
+    assert TREE.media == ((VIDEO, FRAMES),)
 
 
 def test_the_crops_of_an_image_are_one_unit() -> None:
@@ -114,7 +115,7 @@ def test_the_crops_of_an_image_are_one_unit() -> None:
 
 def test_a_pack_numbers_documents_groups_and_pooled_rows_through() -> None:
     """Fails when a group or a pooled row of one document is given to another, or padding is not inert."""
-    pack = assemble([CHAT, TEXT, CHAT], [0, 16, 24], seq_len=40, pad_id=PAD, bidirectional="within_image")
+    pack = build_sequence([CHAT, TEXT, CHAT], [0, 16, 24], seq_len=40, pad_id=PAD, bidirectional="within_image")
     np.testing.assert_array_equal(pack.doc_ids, [*[0] * 15, -1, *[1] * 4, *[-1] * 4, *[2] * 15, -1])
     np.testing.assert_array_equal(np.flatnonzero(pack.pool_ids >= 0), [2, 3, 26, 27])
     np.testing.assert_array_equal(pack.pool_ids[[2, 3, 26, 27]], [0, 1, 2, 3])
@@ -140,13 +141,13 @@ def test_a_pack_numbers_documents_groups_and_pooled_rows_through() -> None:
 )
 def test_groups_follow_the_bidirectional_rule(bidirectional: str, groups: list[int]) -> None:
     """Fails when frames of a video see each other where only tokens within an image may, or the other way round."""
-    pack = assemble([TREE, CHAT], [0, 26], seq_len=41, pad_id=PAD, bidirectional=bidirectional)
+    pack = build_sequence([TREE, CHAT], [0, 26], seq_len=41, pad_id=PAD, bidirectional=bidirectional)
     np.testing.assert_array_equal(pack.group_ids[pack.pool_ids >= 0], groups)
 
 
 def test_overlapping_documents_are_refused() -> None:
     """Fails when a wrong plan writes one document over another."""
     with pytest.raises(PlanError, match="document 1 lies at 3:7"):
-        assemble([TEXT, TEXT], [0, 3], seq_len=8, pad_id=PAD, bidirectional="none")
+        build_sequence([TEXT, TEXT], [0, 3], seq_len=8, pad_id=PAD, bidirectional="none")
     with pytest.raises(PlanError, match="free is 0:3"):
-        assemble([TEXT], [0], seq_len=3, pad_id=PAD, bidirectional="none")
+        build_sequence([TEXT], [0], seq_len=3, pad_id=PAD, bidirectional="none")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media import isolated as media_calls
 from packer_service.ingest.media.crops import encoded_crops
 from packer_service.ingest.media.image import probe_image
@@ -48,18 +48,18 @@ def test_the_same_bytes_as_in_this_process(tmp_path: Path, tiny_config: PackConf
     if kind == "image":
         noise = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
         Image.fromarray(noise).save(path, "PNG")
-        media = Media(kind="image", data=path.read_bytes()) if inline else Media(kind="image", uri="image")
-        here = probe_image(media, str(tmp_path), image_size=56, max_crops=1)
+        medium = Medium(kind="image", data=path.read_bytes()) if inline else Medium(kind="image", uri="image")
+        here = probe_image(medium, str(tmp_path), image_size=56, max_crops=1)
     else:
         write_video(path.with_suffix(".mp4"))
         data = path.with_suffix(".mp4").read_bytes()
-        media = Media(kind="video", data=data) if inline else Media(kind="video", uri="video.mp4")
-        here = probe_video(media, str(tmp_path), fps=2.0, max_frames=384)
-    options = {"image_size": 56, "image_format": "jpeg", "jpeg_quality": 90}
-    shape = media_calls.probe(media, str(tmp_path), tiny_config)
+        medium = Medium(kind="video", data=data) if inline else Medium(kind="video", uri="video.mp4")
+        here = probe_video(medium, str(tmp_path), fps=2.0, max_frames=384)
+    options = {"doc_id": "d", "first_unit": 3, "image_size": 56, "image_format": "jpeg", "jpeg_quality": 90}
+    shape = media_calls.probe(medium, str(tmp_path), tiny_config)
     assert repr(shape) == repr(here)
-    crops = media_calls.crops(media, str(tmp_path), shape, tiny_config)
-    assert crops == list(encoded_crops(media, str(tmp_path), here, **options))
+    crops = media_calls.crops(medium, str(tmp_path), shape, tiny_config, doc_id="d", first_unit=3)
+    assert crops == list(encoded_crops(medium, str(tmp_path), here, **options))
     assert [Image.open(io.BytesIO(crop.data)).size for crop in crops] == [(56, 56)] * (6 if kind == "video" else 1)
 
 
@@ -68,14 +68,14 @@ def test_a_decoder_that_breaks_has_the_code_of_its_step(
     monkeypatch: pytest.MonkeyPatch, broken: ModuleType, isolated: Isolated, tiny_config: PackConfig, kind: str
 ) -> None:
     """Fails when a crash of the probe or of the decoder ends in another code, or does not name the media."""
-    media = Media(kind=kind, uri="x/y.bin")
+    medium = Medium(kind=kind, uri="x/y.bin")
     monkeypatch.setattr(media_calls, "_DECODER", isolated)
     for name in ("probe_image", "probe_video", "encoded_crops"):
         monkeypatch.setattr(media_calls, name, broken.segfaults)
     with pytest.raises(DocumentError) as probed:
-        media_calls.probe(media, "/", tiny_config)
+        media_calls.probe(medium, "/", tiny_config)
     with pytest.raises(DocumentError) as decoded:
-        media_calls.crops(media, "/", None, tiny_config)
+        media_calls.crops(medium, "/", None, tiny_config, doc_id="d", first_unit=0)
     assert (probed.value.code, decoded.value.code) == (f"bad_{kind}", "decode_failed")
     reason = "the decoder crashed (SIGSEGV; its memory is limited to 256 MiB) in 2 of 2 tries"
     assert str(probed.value) == str(decoded.value) == f"x/y.bin: {reason}"

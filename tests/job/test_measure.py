@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from packer_service.config import load_config
+from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.files import list_fragments, list_sources
 from packer_service.ingest.source.rows import parse_document
 from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.job.measure import measure_fragment, pieces_of
+from packer_service.job.measure import measure_fragment
 from packer_service.packs.rendered import group_ids
 from schemas.sequence import MaskArrays, dense_mask
 
@@ -41,7 +42,7 @@ def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> Non
     areas = measure_fragment(fragment, config)[0]["area"].to_pylist()
     expected = []
     for row in ROWS.values():
-        [(piece, _)], _ = pieces_of(parse_document(row), str(tmp_path), config, tokenizer)
+        [(piece, _)] = render_pieces(parse_document(row), str(tmp_path), config, tokenizer)
         groups = group_ids(piece.unit_ids, bidirectional)
         mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=groups)
         expected.append(int(dense_mask(mask).sum()))

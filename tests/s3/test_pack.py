@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from packer_service.cli import main
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media.open import open_media
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
@@ -111,7 +111,7 @@ def test_a_reference_to_nothing_reads_the_same_as_on_a_disk(
         (local / name).write_bytes((tiny_source / Path(name).name).read_bytes())
     reasons = []
     for base in (str(local), store.upload(local, "media")):
-        with pytest.raises(DocumentError) as error, open_media(Media(kind="image", uri=uri), base):
+        with pytest.raises(DocumentError) as error, open_media(Medium(kind="image", uri=uri), base):
             pass
         reasons.append((error.value.code, str(error.value)))
     assert reasons[0] == reasons[1]

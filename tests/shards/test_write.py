@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from packer_service.packs.crop import Crop
 from packer_service.shards.store import Folder
-from packer_service.shards.write import Crop, Sample, write_shard
+from packer_service.shards.write import Sample, write_shard
 from schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
 from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import BinaryIO, Literal, cast
 
+import numpy as np
+from jaxtyping import Int64
 from PIL import ExifTags, Image
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media.open import MediaFile, open_media
 from packer_service.ingest.media.shrink import Shrunk
 from schemas.errors import DocumentError
@@ -48,7 +50,7 @@ _SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageCrops:
+class ImageGrid:
     """How an image is cut: ``rows`` x ``cols`` tiles in reading order and, with more than one tile, a thumbnail LAST.
 
     ``width`` and ``height`` are the image's own, upright.
@@ -67,6 +69,15 @@ class ImageCrops:
     @property
     def n_crops(self) -> int:
         return self.rows * self.cols + self.thumbnail
+
+    @property
+    def n_units(self) -> int:
+        """A still image is one unit: the encoder gets all of its crops together."""
+        return 1
+
+    def of_units(self, numbers: Int64[np.ndarray, "units"]) -> ImageGrid:  # noqa: ARG002
+        """The shape of some of its units, of which it has only one."""
+        return self
 
 
 def choose_grid(width: int, height: int, *, image_size: int, max_crops: int) -> tuple[int, int]:
@@ -91,11 +102,11 @@ def choose_grid(width: int, height: int, *, image_size: int, max_crops: int) -> 
     return min(grids, key=rank)
 
 
-def probe_image(media: Media, base: str, *, image_size: int, max_crops: int) -> ImageCrops:
+def probe_image(medium: Medium, base: str, *, image_size: int, max_crops: int) -> ImageGrid:
     """Count an image's crops from its header; no pixel is decoded.
 
     Args:
-        media: the image.
+        medium: the image.
         base: URI or path of the folder that holds the row's file.
         image_size: side of a crop in pixels.
         max_crops: most tiles; 1 keeps the whole image as its only crop.
@@ -104,7 +115,7 @@ def probe_image(media: Media, base: str, *, image_size: int, max_crops: int) -> 
         DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, larger than
             :func:`max_pixels`, or (PNG and WebP, whose length is known from their headers) cut short.
     """
-    with open_media(media, base) as file:
+    with open_media(medium, base) as file:
         if not file.size:
             raise DocumentError("bad_image", f"{file.label}: the file is empty")
         with _opened(file) as image:
@@ -118,26 +129,26 @@ def probe_image(media: Media, base: str, *, image_size: int, max_crops: int) -> 
         if (kind == "PNG" and not _png_is_whole(file)) or (kind == "WEBP" and not _webp_is_whole(file)):
             raise DocumentError("bad_image", f"{file.label}: the file is cut short")
     rows, cols = choose_grid(width, height, image_size=image_size, max_crops=max_crops)
-    return ImageCrops(rows=rows, cols=cols, width=width, height=height)
+    return ImageGrid(rows=rows, cols=cols, width=width, height=height)
 
 
-def decode_image(media: Media, base: str, crops: ImageCrops, *, image_size: int) -> list[Image.Image]:
+def decode_image(medium: Medium, base: str, grid: ImageGrid, *, image_size: int) -> list[Image.Image]:
     """Decode an image into its crops: square RGB images, the tiles in reading order and then the thumbnail.
 
     The whole image fills its canvas, upright as EXIF says, without keeping the aspect ratio. Transparent pixels show a
     white ground; high bit depths are scaled to 8 bits; of an animation, the first frame is taken.
 
     Args:
-        media: the image that was probed.
+        medium: the image that was probed.
         base: URI or path of the folder that holds the row's file.
-        crops: what :func:`probe_image` chose.
+        grid: what :func:`probe_image` chose.
         image_size: side of a crop in pixels.
 
     Raises:
         DocumentError: ``missing_media``, ``bad_image`` as in the probe, or ``decode_failed``: the pixels are damaged.
     """
-    canvas = (crops.cols * image_size, crops.rows * image_size)
-    with open_media(media, base) as file, _opened(file) as image:
+    canvas = (grid.cols * image_size, grid.rows * image_size)
+    with open_media(medium, base) as file, _opened(file) as image:
         turn = _UPRIGHT.get(_orientation(image))
         stored = canvas[::-1] if turn in _SWAPPING else canvas
         try:
@@ -156,10 +167,10 @@ def decode_image(media: Media, base: str, crops: ImageCrops, *, image_size: int)
     whole = _turned(shrunk.scaled(stored), turn)
     tiles = [
         whole.crop((col * image_size, row * image_size, (col + 1) * image_size, (row + 1) * image_size))
-        for row in range(crops.rows)
-        for col in range(crops.cols)
+        for row in range(grid.rows)
+        for col in range(grid.cols)
     ]
-    return [*tiles, _turned(shrunk.scaled((image_size, image_size)), turn)] if crops.thumbnail else tiles
+    return [*tiles, _turned(shrunk.scaled((image_size, image_size)), turn)] if grid.thumbnail else tiles
 
 
 def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:

@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 from pyarrow import fs
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from schemas.errors import DocumentError
 from schemas.filesystem import is_uri, locate
 
@@ -72,11 +72,11 @@ class MediaFile:
 
 
 @contextmanager
-def open_media(media: Media, base: str) -> Iterator[MediaFile]:
+def open_media(medium: Medium, base: str) -> Iterator[MediaFile]:
     """Open inline bytes or a reference for reading at any position; closed on leaving the context.
 
     Args:
-        media: ``uri`` is a URI of any file system that pyarrow opens, an absolute local path, or a path relative to
+        medium: ``uri`` is a URI of any file system that pyarrow opens, an absolute local path, or a path relative to
             ``base``, taken as written (only absolute URIs are percent-decoded).
         base: URI or path of the folder that holds the row's file.
 
@@ -84,22 +84,22 @@ def open_media(media: Media, base: str) -> Iterator[MediaFile]:
         DocumentError: ``missing_media``: nothing is there, it is no regular file, or it may not be read.
         OSError: the file system failed.
     """
-    if media.data is not None:
-        yield MediaFile(file=io.BytesIO(media.data), label=media.label, size=len(media.data))
+    if medium.data is not None:
+        yield MediaFile(file=io.BytesIO(medium.data), label=medium.label, size=len(medium.data))
         return
-    if media.uri is None:
+    if medium.uri is None:
         raise DocumentError("missing_media", "media has neither a URI nor bytes; give one of them")
     try:
-        file, size = _open(media.uri, base)
+        file, size = _open(medium.uri, base)
     except OSError as error:
         if error.errno not in _REASONS:
             raise
-        raise _missing(media.label, _REASONS[error.errno]) from error
+        raise _missing(medium.label, _REASONS[error.errno]) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         reason = "cannot be opened; legal are local paths, file://, s3:// and what else pyarrow.fs opens"
-        raise _missing(media.label, reason) from error
+        raise _missing(medium.label, reason) from error
     with file:
-        yield MediaFile(file=file, label=media.label, size=size)
+        yield MediaFile(file=file, label=medium.label, size=size)
 
 
 def _missing(label: str, reason: str) -> DocumentError:

@@ -1,7 +1,11 @@
-"""What probing an image or a video tells, before any pixel is decoded."""
+"""What probing an image or a video finds, before any pixel is decoded."""
 
-from packer_service.ingest.media.image import ImageCrops
+from packer_service.ingest.document import Medium
+from packer_service.ingest.media.image import ImageGrid
 from packer_service.ingest.media.video import VideoFrames
 
-MediaShape = ImageCrops | VideoFrames
-"""How many crops an image has, or which frames of a video are taken."""
+MediumShape = ImageGrid | VideoFrames
+"""How an image is cut into crops, or which frames of a video are taken."""
+
+ProbedMedium = tuple[Medium, MediumShape]
+"""An image or video with its shape: all that decoding needs."""

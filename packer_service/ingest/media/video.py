@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from PIL import Image
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media.demux import Video, display_size, open_at, seek_to, shown_at
 from packer_service.ingest.media.open import open_media
 from packer_service.ingest.media.pixels import FrameScaler
@@ -29,7 +29,7 @@ class VideoFrames:
     """The frames of a clip that will be stored.
 
     ``pts`` are in the stream's time base, ascending and distinct; ``timestamps`` in seconds from the clip's start,
-    which is ``media.start`` or else the first frame (a frame that is already on the screen then has 0). ``width`` and
+    which is ``medium.start`` or else the first frame (a frame that is already on the screen then has 0). ``width`` and
     ``height`` are those of the frame as it is shown, with the header's quarter turn applied.
     """
 
@@ -42,18 +42,27 @@ class VideoFrames:
     def n_frames(self) -> int:
         return len(self.pts)
 
+    @property
+    def n_units(self) -> int:
+        """Each frame is a unit."""
+        return len(self.pts)
 
-def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> VideoFrames:
+    def of_units(self, numbers: Int64[np.ndarray, "units"]) -> VideoFrames:
+        """Some of its frames, by their numbers from 0, ascending."""
+        return replace(self, pts=self.pts[numbers], timestamps=self.timestamps[numbers])
+
+
+def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> VideoFrames:
     """Choose a clip's frames by time, reading packets only: no pixel is decoded.
 
     The rule of :func:`~packer_service.ingest.media.sampling.sample_frames` is applied to the times at which the frames
     are really shown, so variable frame rates, reordered frames, late starts and edit lists come out exactly. Second 0
-    is the video's first frame. Only what the clip needs is read: from the key frame before ``media.start`` until
-    packets are decoded after ``media.end``. Pictures that lie before the stream's first key frame cannot be decoded and
-    do not count.
+    is the video's first frame. Only what the clip needs is read: from the key frame before ``medium.start`` until
+    packets are decoded after ``medium.end``. Pictures before the stream's first key frame cannot be decoded and do not
+    count.
 
     Args:
-        media: the video; ``start`` and ``end`` in seconds, an ``end`` past the video's own is the video's own.
+        medium: the video; ``start`` and ``end`` in seconds, an ``end`` past the video's own is the video's own.
         base: URI or path of the folder that holds the row's file.
         fps: frames a second of the clip, above 0.
         max_frames: most frames, at least 1.
@@ -62,8 +71,8 @@ def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> Vide
         DocumentError: ``missing_media``, or ``bad_video``: not a video, damaged or cut short within the clip, larger
             than the limits, or a clip that is empty or outside of the video.
     """
-    start, end = _clip_bounds(media)
-    with open_media(media, base) as file:
+    start, end = _clip_bounds(medium)
+    with open_media(medium, base) as file:
         with open_at(file, None) as (video, packets):
             width, height = display_size(video)
             time_base = video.time_base
@@ -76,7 +85,7 @@ def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> Vide
         if line is None:
             with open_at(file, tick) as (video, packets):
                 line = read_timeline(video, packets, origin=origin, stop=stop)
-    until = _clip_end(media, line, start=start, end=end, time_base=time_base)
+    until = _clip_end(medium, line, start=start, end=end, time_base=time_base)
     chosen = sample_frames(
         line.pts,
         origin=origin,
@@ -90,23 +99,25 @@ def probe_video(media: Media, base: str, *, fps: float, max_frames: int) -> Vide
     return VideoFrames(pts=chosen, timestamps=timestamps, width=width, height=height)
 
 
-def _clip_bounds(media: Media) -> tuple[Fraction, Fraction | None]:
+def _clip_bounds(medium: Medium) -> tuple[Fraction, Fraction | None]:
     """The clip in exact seconds, ``(0, None)`` for a whole video."""
-    for name, value in (("start", media.start), ("end", media.end)):
+    for name, value in (("start", medium.start), ("end", medium.end)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise DocumentError(
-                "bad_video", f"{media.label}: {name} {value} is no time in a video; give seconds of at least 0"
+                "bad_video", f"{medium.label}: {name} {value} is no time in a video; give seconds of at least 0"
             )
-    start = Fraction(0) if media.start is None else as_written(media.start)
-    end = None if media.end is None else as_written(media.end)
+    start = Fraction(0) if medium.start is None else as_written(medium.start)
+    end = None if medium.end is None else as_written(medium.end)
     if end is not None and start >= end:
         raise DocumentError(
-            "bad_video", f"{media.label}: start {float(start)} is not before end {float(end)}; give start < end"
+            "bad_video", f"{medium.label}: start {float(start)} is not before end {float(end)}; give start < end"
         )
     return start, end
 
 
-def _clip_end(media: Media, line: Timeline, *, start: Fraction, end: Fraction | None, time_base: Fraction) -> Fraction:
+def _clip_end(
+    medium: Medium, line: Timeline, *, start: Fraction, end: Fraction | None, time_base: Fraction
+) -> Fraction:
     """End of the clip in seconds, within the video where its end was seen."""
     if line.end is None:
         assert end is not None  # only a clip's end stops the reading before the video's
@@ -115,19 +126,19 @@ def _clip_end(media: Media, line: Timeline, *, start: Fraction, end: Fraction | 
     if start >= length:
         raise DocumentError(
             "bad_video",
-            f"{media.label}: start {float(start)} is past the end; the video is {float(length):.3f} seconds long",
+            f"{medium.label}: start {float(start)} is past the end; the video is {float(length):.3f} seconds long",
         )
     return length if end is None else min(end, length)
 
 
-def decode_video(media: Media, base: str, frames: VideoFrames, *, image_size: int) -> Iterator[Image.Image]:
+def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: int) -> Iterator[Image.Image]:
     """Decode the chosen frames once, in order, each as a square RGB image.
 
     Starts at the key frame before the first of them and leaves out, undecoded, whatever lies before the last key frame
     before the next one. One decoder thread: a task holds one CPU, and results must not depend on how many there are.
 
     Args:
-        media: the video that was probed.
+        medium: the video that was probed.
         base: URI or path of the folder that holds the row's file.
         frames: what :func:`probe_video` chose.
         image_size: side of the images in pixels; the whole frame is scaled, upright, without keeping its aspect ratio.
@@ -139,7 +150,7 @@ def decode_video(media: Media, base: str, frames: VideoFrames, *, image_size: in
         DocumentError: ``missing_media``, ``bad_video`` as in the probe, or ``decode_failed``: the decoder stopped, or
             did not put out a frame that the packets promise.
     """
-    with open_media(media, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
+    with open_media(medium, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
         reader, scaler = _FrameReader(video, packets), FrameScaler(image_size)
         for index, tick in enumerate(frames.pts):
             image = reader.read(int(tick), scaler)
@@ -147,7 +158,7 @@ def decode_video(media: Media, base: str, frames: VideoFrames, *, image_size: in
                 second = frames.timestamps[index]
                 raise DocumentError(
                     "decode_failed",
-                    f"{media.label}: frame {index} of {frames.n_frames} ({second:.3f} s into the clip) "
+                    f"{medium.label}: frame {index} of {frames.n_frames} ({second:.3f} s into the clip) "
                     f"cannot be decoded{reader.reason}",
                 )
             yield image

@@ -38,6 +38,10 @@ class SourceFile:
         path, query = split_query(self.uri)
         return (path.rpartition("/")[0] or "/") + query
 
+    def location(self, line: int) -> str:
+        """How results name a row: by the file's label and the row's number from 1."""
+        return f"{self.label}:{line}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fragment:

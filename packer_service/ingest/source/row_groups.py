@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
-from packer_service.ingest.recent import Recent
+from packer_service.ingest.cache import recent_values
 from packer_service.ingest.source.rows import FIELDS
 from schemas.errors import DocumentError
 from schemas.filesystem import locate
@@ -33,7 +34,9 @@ class RowGroups:
     """Row groups that were read last. Packs take documents from all over a source, so the same group comes often."""
 
     def __init__(self, kept_bytes: int) -> None:
-        self.recent = Recent[pa.Table](kept_bytes, lambda table: int(table.nbytes))
+        self.recent: LRUCache[tuple[str, int, int], pa.Table] = recent_values(
+            kept_bytes, lambda table: int(table.nbytes)
+        )
 
     def table(self, uri: str, mtime_ns: int, group: int) -> pa.Table:
         """The fields of :data:`~packer_service.ingest.source.rows.FIELDS` that a row group has, with all of its rows.
@@ -48,7 +51,7 @@ class RowGroups:
         table = self.recent.get(key)
         if table is None:
             table = _read(uri, group)
-            self.recent.keep(key, table)
+            self.recent[key] = table
         return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn, TypeGuard, get_args
 
-from packer_service.ingest.document import Document, Media, MediaKind, Message, Part, Role
+from packer_service.ingest.document import Document, Medium, MediumKind, Message, Part, Role
 from schemas.errors import DocumentError
 
 FORMS = ("text", "messages", "annotations")
@@ -107,17 +107,17 @@ def _part(given: Any, where: str) -> Part:
     return _media(given, where)
 
 
-def _media(given: Any, where: str) -> Media:
+def _media(given: Any, where: str) -> Medium:
     if not isinstance(given, dict):
         _bad(f"{where} is a {_kind(given)}, not an object with a type")
     kind: Any = given.get("type")
-    if kind not in get_args(MediaKind):
+    if kind not in get_args(MediumKind):
         _bad(f"{where}.type is {kind!r:.80}; legal are text, image, video")
     uri, data = _reference(given, kind, where)
     if kind == "image":
-        return Media(kind="image", uri=uri, data=data)
+        return Medium(kind="image", uri=uri, data=data)
     start, end = (_seconds(given.get(name), f"{where}.{name}") for name in ("start", "end"))
-    return Media(kind="video", uri=uri, data=data, start=start, end=end)
+    return Medium(kind="video", uri=uri, data=data, start=start, end=end)
 
 
 def _reference(given: dict[str, Any], kind: str, where: str) -> tuple[str | None, bytes | None]:

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media.demux import open_video
 from packer_service.ingest.media.open import open_media
 from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
@@ -20,8 +20,8 @@ from schemas.errors import DocumentError
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
 
 
-def clip(path: Path, start: float | None = None, end: float | None = None) -> Media:
-    return Media(kind="video", uri=path.name, start=start, end=end)
+def clip(path: Path, start: float | None = None, end: float | None = None) -> Medium:
+    return Medium(kind="video", uri=path.name, start=start, end=end)
 
 
 def probe(path: Path, start: float | None = None, end: float | None = None, **asked: Any) -> VideoFrames:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media import image as image_module
-from packer_service.ingest.media.image import ImageCrops, choose_grid, decode_image, encode_image, probe_image
+from packer_service.ingest.media.image import ImageGrid, choose_grid, decode_image, encode_image, probe_image
 from schemas.errors import DocumentError
 
 
@@ -26,13 +26,13 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     return out.getvalue()
 
 
-def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> ImageCrops:
-    return probe_image(Media(kind="image", data=data), "/", image_size=image_size, max_crops=max_crops)
+def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> ImageGrid:
+    return probe_image(Medium(kind="image", data=data), "/", image_size=image_size, max_crops=max_crops)
 
 
 def decode(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> list[Image.Image]:
     crops = probe(data, image_size=image_size, max_crops=max_crops)
-    images = decode_image(Media(kind="image", data=data), "/", crops, image_size=image_size)
+    images = decode_image(Medium(kind="image", data=data), "/", crops, image_size=image_size)
     assert len(images) == crops.n_crops
     assert all(image.mode == "RGB" and image.size == (image_size, image_size) for image in images)
     return images
@@ -246,7 +246,7 @@ def test_the_probe_reads_no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     # Fails when a missing file counts as a bad image.
     with pytest.raises(DocumentError, match=r"^no\.png: no such file$") as caught:
-        probe_image(Media(kind="image", uri="no.png"), str(tmp_path), image_size=32, max_crops=1)
+        probe_image(Medium(kind="image", uri="no.png"), str(tmp_path), image_size=32, max_crops=1)
     assert caught.value.code == "missing_media"
 
 

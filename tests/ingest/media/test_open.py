@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media import open as media_module
 from packer_service.ingest.media.open import open_media
 from schemas import filesystem
 from schemas.errors import DocumentError
 
 
-def image(uri: str | None = None, data: bytes | None = None) -> Media:
-    return Media(kind="image", uri=uri, data=data)
+def image(uri: str | None = None, data: bytes | None = None) -> Medium:
+    return Medium(kind="image", uri=uri, data=data)
 
 
-def content(media: Media, base: str) -> bytes:
-    with open_media(media, base) as file:
+def content(medium: Medium, base: str) -> bytes:
+    with open_media(medium, base) as file:
         assert file.size == len(file.read())
         file.seek(0)
         return file.read()

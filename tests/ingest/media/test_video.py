@@ -10,15 +10,15 @@ import av
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Media
+from packer_service.ingest.document import Medium
 from packer_service.ingest.media import video as video_module
 from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
 
 
-def clip(path: Path, start: float | None = None, end: float | None = None) -> Media:
-    return Media(kind="video", uri=path.name, start=start, end=end)
+def clip(path: Path, start: float | None = None, end: float | None = None) -> Medium:
+    return Medium(kind="video", uri=path.name, start=start, end=end)
 
 
 def probe(path: Path, start: float | None = None, end: float | None = None, **asked: Any) -> VideoFrames:
@@ -158,7 +158,7 @@ def test_a_short_clip_reads_a_small_part_of_a_long_file(make_video: Callable[...
         picture=lambda _: rng.integers(0, 256, (96, 128, 3), dtype=np.uint8),
     )
     read = 0
-    media = clip(path, 4.0, 4.5)
+    medium = clip(path, 4.0, 4.5)
 
     class Counting:
         def __init__(self, file: Any) -> None:
@@ -190,7 +190,7 @@ def test_a_short_clip_reads_a_small_part_of_a_long_file(make_video: Callable[...
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(video_module, "open_media", Opened)
-        assert probe_video(media, str(path.parent), **EVERY).n_frames == 13
+        assert probe_video(medium, str(path.parent), **EVERY).n_frames == 13
     assert path.stat().st_size > 2_000_000
     assert 0 < read < path.stat().st_size / 2
 

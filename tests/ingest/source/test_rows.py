@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.ingest.document import Document, Media, Message
+from packer_service.ingest.document import Document, Medium, Message
 from packer_service.ingest.source.rows import parse_document, row_identity
 from schemas.errors import DocumentError
 
@@ -25,7 +25,7 @@ def test_the_three_forms() -> None:
         {"media": [{"type": "video", "video": "v.mp4", "start": 1, "end": 2.5}], "annotations": [[ANSWER], [ANSWER]]}
     )
     assert tree.annotated
-    assert tree.shared == (Media(kind="video", uri="v.mp4", start=1.0, end=2.5),)
+    assert tree.shared == (Medium(kind="video", uri="v.mp4", start=1.0, end=2.5),)
     assert len(tree.branches) == 2
 
 
@@ -41,7 +41,7 @@ def test_the_three_forms() -> None:
 def test_inline_bytes_in_every_form_that_parquet_has(part: dict[str, Any]) -> None:
     """Fails when an image column of Hugging Face's datasets, or null fields beside it, is not understood."""
     document = parse_document({"messages": [{"role": "user", "content": [part]}, ANSWER]})
-    assert document.media() == [Media(kind="image", data=b"x")]
+    assert document.media() == [Medium(kind="image", data=b"x")]
 
 
 def messages(content: Any) -> dict[str, Any]:

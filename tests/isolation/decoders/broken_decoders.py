@@ -161,30 +161,30 @@ def pid_of(*_: Any, **__: Any) -> int:
     return os.getpid()
 
 
-def probe_that_crashes_on_one(media: Any, base: str, **options: Any) -> Any:
-    if media.uri == "3.png":
+def probe_that_crashes_on_one(medium: Any, base: str, **options: Any) -> Any:
+    if medium.uri == "3.png":
         os.abort()
-    return probe_image(media, base, **options)
+    return probe_image(medium, base, **options)
 
 
-def crops_that_crash_on_one(media: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
-    if media.uri == "3.png":
+def crops_that_crash_on_one(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    if medium.uri == "3.png":
         ctypes.string_at(0)
-    yield from encoded_crops(media, base, shape, **options)
+    yield from encoded_crops(medium, base, shape, **options)
 
 
-def crops_that_eat_on_one(media: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
-    crops = encoded_crops(media, base, shape, **options)
+def crops_that_eat_on_one(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    crops = encoded_crops(medium, base, shape, **options)
     yield next(crops)
-    if media.uri == "3.png":
+    if medium.uri == "3.png":
         eats()
     yield from crops
 
 
-def crops_that_crash_once(media: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+def crops_that_crash_once(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
     """Each media in its first process."""
-    marker = Path(base, f"tried {media.uri}")
+    marker = Path(base, f"tried {medium.uri}")
     if not marker.exists():
         marker.touch()
         os.abort()
-    yield from encoded_crops(media, base, shape, **options)
+    yield from encoded_crops(medium, base, shape, **options)

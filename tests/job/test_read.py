@@ -11,9 +11,10 @@ import pytest
 
 from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment
 from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.job import documents as planned_module
-from packer_service.job.documents import PlannedDocument, read_planned
+from packer_service.job import read as read_module
 from packer_service.job.measure import measure_fragment
+from packer_service.job.plan import PlannedDocument
+from packer_service.job.read import read_planned
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
 
@@ -46,7 +47,7 @@ def test_a_row_that_became_another_is_not_packed_under_the_old_id(tmp_path: Path
     tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
     write_row(tmp_path, id="one", text="some words")
     planned = planned_in(tmp_path, tiny_config)
-    assert len(read_planned(planned, tiny_config, tokenizer).rendered) == planned.length
+    assert len(read_planned(planned, tiny_config, tokenizer)) == planned.length
     write_row(tmp_path, id="two", text="some words")
     with pytest.raises(DocumentError, match="changed since it was measured: its id is now 'two'") as error:
         read_planned(planned, tiny_config, tokenizer)
@@ -58,7 +59,7 @@ def test_a_row_without_an_id_is_known_by_its_place(tmp_path: Path, tiny_config: 
     tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
     write_row(tmp_path, text="some words")
     planned = planned_in(tmp_path, tiny_config)
-    assert len(read_planned(planned, tiny_config, tokenizer).rendered) == planned.length
+    assert len(read_planned(planned, tiny_config, tokenizer)) == planned.length
 
 
 def test_only_a_missing_file_is_the_documents_fault(
@@ -75,7 +76,7 @@ def test_only_a_missing_file_is_the_documents_fault(
     def outage(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(planned_module, "read_row", outage)
+    monkeypatch.setattr(read_module, "read_row", outage)
     with pytest.raises(OSError, match="Input/output error"):
         read_planned(planned, tiny_config, tokenizer)
 
@@ -92,15 +93,15 @@ def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
     lengths = measure_fragment(fragment, config)[0]["tokens"].to_pylist()
     assert len(lengths) > 3
     rendered: list[PlannedDocument] = []
-    pieces_of = planned_module.pieces_of
+    render_pieces = read_module.render_pieces
 
     def counted(*arguments: Any) -> Any:
         rendered.append(first)
-        return pieces_of(*arguments)
+        return render_pieces(*arguments)
 
-    monkeypatch.setattr(planned_module, "pieces_of", counted)
+    monkeypatch.setattr(read_module, "render_pieces", counted)
     planned = [replace(first, piece=piece, length=length) for piece, length in enumerate(lengths)]
-    parts = [read_planned(each, config, tokenizer).rendered for each in planned]
+    parts = [read_planned(each, config, tokenizer) for each in planned]
     assert len(rendered) == 1
     assert [len(part) for part in parts] == lengths
     whole = [token for part in parts for token in part.tokens.tolist()]

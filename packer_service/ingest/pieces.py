@@ -1,0 +1,38 @@
+"""A document to the rendered pieces that are packed. Measuring and writing both call it, so lengths are exact."""
+
+from __future__ import annotations
+
+from packer_service.ingest.document import Document
+from packer_service.ingest.media.isolated import probe
+from packer_service.ingest.oversize import fit
+from packer_service.ingest.render import render
+from packer_service.ingest.text.tokenizer import Tokenizer
+from packer_service.packs.rendered import RenderedDocument
+from schemas.config import PackConfig
+
+
+def render_pieces(
+    document: Document, folder: str, config: PackConfig, tokenizer: Tokenizer
+) -> list[tuple[RenderedDocument, int]]:
+    """A document's pieces, each with the number of tokens lost after it; no pixel is decoded.
+
+    The same document and files always give the same pieces.
+
+    Args:
+        document: the document.
+        folder: URI or path of the folder that holds the row's file.
+        config: the job's configuration.
+        tokenizer: its tokenizer.
+
+    Raises:
+        DocumentError: an image or video is missing or broken, or the document does not fit.
+        OSError: the file system failed; no document is at fault.
+    """
+    rendered = render(
+        document,
+        [probe(medium, folder, config) for medium in document.media()],
+        tokenizer,
+        pooled_per_crop=config.vision.pooled_per_crop,
+        annotation_weight=config.annotation_weight,
+    )
+    return fit(rendered, seq_len=config.seq_len, max_images=config.max_images, oversize=config.oversize)

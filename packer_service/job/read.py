@@ -1,0 +1,59 @@
+"""A planned document, read and rendered again so that it can be written. Its media are probed, no pixel is decoded."""
+
+from __future__ import annotations
+
+from cachetools import LRUCache
+
+from packer_service.ingest.cache import recent_values
+from packer_service.ingest.pieces import render_pieces
+from packer_service.ingest.source.files import RowReference, SourceFile, read_row
+from packer_service.ingest.source.rows import parse_document, row_identity
+from packer_service.ingest.text.tokenizer import Tokenizer
+from packer_service.job.plan import PlannedDocument
+from packer_service.packs.rendered import RenderedDocument
+from schemas.config import PackConfig
+from schemas.errors import DocumentError
+
+Pieces = list[RenderedDocument]
+
+CACHED_TOKENS = 2**23
+"""Most tokens of split documents that a process keeps: at some 30 bytes per token, a quarter of a GiB."""
+
+_SPLIT: LRUCache[tuple[SourceFile, RowReference, PackConfig], Pieces] = recent_values(
+    CACHED_TOKENS, lambda pieces: sum(map(len, pieces))
+)
+"""Documents of several pieces: each piece lies in another pack, and would tokenise the whole document again."""
+
+
+def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> RenderedDocument:
+    """Reads a planned document again by its reference, and renders it.
+
+    Raises:
+        DocumentError: its file is gone, or it is not what was measured.
+        OSError: the file system failed; no document is at fault.
+    """
+    key = (planned.file, planned.reference, config)
+    pieces = _SPLIT.get(key)
+    if pieces is None:
+        pieces = _read_pieces(planned, config, tokenizer)
+        if len(pieces) > 1:
+            _SPLIT[key] = pieces
+    rendered = pieces[planned.piece] if planned.piece < len(pieces) else None
+    if rendered is None or len(rendered) != planned.length:
+        now = "no such piece" if rendered is None else f"{len(rendered)} tokens"
+        raise DocumentError("decode_failed", f"changed since it was measured: {planned.length} tokens then, {now} now")
+    return rendered
+
+
+def _read_pieces(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> Pieces:
+    try:
+        row = read_row(planned.file, planned.reference)
+    except FileNotFoundError:
+        raise DocumentError("decode_failed", "the source file is gone since it was measured") from None
+    if isinstance(row, DocumentError):
+        raise DocumentError("decode_failed", f"changed since it was measured: {row}")
+    given_id, _ = row_identity(row)
+    if given_id not in (None, planned.doc_id):
+        raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
+    pieces = render_pieces(parse_document(row), planned.file.folder, config, tokenizer)
+    return [piece for piece, _ in pieces]

@@ -1,0 +1,109 @@
+"""What measuring found: the tables of all fragments, joined into one table of documents. Integers and ids, no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Bool
+
+from packer_service.ingest.source.files import Fragment, SourceFile
+from packer_service.job.duplicates import repeated
+from packer_service.job.measure import MEASURED
+from schemas.rejects import rejects_table
+
+LOCATED = MEASURED.remove(0).append(pa.field("file", pa.int64())).append(pa.field("line", pa.int64()))
+DOCUMENT_COLUMNS = [name for name in LOCATED.names if name not in ("stage", "code", "message")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Everything that measuring found, in source order.
+
+    ``documents`` has :data:`DOCUMENT_COLUMNS`: those of ``measure.MEASURED``, with every ``doc_id`` filled in, and
+    ``file`` (index into ``files``) and ``line`` (row in the file from 1). Each column of integers is only as wide as
+    its values need. ``rejects`` has the columns of ``schemas.tables.REJECTS``, duplicates among them.
+    """
+
+    files: list[SourceFile]
+    documents: pa.Table
+    rejects: pa.Table
+    n_rows: int
+
+
+def survey(fragments: Sequence[Fragment], measured: Iterable[tuple[pa.Table, int]]) -> Survey:
+    """Joins measured fragments: numbers the rows, names those without an id, and rejects ids that came before.
+
+    Args:
+        fragments: fragments of the source, in order.
+        measured: of each one, what :func:`~packer_service.job.measure.measure_fragment` returned.
+    """
+    files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    number = {file: i for i, file in enumerate(files)}
+    tables, lines_before = list[pa.Table](), dict.fromkeys(files, 0)
+    for fragment, (table, n_lines) in zip(fragments, measured, strict=True):
+        tables.append(_locate(table, number[fragment.file], fragment.file, lines_before[fragment.file]))
+        lines_before[fragment.file] += n_lines
+    # "permissive": a column becomes as wide as its widest fragment
+    return _split(files, pa.concat_tables(tables or [LOCATED.empty_table()], promote_options="permissive"))
+
+
+def _locate(table: pa.Table, number: int, file: SourceFile, lines_before: int) -> pa.Table:
+    """Adds where each row is from, and an id to those without. As narrow as the values allow: all tables are kept."""
+    line = pc.add(table["row"], lines_before + 1)
+    location = pc.binary_join_element_wise(file.label, pc.cast(line, pa.string()), ":")  # SourceFile.location of each
+    columns = {
+        **{name: table[name] for name in MEASURED.names},
+        "doc_id": pc.coalesce(table["doc_id"], location),
+        "file": pa.array(np.full(len(table), number)),
+        "line": line,
+    }
+    narrow = {name: _narrow(columns[name]) for name in LOCATED.names}
+    return pa.table(narrow | {"source": columns["source"].dictionary_encode()})
+
+
+def _narrow(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The same values in the smallest integers that hold them; a column of nulls takes no memory at all."""
+    if column.null_count == len(column):
+        return pa.nulls(len(column))
+    if not pa.types.is_integer(column.type):
+        return column
+    least, most = pc.min_max(column).as_py().values()
+    widths = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+    return column.cast(next(w for w in widths if -(1 << w.bit_width - 1) <= least and most < 1 << w.bit_width - 1))
+
+
+def _split(files: list[SourceFile], table: pa.Table) -> Survey:
+    """Separates the documents from the rejected rows."""
+    first_piece = pc.fill_null(pc.equal(table["piece"], 0), True).to_numpy()
+    n_rows = int(first_piece.sum())
+    again = repeated(table["doc_id"].filter(pa.array(first_piece)))
+    duplicate = np.repeat(again, np.diff(np.append(np.flatnonzero(first_piece), len(table))))
+    lost = duplicate | pc.is_valid(table["code"]).to_numpy()
+    rejects = table.filter(pa.array(lost & first_piece)).cast(LOCATED)
+    documents = table.select(DOCUMENT_COLUMNS)
+    del table  # its columns of messages are not needed while the documents are copied
+    kept = documents.filter(pa.array(~lost)) if lost.any() else documents
+    return Survey(
+        files=files,
+        documents=kept.unify_dictionaries().combine_chunks(),
+        rejects=_rejects(files, rejects, duplicate[lost & first_piece]),
+        n_rows=n_rows,
+    )
+
+
+def _rejects(files: list[SourceFile], rejected: pa.Table, is_duplicate: Bool[np.ndarray, "rows"]) -> pa.Table:
+    places = zip(rejected["file"].to_pylist(), rejected["line"].to_pylist(), strict=True)
+    duplicate = pa.array(is_duplicate)
+    return rejects_table(
+        len(rejected),
+        doc_id=rejected["doc_id"],
+        source=rejected["source"],
+        location=pa.array([files[file].location(line) for file, line in places], pa.string()),
+        stage=pc.if_else(duplicate, "plan", rejected["stage"]),
+        code=pc.if_else(duplicate, "duplicate_id", rejected["code"]),
+        message=pc.if_else(duplicate, "an earlier row has the same id", rejected["message"]),
+    )

@@ -1,0 +1,21 @@
+"""A crop: one square picture as a shard stores it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crop:
+    """One square picture: the document and unit it belongs to, its size in pixels, its time, and its encoded bytes.
+
+    ``unit`` counts the units of the pack. ``timestamp`` is in seconds from the clip's start, None for a still image.
+    Where the crop lies in its shard is known only once it is written: see :class:`schemas.manifest.StoredImage`.
+    """
+
+    doc_id: str
+    unit: int
+    width: int
+    height: int
+    timestamp: float | None
+    data: bytes

@@ -1,0 +1,55 @@
+"""The columns of ``packs.parquet`` that follow from a pack's content. Packing writes them, verifying derives them."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.layout.area import attention_area
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.tiles import whole_tiles
+from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from schemas.codec import sample_key
+from schemas.config import PackConfig
+from schemas.layout import TILE
+from schemas.sequence import PackedSequence
+
+
+def pack_figures(
+    pack_id: int,
+    sequence: PackedSequence,
+    index: MaskIndex,
+    lengths: Int64[np.ndarray, "docs"],
+    n_images: int,
+    config: PackConfig,
+) -> dict[str, int | float | str]:
+    """The columns that follow from a pack's arrays, its documents' lengths and its number of crops."""
+    area = attention_area(index)
+    cost = pack_cost(
+        CostModel.of(config),
+        seq_len=config.seq_len,
+        tiles=np.array([_estimated_tiles(lengths, area)]),
+        crops=np.array([n_images]),
+    )
+    return {
+        "pack_id": pack_id,
+        "key": sample_key(pack_id),
+        "n_tokens": int((sequence.doc_ids >= 0).sum()),
+        "n_padding": int((sequence.doc_ids < 0).sum()),
+        "n_documents": len(lengths),
+        "n_images": n_images,
+        "n_pooled_tokens": int((sequence.pool_ids >= 0).sum()),
+        "attention_area": area,
+        "attention_tiles": whole_tiles(index),
+        "cost": float(cost[0]),
+    }
+
+
+def _estimated_tiles(lengths: Int64[np.ndarray, "docs"], area: int) -> float:
+    """The plan's estimate of a pack's attention tiles, from the lengths and the allowed pairs of the whole pack.
+
+    ``document_tiles`` is linear in the area, so it does not matter where in the pack the pairs lie.
+    """
+    causal = causal_area(lengths)
+    beyond = area - int(causal.sum())
+    return float(document_tiles(lengths, causal).sum()) + beyond / TILE**2
