@@ -179,14 +179,15 @@ def plan(
 @cli.command()
 @click.argument("dataset")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option("--thorough", is_flag=True, help="Check every pack, not a sample, independently of the code that packs.")
 @click.option(
     "--num-cpus", type=click.IntRange(min=1), help="Processes that read shards in parallel; all CPUs by default."
 )
-def verify(dataset: str, as_json: bool, num_cpus: int | None) -> None:
+def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) -> None:
     """Check every rule of the format against the bytes of DATASET. Exit status 0 if it is sound, 1 if not."""
     from packer_service.verify import verify_dataset
 
-    verdict = verify_dataset(dataset, processes=num_cpus, progress=ConsoleProgress())
+    verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=ConsoleProgress())
     if as_json:
         click.echo(json.dumps(verdict.as_json()))
     else:

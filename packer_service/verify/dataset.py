@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from packer_service.verify.folder import (
     check_manifest,
     check_shard_list,
 )
+from packer_service.verify.independent.sample import chosen_packs
 from packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from packer_service.verify.tables import BALANCE_FILE, BalanceReader, check_documents, read_tables
-from packer_service.verify.verdict import Fault, Faults, Verdict
+from packer_service.verify.verdict import Fault, Faults, Finding, Verdict
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest
 from schemas.config import PackConfig, stored_config
@@ -32,14 +34,19 @@ from schemas.errors import BalanceInvalid, ConfigError, DocumentRowInvalid, Form
 from schemas.manifest import MANIFEST, Manifest, TableEntry
 
 
-def verify_dataset(location: str, *, processes: int | None = None, progress: Progress) -> Verdict:
+def verify_dataset(
+    location: str, *, thorough: bool = False, processes: int | None = None, progress: Progress
+) -> Verdict:
     """Checks every rule of ``docs/format.md`` and names each that is broken, with the file, the sample and the value.
 
-    Never stops at the first fault. A shard is read once, by one process, one sample in memory at a time. Rules that
-    rest on a broken one are not asked: a manifest or configuration that cannot be read is the only fault named.
+    Never stops at the first fault. A shard is read once, by one process, with one sample in memory at a time. Rules
+    that rest on a broken one are skipped: a manifest or configuration that cannot be read is the only fault named. The
+    figures of most masks are derived by the functions that packing uses, those of a sample of packs by code that
+    shares nothing with the writer.
 
     Args:
         location: path or URI of the dataset.
+        thorough: derives the figures of every pack independently of the writer's functions, not of a sample.
         processes: processes that read shards at once, the machine's CPUs by default; with 1 this one reads them.
         progress: told how many shards are done.
 
@@ -56,45 +63,91 @@ def verify_dataset(location: str, *, processes: int | None = None, progress: Pro
     except FormatError as error:
         faults.add(Fault.of(type(error), MANIFEST, error.detail))
     else:
-        _check_all(folder, manifest, config, faults, checked, processes or os.cpu_count() or 1, progress)
+        dataset = _Dataset(folder=folder, manifest=manifest, config=config, faults=faults, checked=checked)
+        dataset.check_tables(progress)
+        chosen = chosen_packs(manifest.counts.packs, thorough=thorough)
+        dataset.check_shards(chosen, processes or os.cpu_count() or 1, progress)
     return Verdict(dataset=location, checked=dict(checked), broken=faults.listed, unlisted=faults.unlisted())
 
 
 def _read_manifest(folder: Folder) -> Manifest:
     if not folder.is_file(MANIFEST):
-        raise ManifestMissing(MANIFEST, "is not there: the folder is no dataset, or packing it has not ended")
+        raise ManifestMissing(MANIFEST, "is not there: the folder is not a dataset, or packing it has not ended")
     return decode_manifest(folder.read(MANIFEST), MANIFEST)
 
 
-def _check_all(
-    folder: Folder,
-    manifest: Manifest,
-    config: PackConfig,
-    faults: Faults,
-    checked: Counter[str],
-    processes: int,
-    progress: Progress,
-) -> None:
-    faults.extend(check_manifest(manifest), MANIFEST)
-    faults.extend(check_shard_list(manifest, config), MANIFEST)
-    for file, finding in check_files(manifest, folder.names()):
-        faults.extend([finding], file)
-    progress.note(f"reading the tables of {manifest.counts.packs} packs")
-    entries = {entry.name: entry for entry in manifest.tables}
-    tables = read_tables(folder, entries, faults)
-    faults.extend(check_counts(manifest, tables), MANIFEST)
-    documents, rejects = tables.get("documents.parquet"), tables.get("rejects.parquet")
-    if documents is not None:
-        faults.extend(_check_order(documents, manifest), "documents.parquet")
-    if documents is not None and rejects is not None:
-        faults.extend(check_documents(documents, rejects, config), "documents.parquet")
-        faults.extend(check_dataset_id(manifest, config, documents, rejects), MANIFEST)
-    checked.update(shards=0, packs=0, images=0)
-    checked.update({name.removesuffix(".parquet"): len(tables[name]) for name in tables if name != "packs.parquet"})
-    _check_shards(folder, manifest, config, tables, entries.get(BALANCE_FILE), faults, checked, processes, progress)
+@dataclass(kw_only=True)
+class _Dataset:
+    """A dataset with a legal manifest and configuration, and what was found in it so far."""
+
+    folder: Folder
+    manifest: Manifest
+    config: PackConfig
+    faults: Faults
+    checked: Counter[str]
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+
+    @property
+    def _entries(self) -> dict[str, TableEntry]:
+        return {entry.name: entry for entry in self.manifest.tables}
+
+    def check_tables(self, progress: Progress) -> None:
+        """The manifest, the files that are there, and all tables but the balance, which is read with the shards."""
+        manifest, config, faults = self.manifest, self.config, self.faults
+        faults.extend(check_manifest(manifest), MANIFEST)
+        faults.extend(check_shard_list(manifest, config), MANIFEST)
+        for file, finding in check_files(manifest, self.folder.names()):
+            faults.extend([finding], file)
+        progress.note(f"reading the tables of {manifest.counts.packs} packs")
+        self.tables = read_tables(self.folder, self._entries, faults)
+        faults.extend(check_counts(manifest, self.tables), MANIFEST)
+        documents, rejects = self.tables.get("documents.parquet"), self.tables.get("rejects.parquet")
+        if documents is not None:
+            faults.extend(_check_order(documents, manifest), "documents.parquet")
+        if documents is not None and rejects is not None:
+            faults.extend(check_documents(documents, rejects, config), "documents.parquet")
+            faults.extend(check_dataset_id(manifest, config, documents, rejects), MANIFEST)
+        self.checked.update(shards=0, packs=0, independent=0, images=0)
+        counted = {name: table for name, table in self.tables.items() if name != "packs.parquet"}
+        self.checked.update({name.removesuffix(".parquet"): len(table) for name, table in counted.items()})
+
+    def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
+        """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer's."""
+        n_packs, total = self.manifest.counts.packs, len(self.manifest.shards)
+        order = BalanceOrder.of(self.config, n_packs)
+        reader = BalanceReader(self.folder, self.faults, self._entries.get(BALANCE_FILE), order)
+        tasks = self._tasks(reader, order.rows_per_pack, independent)
+        for done, verdict in enumerate(_run(tasks, min(processes, total)), start=1):
+            self.faults.merge(verdict.faults)
+            self.checked.update(verdict.checked)
+            progress.step("verified shards", done, total)
+        rest = reader.take(n_packs * order.rows_per_pack, 1)
+        if rest is not None and len(rest):
+            past = f"has rows past the {order.rows_per_pack} of each of {n_packs} packs"
+            self.faults.extend([(BalanceInvalid, past)], BALANCE_FILE)
+        reader.close()
+
+    def _tasks(self, reader: BalanceReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
+        """One task per shard, made when a process is free for it, so that few shards' rows are in memory twice."""
+        packs, total = self.tables.get("packs.parquet"), self.manifest.counts.packs
+        documents = _DocumentRows(self.tables.get("documents.parquet"))
+        for entry in self.manifest.shards:
+            # What a damaged manifest says may be more than any table holds, and more than Arrow can count.
+            first, n_packs = (min(number, total) for number in (entry.first_pack, entry.packs))
+            yield ShardTask(
+                location=self.folder.location,
+                entry=entry,
+                config=self.config,
+                tokenizer=self.manifest.tokenizer,
+                pack_rows=None if packs is None else packs[min(first, len(packs)) :][:n_packs].to_pylist(),
+                document_rows=documents.of_packs(first, first + n_packs),
+                balance_rows=reader.take(first * per_pack, n_packs * per_pack),
+                balance_per_pack=per_pack,
+                independent=independent,
+            )
 
 
-def _check_order(documents: pa.Table, manifest: Manifest) -> Iterator[tuple[type[FormatError], str]]:
+def _check_order(documents: pa.Table, manifest: Manifest) -> Iterator[Finding]:
     packs, starts = documents["pack_id"].to_numpy(), documents["start"].to_numpy()
     ordered = np.lexsort((starts, packs))
     moved = np.flatnonzero(ordered != np.arange(len(ordered)))
@@ -103,58 +156,6 @@ def _check_order(documents: pa.Table, manifest: Manifest) -> Iterator[tuple[type
     outside = np.flatnonzero((packs < 0) | (packs >= manifest.counts.packs))
     if len(outside):
         yield DocumentRowInvalid, f"row {outside[0]} has pack_id {packs[outside[0]]} of {manifest.counts.packs} packs"
-
-
-def _check_shards(
-    folder: Folder,
-    manifest: Manifest,
-    config: PackConfig,
-    tables: dict[str, pa.Table],
-    balance: TableEntry | None,
-    faults: Faults,
-    checked: Counter[str],
-    processes: int,
-    progress: Progress,
-) -> None:
-    total = len(manifest.shards)
-    order = BalanceOrder.of(config, manifest.counts.packs)
-    reader = BalanceReader(folder, faults, balance, order)
-    tasks = _tasks(folder, manifest, config, tables, reader, order.rows_per_pack)
-    for done, verdict in enumerate(_run(tasks, min(processes, total)), start=1):
-        faults.merge(verdict.faults)
-        checked.update(verdict.checked)
-        progress.step("verified shards", done, total)
-    rest = reader.take(manifest.counts.packs * order.rows_per_pack, 1)
-    if rest is not None and len(rest):
-        past = f"has rows past the {order.rows_per_pack} of each of {manifest.counts.packs} packs"
-        faults.extend([(BalanceInvalid, past)], BALANCE_FILE)
-    reader.close()
-
-
-def _tasks(
-    folder: Folder,
-    manifest: Manifest,
-    config: PackConfig,
-    tables: dict[str, pa.Table],
-    reader: BalanceReader,
-    per_pack: int,
-) -> Iterator[ShardTask]:
-    """A task a shard, made when a process is free for it: only the rows of shards under way are in memory twice."""
-    packs = tables.get("packs.parquet")
-    documents = _DocumentRows(tables.get("documents.parquet"))
-    for entry in manifest.shards:
-        # What a damaged manifest says may be more than any table holds, and more than Arrow can count.
-        first, n_packs = (min(number, manifest.counts.packs) for number in (entry.first_pack, entry.packs))
-        yield ShardTask(
-            location=folder.location,
-            entry=entry,
-            config=config,
-            tokenizer=manifest.tokenizer,
-            pack_rows=None if packs is None else packs[min(first, len(packs)) :][:n_packs].to_pylist(),
-            document_rows=documents.of_packs(first, first + n_packs),
-            balance_rows=reader.take(first * per_pack, n_packs * per_pack),
-            balance_per_pack=per_pack,
-        )
 
 
 class _DocumentRows:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from PIL import Image
 
-from packer_service.layout.images import smallest_limit
 from packer_service.verify.arrays import unit_documents
+from packer_service.verify.independent.boundaries import least_largest_load
 from packer_service.verify.tar import Member
 from packer_service.verify.verdict import Finding
 from schemas.config import PackConfig
@@ -59,7 +59,7 @@ def check_optimal(head: SampleHead) -> Iterator[Finding]:
     loads = np.diff(np.array(head.cum_image_bounds, np.int64), prepend=0).tolist()
     for size, ranks in head.image_shard_boundaries.items():
         parts = [part["end_image_idx"] - part["start_image_idx"] for part in ranks.values()]
-        least = smallest_limit(loads, len(parts))
+        least = least_largest_load(loads, len(parts))
         if max(parts) != least:
             yield BoundariesNotOptimal, f"CP size {size}: a rank holds {max(parts)} crops; {least} is possible"
         if len(loads) >= len(parts) and not all(parts):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.needs import key_blocks_needed
-from packer_service.layout.schemes.contiguous import contiguous_runs
-from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
+from packer_service.verify.independent.schemes import contiguous, zigzag
 from packer_service.verify.verdict import Finding
 from schemas.config import PackConfig
 from schemas.errors import (
@@ -57,26 +54,22 @@ def check_schemes(layouts: dict[str, TokenLayout], spans: list[DocumentSpan], co
     """
     for name, layout in layouts.items():
         if layout.scheme == "contiguous":
-            yield from _same_runs(name, layout.runs, contiguous_runs(config.seq_len, layout.ring_degree))
+            yield from _same_runs(name, layout.runs, contiguous(config.seq_len, layout.ring_degree))
         elif layout.scheme == "zigzag":
-            starts = np.array([span.start for span in spans], np.int64)
-            aligned = np.array([span.aligned_length for span in spans], np.int64)
-            edges = segment_edges(starts, aligned, config.seq_len)
-            yield from _same_runs(name, layout.runs, zigzag_runs(edges, layout.ring_degree))
+            documents = [(span.start, span.start + span.aligned_length) for span in spans]
+            defined = zigzag(documents, config.seq_len, layout.ring_degree)
+            yield from _same_runs(name, layout.runs, defined)
         else:
             yield from _whole_blocks(name, layout.runs, config.block_size)
 
 
-def _same_runs(
-    name: str, found: Int32[np.ndarray, "runs 3"], defined: Int32[np.ndarray, "defined 3"]
-) -> Iterator[Finding]:
+def _same_runs(name: str, found: Int32[np.ndarray, "runs 3"], defined: list[list[int]]) -> Iterator[Finding]:
     if len(found) != len(defined):
         yield LayoutSchemeInvalid, f"{name} has {len(found)} rows, its definition {len(defined)}"
-    n = min(len(found), len(defined))
-    wrong = np.flatnonzero((found[:n] != defined[:n]).any(axis=1))
-    if len(wrong):
-        row = int(wrong[0])
-        yield LayoutSchemeInvalid, f"{name}[{row}] is {found[row].tolist()}, by its definition {defined[row].tolist()}"
+    for number, (row, asked) in enumerate(zip(found.tolist(), defined, strict=False)):
+        if row != asked:
+            yield LayoutSchemeInvalid, f"{name}[{number}] is {row}, by its definition {asked}"
+            return
 
 
 def _whole_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int) -> Iterator[Finding]:
@@ -89,13 +82,11 @@ def _whole_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int)
         yield LayoutSchemeInvalid, f"{name}[{row}] is {runs[row].tolist()}: before its rank's row {row - 1}"
 
 
-def check_needs(layouts: dict[str, TokenLayout], index: MaskIndex, config: PackConfig) -> Iterator[Finding]:
-    """``needs`` marks exactly the key blocks that some query of each rank sees. Asks for sound partitions."""
-    for name, layout in layouts.items():
-        expected = key_blocks_needed(index, layout.runs, layout.ring_degree, config.block_size)
-        wrong = np.argwhere(layout.needs != expected)
-        if len(wrong):
-            rank, block = wrong[0].tolist()
-            found, asked = bool(layout.needs[rank, block]), bool(expected[rank, block])
-            others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            yield LayoutNeedsInvalid, f"{name}.needs[{rank}, {block}] is {found}, not {asked}{others}"
+def check_needs(layout: TokenLayout, expected: Bool[np.ndarray, "ring blocks"]) -> Iterator[Finding]:
+    """``needs`` marks exactly the key blocks that some query of each rank sees."""
+    wrong = np.argwhere(layout.needs != expected)
+    if len(wrong):
+        rank, block = wrong[0].tolist()
+        found, asked = bool(layout.needs[rank, block]), bool(expected[rank, block])
+        others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield LayoutNeedsInvalid, f"{layout.name}.needs[{rank}, {block}] is {found}, not {asked}{others}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from packer_service.shards.store import Folder
-from packer_service.verify.sample import Expected, SampleCheck
+from packer_service.verify.rows import Expected
+from packer_service.verify.sample import SampleCheck
 from packer_service.verify.tar import RawSample, TarScan
 from packer_service.verify.verdict import Faults, Finding
 from schemas.codec import HEADER_MEMBERS, decode_index, sample_key
@@ -21,7 +22,10 @@ from schemas.manifest import SHARDS, ShardEntry, TokenizerEntry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTask:
-    """A shard and what the manifest and the tables say of it. Rows are None where their table cannot be read."""
+    """A shard and what the manifest and the tables say of it. Rows are None where their table cannot be read.
+
+    ``independent`` are the packs whose figures are derived without the writer's functions.
+    """
 
     location: str
     entry: ShardEntry
@@ -31,6 +35,7 @@ class ShardTask:
     document_rows: list[dict[str, Any]] | None
     balance_rows: pa.Table | None
     balance_per_pack: int
+    independent: Container[int] = ()
 
     @property
     def file(self) -> str:
@@ -52,6 +57,7 @@ class ShardTask:
                 if row["pack_id"] == pack_id
             ],
             balance_rows=None if self.balance_rows is None else self.balance_rows.slice(index * per_pack, per_pack),
+            independent=pack_id in self.independent,
         )
 
 
@@ -103,6 +109,7 @@ def _check_sample(task: ShardTask, raw: RawSample, before: list[int], verdict: S
     check = SampleCheck(config=task.config, tokenizer=task.tokenizer)
     verdict.faults.extend(check.run(raw, task.expected(index)), task.file, raw.key)
     verdict.checked["packs"] += 1
+    verdict.checked["independent"] += check.independently
     verdict.checked["images"] += max(len(raw.members) - len(HEADER_MEMBERS), 0)
 
 

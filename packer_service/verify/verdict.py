@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,13 +114,17 @@ class Verdict:
         }
 
     def as_lines(self) -> list[str]:
-        """For a person: a line a fault, and what it comes to."""
+        """For a person: one line per fault, and what it comes to."""
         lines = [f"{fault.rule} {fault.name}: {fault.where}: {fault.detail}" for fault in self.broken]
         lines += [
             f"{rule} {FORMAT_RULES[rule].__name__}: {file}: {n} more" for (rule, file), n in self.unlisted.items()
         ]
-        checked = ", ".join(f"{n:,} {what}" for what, n in self.checked.items()) or "nothing more"
+        checked = ", ".join(self._checked()) or "nothing more"
         rules = len({fault.rule for fault in self.broken})
         total = len(self.broken) + sum(self.unlisted.values())
         outcome = "sound" if self.sound else f"not sound, faults: {total:,}, broken rules: {rules}"
         return [*lines, f"{self.dataset}: {outcome} (checked {checked})"]
+
+    def _checked(self) -> Iterator[str]:
+        for what, n in self.checked.items():
+            yield f"{n:,} of them independently" if what == "independent" else f"{n:,} {what}"

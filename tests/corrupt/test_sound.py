@@ -54,7 +54,14 @@ def test_a_dataset_without_packs_is_sound(
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "text": ""}) + "\n")
     verdict = verify(packed(source=tmp_path))
     assert not verdict.broken, verdict.as_lines()
-    assert verdict.checked == {"shards": 0, "packs": 0, "images": 0, "documents": 0, "rejects": 1}
+    assert verdict.checked == {
+        "shards": 0,
+        "packs": 0,
+        "independent": 0,
+        "images": 0,
+        "documents": 0,
+        "rejects": 1,
+    }
 
 
 @pytest.mark.parametrize("oversize", ["reject", "split"])

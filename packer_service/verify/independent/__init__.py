@@ -1,0 +1,1 @@
+"""What follows from a pack's bytes, derived without any of the code that plans, lays out and writes packs."""

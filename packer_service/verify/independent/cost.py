@@ -1,0 +1,58 @@
+"""The cost of a pack as ``docs/planning.md`` states it, with the mean over a tile's positions taken one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.config import CostConfig, PackConfig, VisionConfig
+from schemas.layout import TILE
+
+TRAINING = 6
+"""Operations for each multiply-add of the forward pass: two, and three times as many in a training step."""
+
+
+def pack_cost(config: PackConfig, *, lengths: Sequence[int], area: int, crops: int) -> float:
+    """Training work in GFLOP. Adds and multiplies in the order that makes a cost the same bits everywhere.
+
+    Args:
+        config: the dataset's configuration.
+        lengths: real tokens of each document.
+        area: allowed pairs of the whole pack.
+        crops: crops of the pack.
+    """
+    linear = float(_linear_flops(config.cost) * config.seq_len)
+    attention = float(_estimated_tiles(lengths, area)) * float(_tile_flops(config.cost))
+    vision = float(crops) * float(_crop_flops(config.cost, config.vision))
+    return ((linear + attention) + vision) / 1e9
+
+
+def _estimated_tiles(lengths: Sequence[int], area: int) -> float:
+    """``area / TILE**2``, and what causal triangles take beyond their areas, on average over their first positions."""
+    position, beyond = np.arange(TILE), 0.0
+    for n in lengths:
+        rows = (position + n - 1) // TILE + 1
+        below = int((rows * (rows - 1) // 2).sum())
+        beyond += below / TILE + n / TILE - n * (n + 1) // 2 / TILE**2
+    return beyond + area / TILE**2
+
+
+def _linear_flops(model: CostConfig) -> int:
+    projections = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    layer = model.hidden_size * projections + 3 * model.hidden_size * model.intermediate_size
+    return TRAINING * (model.num_layers * layer + model.hidden_size * model.vocab_size)
+
+
+def _tile_flops(model: CostConfig) -> int:
+    scores = values = TILE * TILE * model.num_attention_heads * model.head_dim
+    return TRAINING * model.num_layers * (scores + values)
+
+
+def _crop_flops(model: CostConfig, vision: VisionConfig) -> int:
+    h, p, q = model.vision_hidden_size, vision.patches_per_crop, vision.pooled_per_crop
+    layer = p * (4 * h**2 + 2 * h * model.vision_intermediate_size) + 2 * p**2 * h
+    patches = 3 * p * vision.patch_size**2 * h
+    pooling = (3 * q + 4 * p) * h**2 + 2 * p * h
+    connector = q * model.intermediate_size * (2 * h + model.hidden_size)
+    return TRAINING * (model.vision_num_layers * layer + patches + pooling + connector)

@@ -1,0 +1,127 @@
+"""A sample against its rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from packer_service.verify.independent.attention import LayoutLoads
+from packer_service.verify.independent.cost import pack_cost
+from packer_service.verify.tar import RawSample
+from packer_service.verify.verdict import Finding
+from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
+from schemas.codec import HEADER_MEMBERS, sample_key
+from schemas.config import PackConfig
+from schemas.errors import BalanceInvalid, DocumentRowInvalid, PackRowInvalid
+from schemas.layout import TokenLayout
+from schemas.manifest import SampleHead
+from schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
+from schemas.tables import BALANCE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What the manifest and the tables say of a sample. None where the table itself cannot be read.
+
+    ``independent`` asks for figures that share no code with the writer's.
+    """
+
+    pack_id: int
+    shard: str
+    index_in_shard: int
+    pack_row: dict[str, Any] | None
+    document_rows: list[dict[str, Any]] | None
+    balance_rows: pa.Table | None
+    independent: bool = False
+
+
+def check_document_rows(head: SampleHead, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """``documents.parquet`` says of this pack what KEY.json says."""
+    if len(rows) != len(head.documents):
+        yield DocumentRowInvalid, f"documents.parquet has {len(rows)} rows of this pack, not {len(head.documents)}"
+    for number, (row, span) in enumerate(zip(rows, head.documents, strict=False)):
+        for name, value in span.model_dump().items():
+            if row[name] != value:
+                yield (
+                    DocumentRowInvalid,
+                    f"documents.parquet has {name} {row[name]!r} for documents[{number}], not {value!r}",
+                )
+
+
+def check_pack_row(
+    raw: RawSample,
+    head: SampleHead,
+    sequence: PackedSequence,
+    whole: tuple[int, int],
+    expected: Expected,
+    config: PackConfig,
+) -> Iterator[Finding]:
+    """``packs.parquet`` says of this pack what its bytes say. ``whole`` is the mask's allowed pairs and tiles."""
+    assert expected.pack_row is not None
+    area, tiles = whole
+    crops = raw.members[len(HEADER_MEMBERS) :]
+    first_crop = crops[0].offset if crops else raw.end
+    n_images = head.cum_image_bounds[-1] if head.cum_image_bounds else 0
+    derived = {
+        "pack_id": expected.pack_id,
+        "key": sample_key(expected.pack_id),
+        "shard": expected.shard,
+        "index_in_shard": expected.index_in_shard,
+        "offset": raw.offset,
+        "header_size": first_crop - raw.offset,
+        "size": raw.end - raw.offset,
+        "n_tokens": int((sequence.doc_ids != PADDING_DOC).sum()),
+        "n_padding": int((sequence.doc_ids == PADDING_DOC).sum()),
+        "n_documents": len(head.documents),
+        "n_images": n_images,
+        "n_pooled_tokens": int((sequence.pool_ids != NOT_POOLED).sum()),
+        "attention_area": area,
+        "attention_tiles": tiles,
+        "cost": pack_cost(config, lengths=[span.length for span in head.documents], area=area, crops=n_images),
+    }
+    for name, found in expected.pack_row.items():
+        if found != derived[name]:
+            yield PackRowInvalid, f"packs.parquet has {name} {found!r}, not {derived[name]!r}"
+
+
+def check_balance(
+    expected: Expected, layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], head: SampleHead
+) -> Iterator[Finding]:
+    """``balance.parquet`` has the loads that follow from the mask, the layouts and the boundaries."""
+    if expected.balance_rows is None:
+        return
+    found = list(zip(*(expected.balance_rows[name].to_pylist() for name in BALANCE.names), strict=True))
+    asked = [(expected.pack_id, *row) for row in (*_layout_rows(layouts, loads), *_image_rows(head))]
+    if len(found) != len(asked):
+        yield BalanceInvalid, f"balance.parquet has {len(found)} rows of this pack, not {len(asked)}"
+    wrong = [(a, b) for a, b in zip(found, asked, strict=False) if a != b]
+    if wrong:
+        others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield (
+            BalanceInvalid,
+            f"balance.parquet has {wrong[0][0]}, not {wrong[0][1]} ({', '.join(BALANCE.names)}){others}",
+        )
+
+
+_Row = tuple[str, str | None, int, int, int]
+"""Kind, scheme, degree, rank and load."""
+
+
+def _layout_rows(layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads]) -> Iterator[_Row]:
+    for layout in layouts:
+        for kind in LAYOUT_KINDS:
+            for rank, load in enumerate(getattr(loads[layout.name], kind)):
+                yield kind, layout.scheme, layout.ring_degree, rank, load
+
+
+def _image_rows(head: SampleHead) -> Iterator[_Row]:
+    for size, ranks in head.image_shard_boundaries.items():
+        parts = [ranks[str(rank)] for rank in range(int(size))]
+        crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
+        pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
+        for kind, of_rank in zip(IMAGE_KINDS, (crops, pooled), strict=True):
+            for rank, load in enumerate(of_rank):
+                yield kind, None, int(size), rank, load

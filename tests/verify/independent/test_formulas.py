@@ -1,0 +1,56 @@
+"""Costs, schemes and the choice of packs: what the writer computes in one way comes out of another the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer_service.layout.schemes.contiguous import contiguous_runs
+from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
+from packer_service.packs.balance import pack_tiles
+from packer_service.plan.cost import CostModel
+from packer_service.plan.cost import pack_cost as planned_cost
+from packer_service.verify.independent.cost import pack_cost
+from packer_service.verify.independent.sample import MOST_PACKS, chosen_packs
+from packer_service.verify.independent.schemes import contiguous, zigzag
+from schemas.config import parse_config
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cost_has_the_bits_of_the_plans(seed: int) -> None:
+    """Fails when a term of either formula is left out, or they add in another order."""
+    rng = np.random.default_rng(seed)
+    dimensions = {"hidden_size": int(rng.integers(1, 9000)), "num_key_value_heads": 3, "vision_num_layers": 7}
+    config = parse_config({"cost": dimensions, "vision": {"image_size": 224, "patch_size": 16, "pool_size": 3}})
+    lengths = rng.integers(1, 3000, 12)
+    area = int((lengths * (lengths + 1) // 2).sum() + rng.integers(0, 1000))
+    tiles = np.array([pack_tiles(lengths, area)])
+    planned = planned_cost(CostModel.of(config), seq_len=config.seq_len, tiles=tiles, crops=np.array([37]))
+    assert pack_cost(config, lengths=lengths.tolist(), area=area, crops=37) == planned[0]
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 8])
+def test_schemes_are_the_writers(degree: int) -> None:
+    """Fails when either joins rows that do not touch, or leaves out a gap."""
+    rng = np.random.default_rng(degree)
+    lengths = 2 * degree * rng.integers(1, 20, 9)
+    ends = np.cumsum(lengths)
+    starts, aligned, seq_len = (ends - lengths)[1::2], lengths[1::2], int(ends[-1])
+    documents = list(zip(starts.tolist(), (starts + aligned).tolist(), strict=True))
+    assert zigzag(documents, seq_len, degree) == zigzag_runs(segment_edges(starts, aligned, seq_len), degree).tolist()
+    assert contiguous(seq_len, degree) == contiguous_runs(seq_len, degree).tolist()
+
+
+@pytest.mark.parametrize("n_packs", [0, 1, MOST_PACKS, MOST_PACKS + 1, 14, 1_000_003])
+def test_the_first_and_the_last_pack_are_always_chosen(n_packs: int) -> None:
+    """Fails when a large dataset takes long, or the packs are not spread over it."""
+    if n_packs <= MOST_PACKS:
+        assert chosen_packs(n_packs, thorough=False) == range(n_packs)
+        return
+    chosen = chosen_packs(n_packs, thorough=False)
+    assert isinstance(chosen, frozenset)
+    assert len(chosen) == MOST_PACKS
+    assert {0, n_packs - 1} <= chosen
+    steps = np.diff(sorted(chosen))
+    assert steps.max() - steps.min() <= 1
+    assert n_packs // 2 in chosen_packs(n_packs, thorough=True)
