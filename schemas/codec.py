@@ -31,6 +31,11 @@ TAR_BLOCK = 512
 TAR_END = bytes(2 * TAR_BLOCK)
 
 
+def shard_name(index: int) -> str:
+    """File name of a shard, below ``shards/``."""
+    return f"preshard-{index:06d}.tar"
+
+
 def sample_key(pack_id: int) -> str:
     """Key of the sample that holds a pack: without a dot, and sorted as the packs are."""
     return f"{pack_id:010d}"

@@ -13,7 +13,7 @@ from packer_service.ingest.source.files import RowReference, SourceFile
 from packer_service.job.survey import Survey
 from packer_service.plan.make import plan_documents
 from packer_service.plan.plan import Plan
-from packer_service.shards.write import shard_name
+from schemas.codec import shard_name
 from schemas.config import PackConfig
 
 

@@ -28,10 +28,6 @@ from schemas.manifest import SampleHead, StoredImage
 from schemas.sequence import PackedSequence
 
 
-def shard_name(index: int) -> str:
-    return f"preshard-{index:06d}.tar"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """A pack ready to be written. ``head.images`` is empty: the writer fills it from where the crops come to lie."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.shards.write import shard_name
 from packer_service.verify.tables import count_documents, rejected_rows
 from packer_service.verify.verdict import Finding
+from schemas.codec import shard_name
 from schemas.config import PackConfig
 from schemas.errors import (
     DocumentLost,

@@ -39,9 +39,8 @@ from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.make import make_plan  # noqa: E402
 from packer_service.plan.plan import Plan  # noqa: E402
 from packer_service.report.what_if import _solve_lengths  # noqa: E402
-from packer_service.shards.write import shard_name  # noqa: E402
 from schemas.balance import BalanceOrder  # noqa: E402
-from schemas.codec import encode_json, sample_key, seal_manifest  # noqa: E402
+from schemas.codec import encode_json, sample_key, seal_manifest, shard_name  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
 from schemas.manifest import Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry  # noqa: E402
 from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from packer_service.http.dataset.cache import Cache
 from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
 from packer_service.http.problems import ProblemError, damaged
-from packer_service.shards.write import shard_name
 from schemas.balance import BalanceOrder
-from schemas.codec import decode_manifest
+from schemas.codec import decode_manifest, shard_name
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ManifestInvalid, PreshardError, ShardChanged, ShardMissing, TableChanged, TableMissing
 from schemas.manifest import MANIFEST, SHARDS, Manifest

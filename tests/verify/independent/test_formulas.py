@@ -7,8 +7,7 @@ import pytest
 
 from packer_service.layout.schemes.contiguous import contiguous_runs
 from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
-from packer_service.packs.balance import pack_tiles
-from packer_service.plan.cost import CostModel
+from packer_service.plan.cost import CostModel, causal_area, document_tiles
 from packer_service.plan.cost import pack_cost as planned_cost
 from packer_service.verify.independent.cost import pack_cost
 from packer_service.verify.independent.sample import MOST_PACKS, chosen_packs
@@ -24,7 +23,9 @@ def test_a_cost_has_the_bits_of_the_plans(seed: int) -> None:
     config = parse_config({"cost": dimensions, "vision": {"image_size": 224, "patch_size": 16, "pool_size": 3}})
     lengths = rng.integers(1, 3000, 12)
     area = int((lengths * (lengths + 1) // 2).sum() + rng.integers(0, 1000))
-    tiles = np.array([pack_tiles(lengths, area)])
+    causal = causal_area(lengths)
+    areas = causal + np.array([area - causal.sum(), *[0] * 11])
+    tiles = document_tiles(lengths, areas).sum(keepdims=True)
     planned = planned_cost(CostModel.of(config), seq_len=config.seq_len, tiles=tiles, crops=np.array([37]))
     assert pack_cost(config, lengths=lengths.tolist(), area=area, crops=37) == planned[0]
 
