@@ -182,9 +182,9 @@ def moved(options: dict[str, Any], layout: TokenLayout, mask: MaskTensors, size:
     got = 0
     for rank in range(size):
         cp = ContextParallel(ring_degree=size, ring_rank=rank, ring_group=group)
-        positions = plan_exchange(options["exchange"], layout, mask, cp, TILE).positions
+        positions = plan_exchange(options["exchange"], layout, mask, cp).positions
         got += len(np.setdiff1d(positions, slice_positions(layout.runs, rank)))
-    return f"{got / (mask.seq_len * (size - 1)):.0%}"
+    return f"{got / (len(mask) * (size - 1)):.0%}"
 
 
 def main() -> int:

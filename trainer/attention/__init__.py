@@ -2,7 +2,6 @@
 
 from trainer.attention.bind import KINDS, Attend, bind, check_heads
 from trainer.attention.gather import gather_attention
-from trainer.attention.hybrid import hybrid_attention
 from trainer.attention.mask import MaskTensors
 from trainer.attention.reference import reference_attention
 from trainer.attention.ring import ring_attention
@@ -15,7 +14,6 @@ __all__ = [
     "bind",
     "check_heads",
     "gather_attention",
-    "hybrid_attention",
     "reference_attention",
     "ring_attention",
     "ulysses_attention",

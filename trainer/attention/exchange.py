@@ -1,8 +1,8 @@
 # ruff: noqa: N803 (shape suffixes)
-"""Gathering keys and values along the ring axis, all or only those that are needed, and the way back of gradients.
+"""Gathers keys and values along the ring axis, all or only those needed, and sends their gradients back.
 
-Shapes: R ring ranks, K key heads, L tokens of a slice, T gathered tokens, D head_dim. A message has tokens first, each
-with its key and its value: x_L2KD.
+Shapes: R ring ranks, K key heads, L tokens of a slice, T gathered tokens, D head_dim. A message has the tokens first,
+each with its key and its value: x_L2KD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 
 class KeyExchange(Protocol):
-    """One way to gather. Tokens come in rank order, and inside a rank in slice order."""
+    """One way to gather. Tokens arrive in rank order, and within a rank in slice order."""
 
     @property
     def positions(self) -> Int64[np.ndarray, "T"]:
@@ -34,37 +34,37 @@ class KeyExchange(Protocol):
         ...
 
     def gather(self, k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"]) -> KeysAndValues:
-        """The keys and values of all ranks that this one gets, ``[K, T, D]``."""
+        """The keys and values that this rank gets from all ranks, ``[K, T, D]``."""
         ...
 
     def give_back(self, dk_KTD: Float[Tensor, "K T D"], dv_KTD: Float[Tensor, "K T D"]) -> KeysAndValues:
-        """Sums ``[K, L, D]`` of all ranks' gradients of this rank's tokens, in rank order so that they never differ."""
+        """``[K, L, D]``: all ranks' gradients of this rank's tokens, added in rank order, so that they never differ."""
         ...
 
 
 def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel) -> KeyExchange:
-    """Which tokens go where, from the layout alone: ranks agree without a message.
+    """Which tokens go where. It follows from the layout alone, so the ranks agree without a message.
 
     Raises:
-        LayoutError: ``layout.needs`` is not of the mask's length in blocks of ``layout.block_size`` tokens.
+        LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
     """
     slices = [slice_positions(layout.runs, rank) for rank in range(cp.ring_degree)]
     if cp.ring_group is None:
         return NoExchange(positions=slices[cp.ring_rank])
     if exchange == "all":
         return _AllExchange(positions=np.concatenate(slices), degree=cp.ring_degree, group=cp.ring_group)
-    block_size, seq_len = layout.block_size, mask.seq_len
+    block_size, seq_len = layout.block_size, len(mask)
     if layout.needs.shape[1] != -(-seq_len // block_size):
         raise LayoutError(
-            f"layout {layout.name} tells {layout.needs.shape[1]} blocks of needed keys; {seq_len} tokens have "
-            f"{-(-seq_len // block_size)} blocks of its block_size {block_size}"
+            f"layout {layout.name} lists {layout.needs.shape[1]} blocks of needed keys; {seq_len} tokens make "
+            f"{-(-seq_len // block_size)} blocks of its block_size {block_size}: use the block_size it was packed with"
         )
     mine = slices[cp.ring_rank]
     sent = [np.flatnonzero(layout.needs[rank][mine // block_size]) for rank in range(cp.ring_degree)]
     received = [held[layout.needs[cp.ring_rank][held // block_size]] for held in slices]
     return _NeededExchange(
         positions=np.concatenate(received),
-        sent=tuple(torch.from_numpy(index).to(mask.doc_ids.device) for index in sent),
+        sent=tuple(torch.from_numpy(index).to(mask.device) for index in sent),
         received_sizes=tuple(map(len, received)),
         slice_len=len(mine),
         group=cp.ring_group,
@@ -73,7 +73,7 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
 
 @dataclass(frozen=True, kw_only=True)
 class NoExchange:
-    """A ring of one rank: every key is at hand."""
+    """A ring of one rank, which holds every key already."""
 
     positions: Int64[np.ndarray, "T"]
 
@@ -86,7 +86,7 @@ class NoExchange:
 
 @dataclass(frozen=True, kw_only=True)
 class _AllExchange:
-    """Every rank gets every token: an all-gather, and an all-to-all back."""
+    """Every rank gets every token: an all-gather on the way there, an all-to-all on the way back."""
 
     positions: Int64[np.ndarray, "T"]
     degree: int
@@ -110,9 +110,9 @@ class _AllExchange:
 
 @dataclass(frozen=True, kw_only=True)
 class _NeededExchange:
-    """A rank gets the tokens of the key blocks that its queries see, its own among them.
+    """A rank gets the tokens of the key blocks that its queries see, including its own.
 
-    ``sent[r]`` are this rank's tokens for rank r, ``received_sizes[r]`` the number of tokens from rank r.
+    ``sent[r]`` are this rank's tokens for rank r, and ``received_sizes[r]`` is the number of tokens from rank r.
     """
 
     positions: Int64[np.ndarray, "T"]
@@ -134,7 +134,7 @@ class _NeededExchange:
         dist.all_to_all_single(received, sent, self._sent_sizes, list(self.received_sizes), group=self.group)
         total = sent.new_zeros(self.slice_len, *sent.shape[1:])
         for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
-            # A rank names each token once, so the order of additions is that of the ranks.
+            # A rank gets each token at most once, so additions happen in rank order.
             total.index_add_(0, index, part)
         return _opened(total)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (shape suffixes)
-"""Attention that first gathers keys and values along the ring axis, by a collective, and then computes in one go.
+"""Attention that gathers keys and values along the ring axis by one collective, then runs one kernel call.
 
 Shapes: H query heads, K key heads, L tokens of a slice, T gathered tokens, D head_dim.
 """
@@ -25,7 +25,7 @@ from trainer.distributed.mesh import ContextParallel
 
 @dataclass(frozen=True, kw_only=True)
 class GatherPlan:
-    """What one batch needs beside the values: which keys come, and the tiles of this rank's queries among them."""
+    """What one batch needs besides the values: which keys arrive, and their tiles with this rank's queries."""
 
     cp: ContextParallel
     kernel: Kernel
@@ -41,15 +41,15 @@ def plan_gather(
     exchange: Exchange = "needed",
     kernel: Kernel | None = None,
 ) -> GatherPlan:
-    """Decide what is sent to whom, and list the tiles.
+    """Decides what is sent to whom, and lists the tiles.
 
     Args:
-        exchange: ``all`` gathers every key; ``needed`` only those of the blocks that a rank's queries see.
+        exchange: ``all`` gathers every key; ``needed`` only those in blocks that a rank's queries see.
 
     Raises:
-        ReaderError: ``layout.needs`` is not of such blocks.
+        LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
     """
-    kernel = kernel or kernel_for(mask.doc_ids.device.type)
+    kernel = kernel or kernel_for(mask.device.type)
     keys = plan_exchange(exchange, layout, mask, cp)
     queries = mask.at(slice_positions(layout.runs, cp.ring_rank))
     return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=kernel.prepare(queries, mask.at(keys.positions)))
@@ -61,8 +61,8 @@ def gather_attention(
     """Exact attention of this rank's queries over the whole pack, differentiable.
 
     Gathering all keys is the context parallelism of Llama 3 (Grattafiori et al. 2024, section 3.3.2). The gathered keys
-    are forgotten after the forward and gathered again in the backward: what is kept between them does not grow with the
-    number of ranks. With an axis ulysses the heads are dealt along it first.
+    are dropped after the forward and gathered again in the backward, so what is kept between the two does not grow with
+    the number of ranks. With a Ulysses axis, heads are dealt along it first.
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)

@@ -1,7 +1,8 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""Ulysses: ranks that each hold a piece of the tokens with all heads trade it for all the tokens with some heads.
+"""The exchange of Ulysses: from a piece of the tokens with all heads to all tokens with some of the heads, and back.
 
-Shapes: U ranks of the axis, H query heads, K key heads, L tokens of a rank, S = U * L tokens of all, D head_dim.
+Shapes: U ranks of the Ulysses axis, H query heads, K key heads, L tokens of a rank, S = U * L tokens of all ranks,
+D head_dim.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 
 class _TokensToHeads(torch.autograd.Function):
-    """All-to-all [U * G, L, D] -> [G, U * L, D]; its gradient is the way back."""
+    """All-to-all [U * G, L, D] -> [G, U * L, D]; its gradient takes the opposite way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor:
@@ -31,7 +32,7 @@ class _TokensToHeads(torch.autograd.Function):
 
 
 class _HeadsToTokens(torch.autograd.Function):
-    """All-to-all [G, U * L, D] -> [U * G, L, D]; its gradient is the way back."""
+    """All-to-all [G, U * L, D] -> [U * G, L, D]; its gradient takes the opposite way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor:
@@ -62,7 +63,7 @@ def _heads_to_tokens(x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor
 
 
 def repeated_kv_heads(num_kv_heads: int, degree: int) -> int:
-    """Key heads that are sent: the fewest copies of each that divide evenly among the ranks."""
+    """Key heads that are sent, counting the copies: the fewest that divide evenly among the ranks."""
     return math.lcm(num_kv_heads, degree)
 
 
@@ -73,9 +74,9 @@ def scatter_heads(
     degree: int,
     group: dist.ProcessGroup | None,
 ) -> tuple[Float[Tensor, "H/U S D"], Float[Tensor, "K/U S D"], Float[Tensor, "K/U S D"]]:
-    """All tokens of the axis in rank order, with this rank's heads, in one message to each rank.
+    """All tokens of the axis in rank order, with this rank's heads only; one message to each rank.
 
-    Where the key heads are fewer than the ranks, or do not divide, each is sent more than once; query head h still
+    Where there are fewer key heads than ranks, or they do not divide, each is sent more than once. Query head h still
     reads key head ``h // (H / K)``, and the gradients of the copies are added (Jacobs et al. 2023, DeepSpeed Ulysses).
     """
     if degree == 1 or group is None:
@@ -91,7 +92,7 @@ def scatter_heads(
 def gather_heads(
     out_GSD: Float[Tensor, "H/U S D"], degree: int, group: dist.ProcessGroup | None
 ) -> Float[Tensor, "H L D"]:
-    """The way back: this rank's tokens, with all heads."""
+    """The opposite of ``scatter_heads``: this rank's tokens, with all heads."""
     if degree == 1 or group is None:
         return out_GSD
     out: Tensor = _HeadsToTokens.apply(out_GSD, degree, group)

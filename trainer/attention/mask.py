@@ -1,12 +1,13 @@
 """The mask's arrays as tensors, and the rule of the mask between any two sets of tokens.
 
-Shapes: S tokens of the pack, N tokens of a set, Q queries, T keys.
+Shapes: N tokens of a set, Q queries, T keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,76 +17,20 @@ from torch import Tensor
 from schemas.sequence import MaskArrays
 from trainer.data.batch import RankBatch
 
+ARRAYS = tuple(field.name for field in fields(MaskArrays))
+"""Names of the mask's arrays, the same on the host and on the device."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskTensors:
-    """The arrays that define the mask of one pack, in natural order (see ``schemas.sequence.MaskArrays``).
+    """What defines the mask of some tokens (see ``schemas.sequence.MaskArrays``), on a device and on the host.
+
+    A whole pack is its tokens 0 to S - 1 in natural order; ``at`` picks the queries of a slice, or the keys they meet.
 
     Attributes:
-        doc_ids, branch_ids, group_ids: on the device of the attention.
-        host: the same on the CPU, from which tiles are listed without waiting for the device. Made when not given.
-    """
-
-    doc_ids: Int32[Tensor, "S"]
-    branch_ids: Int32[Tensor, "S"]
-    group_ids: Int32[Tensor, "S"]
-    host: MaskArrays | None = None
-
-    @classmethod
-    def of(cls, batch: RankBatch) -> MaskTensors:
-        """The mask of a batch, on the CPU."""
-        return cls(doc_ids=batch.doc_ids, branch_ids=batch.branch_ids, group_ids=batch.group_ids)
-
-    @classmethod
-    def from_arrays(cls, arrays: MaskArrays) -> MaskTensors:
-        """The mask of a sequence, on the CPU."""
-        tensors = (torch.from_numpy(a) for a in (arrays.doc_ids, arrays.branch_ids, arrays.group_ids))
-        doc, branch, group = tensors
-        return cls(doc_ids=doc, branch_ids=branch, group_ids=group, host=arrays)
-
-    def to(self, device: torch.device | str) -> MaskTensors:
-        """The mask on another device; the host's copy goes with it."""
-        doc, branch, group = (a.to(device, non_blocking=True) for a in (self.doc_ids, self.branch_ids, self.group_ids))
-        return MaskTensors(doc_ids=doc, branch_ids=branch, group_ids=group, host=self.arrays)
-
-    @cached_property
-    def arrays(self) -> MaskArrays:
-        """The mask on the host."""
-        if self.host is not None:
-            return self.host
-        doc, branch, group = (a.cpu().numpy() for a in (self.doc_ids, self.branch_ids, self.group_ids))
-        return MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group)
-
-    @property
-    def seq_len(self) -> int:
-        return len(self.doc_ids)
-
-    def at(self, positions: Int64[np.ndarray, "N"]) -> MaskedTokens:
-        """The tokens at these natural positions, in this order."""
-        arrays = self.arrays
-        index = torch.from_numpy(positions).to(self.doc_ids.device)
-        return MaskedTokens(
-            host_positions=positions,
-            host=MaskArrays(
-                doc_ids=arrays.doc_ids[positions],
-                branch_ids=arrays.branch_ids[positions],
-                group_ids=arrays.group_ids[positions],
-            ),
-            positions=index.to(torch.int32),
-            doc_ids=self.doc_ids[index],
-            branch_ids=self.branch_ids[index],
-            group_ids=self.group_ids[index],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedTokens:
-    """What the mask must know of some tokens: of a slice's queries, or of the keys that they meet.
-
-    Attributes:
-        positions: natural positions.
-        doc_ids, branch_ids, group_ids: the mask's arrays there.
-        host_positions, host: the same on the CPU.
+        positions: natural positions of the tokens, on the device of the attention.
+        doc_ids, branch_ids, group_ids: the mask's arrays of these tokens, on the same device.
+        host_positions, host: the same on the CPU, where tiles are listed without waiting for the device.
     """
 
     positions: Int32[Tensor, "N"]
@@ -95,11 +40,46 @@ class MaskedTokens:
     host_positions: Int64[np.ndarray, "N"]
     host: MaskArrays
 
+    @classmethod
+    def of(cls, batch: RankBatch) -> MaskTensors:
+        """The mask of a batch's whole pack, on the batch's device."""
+        tensors = {name: getattr(batch, name) for name in ARRAYS}
+        return cls._whole(tensors, MaskArrays(**{name: tensor.cpu().numpy() for name, tensor in tensors.items()}))
+
+    @classmethod
+    def from_arrays(cls, arrays: MaskArrays) -> MaskTensors:
+        """The mask of a whole pack, on the CPU."""
+        return cls._whole({name: torch.from_numpy(getattr(arrays, name)) for name in ARRAYS}, arrays)
+
+    @classmethod
+    def _whole(cls, tensors: dict[str, Tensor], host: MaskArrays) -> MaskTensors:
+        positions = torch.arange(host.seq_len, dtype=torch.int32, device=tensors["doc_ids"].device)
+        return cls(positions=positions, **tensors, host_positions=np.arange(host.seq_len), host=host)
+
+    def to(self, device: torch.device | str) -> MaskTensors:
+        """The same tokens on another device; the host's copy is shared."""
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def at(self, places: Int64[np.ndarray, "M"]) -> MaskTensors:
+        """Some of these tokens, in this order. Of a whole pack, ``places`` are natural positions."""
+        index = torch.from_numpy(places).to(self.device)
+        host = MaskArrays(**{name: getattr(self.host, name)[places] for name in ARRAYS})
+        picked = self._with_tensors(lambda tensor: tensor[index])
+        return replace(picked, host_positions=self.host_positions[places], host=host)
+
+    @property
+    def device(self) -> torch.device:
+        return self.doc_ids.device
+
     def __len__(self) -> int:
         return len(self.host_positions)
 
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> MaskTensors:
+        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in ("positions", *ARRAYS)}
+        return replace(self, **tensors)
 
-def visible(queries: MaskedTokens, keys: MaskedTokens, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+
+def visible(queries: MaskTensors, keys: MaskTensors, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
     """Whether query ``q`` may see key ``k``; ``q`` and ``k`` index the two sets and broadcast.
 
     The rule is that of ``schemas.sequence.MaskArrays``. Padding sees nothing and is seen by nothing.
@@ -112,7 +92,7 @@ def visible(queries: MaskedTokens, keys: MaskedTokens, q: Tensor, k: Tensor) -> 
     return same_doc & branch & ((keys.positions[k] <= queries.positions[q]) | together)
 
 
-def visible_block(queries: MaskedTokens, keys: MaskedTokens, rows: slice, columns: Tensor) -> Bool[Tensor, "Q T"]:
-    """``visible`` for the queries of a range and some keys, as a matrix."""
+def visible_block(queries: MaskTensors, keys: MaskTensors, rows: slice, columns: Tensor) -> Bool[Tensor, "Q T"]:
+    """``visible`` for a range of queries and some keys, as a matrix."""
     q = torch.arange(rows.start, rows.stop, device=columns.device)
     return visible(queries, keys, q[:, None], columns[None, :])

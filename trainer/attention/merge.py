@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (shape suffixes)
-"""Joining attention over parts of the keys: each part's output is weighed by its share of the softmax.
+"""Joins attention over parts of the keys: each part's output is weighted by its share of the softmax.
 
 Shapes: H heads, Q queries, D head_dim. ``lse`` is the log of the sum of exponentials of a row's scores, -inf for a row
 that sees nothing.
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What partial results are added up in: float64 for float64, else float32."""
+    """The dtype in which partial results are added: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def nothing_seen(q_HQD: Float[Tensor, "H Q D"]) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-    """Output and lse of rows without a key, in the accumulation dtype."""
+    """Output and lse of rows that see no key, in the accumulation dtype."""
     dtype = accumulation_dtype(q_HQD.dtype)
     return torch.zeros_like(q_HQD, dtype=dtype), q_HQD.new_full(q_HQD.shape[:2], -torch.inf, dtype=dtype)
 
@@ -29,7 +29,7 @@ def merge(
     more_HQD: Float[Tensor, "H Q D"],
     more_lse_HQ: Float[Tensor, "H Q"],
 ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-    """Output and lse over the keys of both parts, which share none (Dao et al. 2022, FlashAttention, section 3.1).
+    """Output and lse over the keys of two disjoint parts (Dao et al. 2022, FlashAttention, section 3.1).
 
     A row that sees nothing in either part stays 0 and -inf.
     """

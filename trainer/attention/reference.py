@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""Attention under the mask with a dense matrix: the oracle of every other kind, and written independently of them.
+"""Attention under the mask with a dense matrix: the oracle of every other kind, written independently of them.
 
 Shapes: H query heads, K key heads, S tokens, D head_dim; q_HSD is [H, S, D].
 """
@@ -22,21 +22,21 @@ def reference_attention(
     mask: MaskTensors,
     positions: Int64[np.ndarray, "S"] | None = None,
 ) -> Float[Tensor, "H S D"]:
-    """Exact attention of one process in the inputs' dtype; a row that sees nothing is 0. Differentiable.
+    """Exact attention in one process, in the inputs' dtype. A row that sees nothing is 0. Differentiable.
 
     Memory grows with the square of the length: for tests and short sequences.
 
     Args:
         q_HSD, k_KSD, v_KSD: query head h reads key head ``h // (H / K)``.
-        mask: the pack's mask.
-        positions: natural position of each token; natural order when not given.
+        mask: of the whole pack.
+        positions: natural position of each token; by default tokens are in natural order.
     """
     n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
     k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
     v_HSD = v_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
-    allowed_SS = torch.from_numpy(dense_mask(mask.arrays, positions, positions)).to(q_HSD.device)
+    allowed_SS = torch.from_numpy(dense_mask(mask.host, positions, positions)).to(q_HSD.device)
     scores_HSS = q_HSD @ k_HSD.mT * q_HSD.shape[-1] ** -0.5
-    # The smallest finite number rather than -inf, so that rows that see nothing have no NaN, in their gradients either.
+    # The smallest finite number, not -inf: rows that see nothing get no NaN, nor do their gradients.
     scores_HSS = scores_HSS.masked_fill(~allowed_SS, torch.finfo(q_HSD.dtype).min)
     weights_HSS = torch.softmax(scores_HSS, dim=-1).masked_fill(~allowed_SS, 0.0)
     return weights_HSS @ v_HSD

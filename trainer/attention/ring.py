@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""Ring attention: keys and values go round the ring axis, and each rank adds up what its queries see of them.
+"""Ring attention: keys and values travel round the ring axis, and each rank merges what its queries see of them.
 
 Shapes: H query heads, K key heads, L tokens of a slice, D head_dim; kv_2KLD holds keys, then values.
 """
@@ -22,12 +22,13 @@ from trainer.attention.mask import MaskTensors
 from trainer.attention.merge import accumulation_dtype, merge, nothing_seen
 from trainer.distributed.mesh import ContextParallel
 
+# Keys and gradients travel between the same two ranks at the same time.
 _KV_TAG, _GRADIENT_TAG = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class RingPlan:
-    """What one batch's ring needs beside the values: ``steps[t]`` is prepared for the keys of rank ``rank - t``."""
+    """What one batch needs besides the values: ``steps[t]`` is prepared for the keys of ring rank ``rank - t``."""
 
     cp: ContextParallel
     kernel: Kernel
@@ -35,8 +36,8 @@ class RingPlan:
 
 
 def plan_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel | None = None) -> RingPlan:
-    """List the tiles of every step of this rank's ring."""
-    kernel = kernel or kernel_for(mask.doc_ids.device.type)
+    """Lists the tiles of each of this rank's ring steps."""
+    kernel = kernel or kernel_for(mask.device.type)
     slices = [mask.at(slice_positions(layout.runs, rank)) for rank in range(cp.ring_degree)]
     owners = [(cp.ring_rank - step) % cp.ring_degree for step in range(cp.ring_degree)]
     steps = tuple(kernel.prepare(slices[cp.ring_rank], slices[owner]) for owner in owners)
@@ -48,11 +49,13 @@ def ring_attention(
 ) -> Float[Tensor, "H L D"]:
     """Exact attention of this rank's queries over the whole pack, differentiable (Liu et al. 2023, Ring Attention).
 
-    In step t a rank holds the keys of ring rank ``rank - t``, and the next rank's are on their way while it computes.
-    A step in which it sees nothing costs no computing. With an axis ulysses the heads are dealt along it first.
+    In step t a rank holds the keys of ring rank ``rank - t`` while the next ones are already on their way. A step in
+    which its queries see nothing computes nothing. With a Ulysses axis, heads are dealt along it first, which makes it
+    Ulysses inside a ring (Fang and Zhao 2024, USP). A ring of R ranks then sends the same bytes whatever the Ulysses
+    degree is, since each rank sends the keys of its own heads.
 
-    In the backward keys and values go round again, and their gradients one step behind them: begun by the first rank
-    that is not their owner, at home after as many hops. No rank ever holds more than two slices of keys.
+    In the backward keys and values travel round again, and their gradients follow one step behind. The first rank that
+    does not own them starts the sum, the last one sends it to the owner. No rank holds more than two slices of keys.
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
@@ -118,10 +121,10 @@ def _backward(
 
 
 class _Hop:
-    """A tensor on its way to the next ring rank, while the previous rank's is coming."""
+    """A tensor on its way to the next ring rank, while the previous rank's arrives."""
 
     def __init__(self, sent: Tensor, cp: ContextParallel, tag: int) -> None:
-        # The sender's memory must live until the transfer has ended.
+        # The sent memory must stay alive until the transfer has ended.
         self._sent, self._received = sent, torch.empty_like(sent)
         after, before = (cp.ring_rank + 1) % cp.ring_degree, (cp.ring_rank - 1) % cp.ring_degree
         self._works = dist.batch_isend_irecv(

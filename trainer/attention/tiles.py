@@ -1,9 +1,9 @@
-"""Which tiles of an attention matrix hold an allowed pair, and which hold nothing else: exact, without the matrix.
+"""Which tiles of an attention matrix hold an allowed pair, and which hold only allowed pairs; without the matrix.
 
-A causal pair exists between a tile of queries and a tile of keys when some class (document, branch) has a query behind
-its first key there; the classes of a tile are few, so the tiles are found by a join of two short sorted lists. A pair
-in both directions exists when the two tiles share an image group. The cost follows the number of occupied tiles, not
-the square of the length.
+A tile of queries and a tile of keys hold a causal pair when, in some class (document, branch), the last query of the
+one comes at or after the first key of the other. A tile has few classes, so these tiles are found by joining two short
+sorted lists. They hold a bidirectional pair when they share a bidirectional group. The result is exact, and the cost
+follows the number of occupied tiles, not the square of the length.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from trainer.attention.mask import MaskedTokens
+from trainer.attention.mask import MaskTensors
+
+_NO_ID = -2
+"""Below every id, so that the first token begins a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     """The occupied tiles between the queries and the keys of one kernel call.
 
-    Rows are tiles of ``q_tile`` queries, columns tiles of ``k_tile`` keys, both along the order of their set; a last
-    tile may be shorter. Row i's columns are ``columns[edges[i]:edges[i + 1]]``: first ``n_full[i]`` in which every pair
-    is allowed, then those in which some are; both ascending. A short last tile never counts as full.
+    Rows are tiles of ``q_tile`` queries, columns are tiles of ``k_tile`` keys, each in the order of its set; the last
+    tile may be shorter. Row i's columns are ``columns[edges[i]:edges[i + 1]]``: first the ``n_full[i]`` tiles in which
+    every pair is allowed, then those in which some are, both ascending. A short last tile never counts as full.
     """
 
-    queries: MaskedTokens
-    keys: MaskedTokens
+    queries: MaskTensors
+    keys: MaskTensors
     q_tile: int
     k_tile: int
     edges: Int64[np.ndarray, "rows_plus_1"]
@@ -39,7 +42,7 @@ class Tiles:
         return not len(self.columns)
 
 
-def list_tiles(queries: MaskedTokens, keys: MaskedTokens, *, q_tile: int, k_tile: int) -> Tiles:
+def list_tiles(queries: MaskTensors, keys: MaskTensors, *, q_tile: int, k_tile: int) -> Tiles:
     """The occupied tiles between two sets of tokens."""
     n_rows, n_columns = -(-len(queries) // q_tile), max(-(-len(keys) // k_tile), 1)
     pairs = np.unique(
@@ -60,8 +63,8 @@ def list_tiles(queries: MaskedTokens, keys: MaskedTokens, *, q_tile: int, k_tile
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stretches:
-    """Neighbouring tokens of one tile that are alike: one entry a stretch."""
+class _Runs:
+    """Runs of neighbouring tokens with equal ids, cut at the edges of tiles: one entry per run, padding left out."""
 
     tile: np.ndarray
     doc: np.ndarray
@@ -71,27 +74,25 @@ class _Stretches:
     last: np.ndarray
 
 
-def _stretches(tokens: MaskedTokens, tile: int, *, by_group: bool) -> _Stretches:
-    """Stretches of one document and branch, and of one image group where asked; padding has none."""
+def _find_runs(tokens: MaskTensors, tile: int, *, by_group: bool) -> _Runs:
+    """Runs of one document and branch, and with ``by_group`` of one bidirectional group; causal tokens have none."""
     doc, branch, group = (
         a.astype(np.int64) for a in (tokens.host.doc_ids, tokens.host.branch_ids, tokens.host.group_ids)
     )
     place = np.arange(len(tokens)) // tile
     alike = [place, doc, branch, group] if by_group else [place, doc, branch]
-    starts = np.flatnonzero(np.any([np.diff(a, prepend=-2) != 0 for a in alike], axis=0))
+    starts = np.flatnonzero(np.any([np.diff(ids, prepend=_NO_ID) != 0 for ids in alike], axis=0))
     positions = tokens.host_positions
     first = np.minimum.reduceat(positions, starts) if len(starts) else positions
     last = np.maximum.reduceat(positions, starts) if len(starts) else positions
     kept = (doc[starts] >= 0) & ((group[starts] >= 0) | (not by_group))
     at = starts[kept]
-    return _Stretches(
-        tile=place[at], doc=doc[at], branch=branch[at], group=group[at], first=first[kept], last=last[kept]
-    )
+    return _Runs(tile=place[at], doc=doc[at], branch=branch[at], group=group[at], first=first[kept], last=last[kept])
 
 
-def _causal_pairs(queries: MaskedTokens, keys: MaskedTokens, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
+def _causal_pairs(queries: MaskTensors, keys: MaskTensors, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
     """Tiles with a key before a query of its document that may see its branch, as row * columns + column."""
-    q, k = _stretches(queries, q_tile, by_group=False), _stretches(keys, k_tile, by_group=False)
+    q, k = _find_runs(queries, q_tile, by_group=False), _find_runs(keys, k_tile, by_group=False)
     n_columns = max(-(-len(keys) // k_tile), 1)
     width = 1 + max(q.branch.max(initial=0), k.branch.max(initial=0))
     span = 1 + max(q.last.max(initial=0), k.last.max(initial=0))
@@ -105,9 +106,9 @@ def _causal_pairs(queries: MaskedTokens, keys: MaskedTokens, q_tile: int, k_tile
     return np.concatenate(found)
 
 
-def _group_pairs(queries: MaskedTokens, keys: MaskedTokens, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
-    """Tiles with a query and a key of one image group whose branch the query may see."""
-    q, k = _stretches(queries, q_tile, by_group=True), _stretches(keys, k_tile, by_group=True)
+def _group_pairs(queries: MaskTensors, keys: MaskTensors, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
+    """Tiles with a query and a key of one bidirectional group whose branch the query may see."""
+    q, k = _find_runs(queries, q_tile, by_group=True), _find_runs(keys, k_tile, by_group=True)
     n_columns = max(-(-len(keys) // k_tile), 1)
     docs = np.unique(np.concatenate([q.doc, k.doc]))
     groups = np.unique(np.concatenate([q.group, k.group]))
@@ -124,13 +125,13 @@ def _group_pairs(queries: MaskedTokens, keys: MaskedTokens, q_tile: int, k_tile:
 
 
 def _seen_branches(branch: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What each query's branch may see: itself, and the shared prefix where it is not that. (branch, who asks)."""
+    """What query runs may see: their own branch and, from an annotation, the prefix. (branch of each, who looks)."""
     everyone, annotated = np.ones(len(branch), bool), branch != 0
     return [(branch, everyone), (np.zeros_like(branch), annotated)]
 
 
 def _place(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Where each value stands among the known ones; -1 where it is not one of them."""
+    """The index of each value among the sorted known ones; -1 where it is not one of them."""
     if not len(known):
         return np.full(len(asked), -1, np.int64)
     place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
@@ -146,7 +147,7 @@ def _join(
     wanted: Bool[np.ndarray, "asks"],
     n_columns: int,
 ) -> Int64[np.ndarray, "pairs"]:
-    """For each ask, the columns whose sorted value ``held`` lies in ``[low, high]``."""
+    """For each query run that is ``wanted``, the columns whose sorted value ``held`` lies in ``[low, high]``."""
     begin = np.searchsorted(held, low, side="left")
     count = np.where(wanted, np.searchsorted(held, high, side="right") - begin, 0)
     at = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
@@ -171,9 +172,9 @@ def _ranges(values: np.ndarray, tile: int) -> _Ranges:
 
 
 def _full(
-    queries: MaskedTokens, keys: MaskedTokens, rows: np.ndarray, columns: np.ndarray, q_tile: int, k_tile: int
+    queries: MaskTensors, keys: MaskTensors, rows: np.ndarray, columns: np.ndarray, q_tile: int, k_tile: int
 ) -> Bool[np.ndarray, "occupied"]:
-    """Whether every pair of a tile is allowed. A tile that is not told so is only computed with its mask."""
+    """Whether every pair of a tile is allowed. Missing a full tile is harmless: it is then computed with its mask."""
     if not len(rows):
         return np.zeros(0, bool)
     doc_q, doc_k = _ranges(queries.host.doc_ids, q_tile), _ranges(keys.host.doc_ids, k_tile)

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (shape suffixes)
-"""Ulysses over all ranks of a pack: each holds the whole sequence, with its part of the heads.
+"""Ulysses over all ranks of a pack: each computes the whole sequence for its part of the heads.
 
 Shapes: H query heads, K key heads, L tokens of a rank, D head_dim.
 """
@@ -21,8 +21,8 @@ from trainer.distributed.mesh import ContextParallel
 def plan_ulysses(
     layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel | None = None
 ) -> GatherPlan:
-    """List the tiles of the whole sequence as the ranks, laid one after the other, hold it."""
-    kernel = kernel or kernel_for(mask.doc_ids.device.type)
+    """Lists the tiles of the whole sequence, in the order of the ranks' slices."""
+    kernel = kernel or kernel_for(mask.device.type)
     positions = np.concatenate([slice_positions(layout.runs, rank) for rank in range(layout.ring_degree)])
     tokens = mask.at(positions)
     one_axis = ContextParallel(ulysses_degree=cp.cp_size, ulysses_rank=cp.cp_rank, ulysses_group=cp.cp_group)
@@ -36,7 +36,7 @@ def ulysses_attention(
 ) -> Float[Tensor, "H L D"]:
     """Exact attention by an all-to-all of heads over the whole context-parallel group, whatever its axes.
 
-    Once a rank has all tokens of its heads there is nothing left to gather. Differentiable. From Jacobs et al. 2023,
-    DeepSpeed Ulysses.
+    Once a rank has all tokens of its heads there is nothing left to gather. Differentiable (Jacobs et al. 2023,
+    DeepSpeed Ulysses).
     """
     return gather_attention(q_HLD, k_KLD, v_KLD, plan)

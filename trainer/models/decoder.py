@@ -1,13 +1,11 @@
 # ruff: noqa: N806 (shape suffixes)
-"""The language model: a decoder in plain torch whose attention is given to it.
+"""The language model: a decoder in plain torch that is passed its attention.
 
-There is no batch dim: a step is one pack, and a rank holds ``local`` tokens of it. Shape suffixes: H query heads, K key
-and value heads, S local tokens, D head_dim.
+There is no batch dim: a batch is one pack, of which a rank holds S tokens. Shape suffixes: H query heads, K key and
+value heads, S local tokens, D head_dim.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int64
@@ -15,15 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from trainer.attention import Attend
 from trainer.models.config import DecoderConfig
 from trainer.models.rope import Rotary
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``attend(q_HSD, k_KSD, v_KSD) -> out_HSD``: attention of the local queries over the whole pack under its mask."""
-
 
 class Attention(nn.Module):
-    """Projections to heads and back; who sees whom is ``attend``'s business."""
+    """Projections to heads and back; which token sees which is up to ``attend``."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -59,8 +55,8 @@ class SwiGLU(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each on the normed residual stream and added to it.
 
-    With ``recompute`` nothing inside is kept for the backward pass: the layer runs once more there, its collectives
-    too, in the same order on every rank.
+    With ``recompute`` nothing inside is kept for the backward pass. The layer runs again there, its collectives too, in
+    the same order on every rank.
     """
 
     def __init__(self, config: DecoderConfig, *, recompute: bool = False) -> None:
@@ -72,7 +68,7 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Float[Tensor, "S hidden"], rotary: Rotary, attend: Attend) -> Float[Tensor, "S hidden"]:
-        # inside of forward, so that parameters sharded by layer are there when the recomputation asks for them
+        # inside forward, so that parameters sharded by layer have been gathered when the recomputation needs them
         if self.recompute and torch.is_grad_enabled():
             recomputed: Tensor = checkpoint(self._forward, x, rotary, attend, use_reentrant=False)
             return recomputed
@@ -84,12 +80,12 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token embedding, layers and the last norm. The loss multiplies with :attr:`output_weight` itself."""
+    """Token embedding, layers and the last norm. The loss multiplies by :attr:`output_weight` itself."""
 
     def __init__(self, config: DecoderConfig, *, recompute: bool = False) -> None:
         super().__init__()
         if config.vocab_size is None:
-            raise AssertionError("a model is built from a config that for_dataset has filled in")
+            raise AssertionError("build a model from a config that for_dataset has filled in")
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, recompute=recompute) for _ in range(config.num_layers))
@@ -98,7 +94,7 @@ class Decoder(nn.Module):
 
     @property
     def output_weight(self) -> Float[Tensor, "vocab hidden"]:
-        """Rows of the output projection. ``output`` is never called: do not shard it as a module of its own."""
+        """The output projection. The module ``output`` is never called: do not shard it as a module of its own."""
         return self.embedding.weight if self.output is None else self.output.weight
 
     def forward(
@@ -114,8 +110,8 @@ class Decoder(nn.Module):
         Args:
             tokens: token ids.
             position_ids: their positions in their documents.
-            features: pooled vision features; they take the place of the embeddings of the tokens that they fill.
-            slots: the local token that each of them fills, no token twice.
+            features: pooled vision features, which replace the embeddings of the tokens they fill.
+            slots: the local token that each feature fills, no token twice.
             attend: attention over the pack.
         """
         embedded = self.embedding(tokens)

@@ -9,27 +9,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from trainer.attention import Attend
 from trainer.data.batch import RankBatch
 from trainer.models.config import ModelConfig
 from trainer.models.connector import Connector
-from trainer.models.decoder import Attend, Decoder
+from trainer.models.decoder import Decoder
 from trainer.models.features import FeatureExchange
 from trainer.models.loss import CHUNK, loss_sum
 from trainer.models.vision import VisionEncoder
 
 EMBEDDING_STD = 0.02
+"""Standard deviation of new embeddings, as in GPT-2."""
+
+UNIFORM_BOUND = math.sqrt(3)
+"""A uniform distribution over [-b, b] has the standard deviation b / sqrt(3)."""
 
 
 class VisionLanguageModel(nn.Module):
     """Vision encoder, connector and decoder over one rank's part of a pack.
 
-    Shards by ``fully_shard`` on each of ``decoder.layers`` and ``vision.blocks``, then on the whole: everything else is
-    used inside of this module's own forward, the output projection among it. Every rank uses every parameter in every
-    step, whatever its batch holds.
+    Shard each of :attr:`blocks`, then the whole: everything else, the output projection included, is used inside this
+    module's own forward. Every rank uses every parameter in every step, whatever its batch holds.
 
     Args:
         config: dimensions, filled in by ``for_dataset``.
-        recompute: run layers and blocks again in the backward pass instead of keeping what is inside of them.
+        recompute: run layers and blocks again in the backward pass instead of keeping their intermediate results.
         loss_chunk: tokens whose logits exist at once.
     """
 
@@ -41,13 +45,18 @@ class VisionLanguageModel(nn.Module):
         self.connector = Connector(config)
         self.decoder = Decoder(config.decoder, recompute=recompute)
 
+    @property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The repeated parts, to be sharded one by one."""
+        return (*self.vision.blocks, *self.decoder.layers)
+
     def forward(self, batch: RankBatch, attend: Attend, exchange: FeatureExchange) -> Float[Tensor, ""]:
         """The sum of loss weight x cross entropy over this rank's tokens, to be divided by all ranks' loss weights.
 
         Args:
             batch: this rank's part of a pack, on the model's device.
             attend: attention over the pack, bound to this batch.
-            exchange: the way of features to tokens, bound to this batch.
+            exchange: brings features to their tokens, bound to this batch.
         """
         return loss_sum(
             self.hidden(batch, attend, exchange),
@@ -58,7 +67,7 @@ class VisionLanguageModel(nn.Module):
         )
 
     def hidden(self, batch: RankBatch, attend: Attend, exchange: FeatureExchange) -> Float[Tensor, "local hidden"]:
-        """The last hidden states of this rank's tokens. Of a sharded model, call ``forward`` alone."""
+        """The last hidden states of this rank's tokens. Do not call it on a sharded model, which needs ``forward``."""
         features = exchange(self.connector(self.vision(batch.images)))
         hidden: Tensor = self.decoder(batch.tokens, batch.position_ids, features, exchange.slots, attend)
         return hidden
@@ -72,7 +81,7 @@ def build_model(
     recompute: bool = False,
     loss_chunk: int = CHUNK,
 ) -> VisionLanguageModel:
-    """A new model on the CPU, the same on every rank, machine and for any number of ranks: shard it afterwards."""
+    """A new model on the CPU, the same on every machine and for any number of ranks. Shard it afterwards."""
     with torch.device("meta"):
         model = VisionLanguageModel(config, recompute=recompute, loss_chunk=loss_chunk)
     model.to_empty(device="cpu").to(dtype)
@@ -83,12 +92,13 @@ def build_model(
 
 @torch.no_grad()
 def initialise(model: VisionLanguageModel, seed: int) -> None:
-    """Sets every parameter from the seed and its own name, so none depends on which others there are.
+    """Sets every parameter from the seed and its own name, so that none depends on which others exist.
 
-    Weights are uniform with a variance of 1 / inputs, and of 1 / (2 x layers x inputs) where they write into a residual
-    stream, so that its size does not grow with depth (as in GPT-2). Embeddings have a deviation of 0.02, norms are one,
-    biases zero. Drawn as float32 whatever the dtype. Uniform, as that is a shift and a product of random bits: a normal
-    distribution takes logarithms and cosines, whose last bits differ between processors.
+    Weights are uniform with variance 1 / inputs, or 1 / (2 x layers x inputs) where they write into a residual stream,
+    so that it does not grow with depth (as in GPT-2). Embeddings have the standard deviation ``EMBEDDING_STD``, norms
+    are one and biases zero. Numbers are drawn in float32 whatever the dtype. They are uniform because that takes only a
+    shift and a product of random bits, while a normal distribution takes logarithms and cosines, whose last bits differ
+    between processors.
     """
     depth = {"decoder": model.config.decoder.num_layers, "vision": model.config.vision.num_layers}
     for name, parameter in model.named_parameters():
@@ -100,7 +110,7 @@ def initialise(model: VisionLanguageModel, seed: int) -> None:
         if last in ("o_proj", "out_proj", "down_proj") and room in depth:
             deviation *= (2 * depth[room]) ** -0.5
         generator = torch.Generator().manual_seed(_seed_of(seed, name))
-        bound = deviation * math.sqrt(3)
+        bound = deviation * UNIFORM_BOUND
         parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
 
 

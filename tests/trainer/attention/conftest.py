@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from schemas.layout import TokenLayout, rank_positions
 from schemas.sequence import MaskArrays
 from trainer.attention import MaskTensors, bind, reference_attention
 from trainer.distributed.mesh import Mesh
+
+sys.path.insert(0, str(Path(__file__).parent))  # for dense_kernel.py
 
 BLOCK = 8
 Results = tuple[Tensor, Tensor, Tensor, Tensor]

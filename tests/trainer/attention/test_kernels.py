@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_kernel import DenseKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
@@ -17,7 +18,6 @@ from schemas.errors import ConfigError
 from schemas.sequence import MaskArrays, dense_mask
 from trainer.attention import MaskTensors, reference_attention
 from trainer.attention.kernels import Kernel, kernel_for
-from trainer.attention.kernels.dense import Dense
 from trainer.attention.kernels.flash_cpu import FlashCPU
 from trainer.attention.kernels.flex import Flex, block_mask
 from trainer.attention.merge import accumulation_dtype, merge
@@ -26,7 +26,7 @@ from trainer.attention.tiles import list_tiles
 KERNELS = {
     "flash": FlashCPU(),
     "flash in small tiles": FlashCPU(q_tile=16, k_tile=8),
-    "dense": Dense(),
+    "dense": DenseKernel(),
 }
 
 

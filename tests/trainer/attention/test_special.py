@@ -194,11 +194,13 @@ def test_a_pack_of_one_token(make_mask: Any, make_layout: Any, make_case: Any, a
 def test_what_cannot_be_bound_is_told(make_mask: Any, make_layout: Any) -> None:
     mask = make_mask(text(64))
     layout, tensors = make_layout(mask, "contiguous", 2), MaskTensors.from_arrays(mask)
-    with pytest.raises(ConfigError, match="'dense'; it is one of reference, ulysses, ring, gather, hybrid"):
+    with pytest.raises(ConfigError, match="'dense'; take one of reference, ulysses, ring, gather, hybrid"):
         bind("dense", layout, tensors, ContextParallel())
     with pytest.raises(ConfigError, match="'reference' on 2 context-parallel ranks; it runs on 1"):
         bind("reference", layout, tensors, ContextParallel(ring_degree=2))
-    with pytest.raises(ConfigError, match="ring_degree 2; the mesh has 1: take the layout contiguous of ring_degree 1"):
+    with pytest.raises(
+        ConfigError, match="ring_degree 2; the mesh has 1: take the layout contiguous with ring_degree 1"
+    ):
         bind("ring", layout, tensors, ContextParallel())
 
 
@@ -216,4 +218,4 @@ def test_needs_of_another_block_size_are_told(make_mask: Any, make_layout: Any, 
     mask = make_mask(text(64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2))
     for said in gloo_pool.run(wrong_block_size, vars(case), ring=2):
-        assert "tells 8 blocks of needed keys; 64 tokens have 4 blocks of its block_size 16" in said
+        assert "lists 8 blocks of needed keys; 64 tokens make 4 blocks of its block_size 16" in said

@@ -110,8 +110,8 @@ def test_needed_keys_are_all_that_are_seen_and_no_block_more(scheme: str, make_m
     for rank in range(ring):
         group: Any = object()
         cp = ContextParallel(ring_degree=ring, ring_rank=rank, ring_group=group)
-        got = plan_exchange("needed", layout, MaskTensors.from_arrays(mask), cp, 8).positions
-        every = plan_exchange("all", layout, MaskTensors.from_arrays(mask), cp, 8).positions
+        got = plan_exchange("needed", layout, MaskTensors.from_arrays(mask), cp).positions
+        every = plan_exchange("all", layout, MaskTensors.from_arrays(mask), cp).positions
         assert len(every) == 256
         mine = slice_positions(layout.runs, rank)
         seen = {k for q in mine for k in range(q + 1) if mask.doc_ids[q] == mask.doc_ids[k]}

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (shape suffixes)
-"""Attention of one device: some queries against some keys, under the mask, computing only tiles with an allowed pair.
+"""Attention on one device: some queries against some keys, computing only tiles that hold an allowed pair.
 
 Shapes: H query heads, K key heads, Q queries, T keys, D head_dim. Query head h reads key head ``h // (H / K)``, and
 scores are scaled by ``D ** -0.5``.
@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from schemas.errors import ConfigError
-from trainer.attention.mask import MaskedTokens
+from trainer.attention.mask import MaskTensors
 
 
 class Prepared(Protocol):
-    """What a kernel works out once a batch, for all layers, about some queries and keys."""
+    """What a kernel works out about some queries and keys, once per batch for all layers."""
 
     @property
     def empty(self) -> bool:
@@ -26,10 +26,10 @@ class Prepared(Protocol):
 
 
 class Kernel(Protocol):
-    """A way to compute attention. ``prepared`` is what its own ``prepare`` made, and never ``empty``."""
+    """A way to compute attention. ``prepared`` was made by the kernel's own ``prepare`` and is never ``empty``."""
 
-    def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> Prepared:
-        """What can be known of these queries and keys before their values."""
+    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> Prepared:
+        """What can be worked out about these queries and keys before their values are known."""
         ...
 
     def forward(
@@ -53,17 +53,17 @@ class Kernel(Protocol):
     ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
         """Gradients of q, k and v by these keys alone, in the accumulation dtype.
 
-        ``out`` and ``lse`` are of the whole rows, other keys than these among them: with both, the probabilities and
-        the gradient of the softmax are known, whatever part of the keys is at hand (Dao 2023, FlashAttention-2).
+        ``out`` and ``lse`` are those of the whole rows, over other keys too. With both, the probabilities and the
+        gradient of the softmax can be computed for any part of the keys (Dao 2023, FlashAttention-2).
         """
         ...
 
 
 def kernel_for(device_type: str) -> Kernel:
-    """The kernel of a device.
+    """The kernel for a type of device.
 
     Raises:
-        ConfigError: there is none for it.
+        ConfigError: there is none for this type.
     """
     if device_type == "cpu":
         from trainer.attention.kernels.flash_cpu import FlashCPU

@@ -1,8 +1,9 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""The CPU's kernel: for each tile of queries, the keys that it can see are laid together for ATen's flash kernel.
+"""The CPU's kernel: for each tile of queries, ATen's flash attention over just the keys that the tile can see.
 
-The mask of a tile is made when it is needed and forgotten: the memory is that of one tile's keys.
-Shapes: H query heads, K key heads, Q queries, T keys, D head_dim; B queries of a tile, N keys that they can see.
+A tile's mask is made when needed and dropped at once, so memory is that of one tile's keys.
+
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim; B queries of a tile, N keys that they see.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trainer.attention.mask import MaskedTokens, visible_block
+from trainer.attention.mask import MaskTensors, visible_block
 from trainer.attention.merge import accumulation_dtype
 from trainer.attention.tiles import Tiles, list_tiles
 
@@ -29,13 +30,13 @@ class FlashCPU:
 
     Attributes:
         q_tile: queries that share a list of keys.
-        k_tile: keys that are taken or left together.
+        k_tile: keys that are taken or skipped together.
     """
 
     q_tile: int = 128
     k_tile: int = 64
 
-    def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> Tiles:
+    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> Tiles:
         return list_tiles(queries, keys, q_tile=self.q_tile, k_tile=self.k_tile)
 
     def forward(
@@ -51,7 +52,7 @@ class FlashCPU:
                 attn_mask=mask_BN[None, None], scale=_scale(q_HQD),
             )  # fmt: skip
             out_HQD[:, call.rows] = out[0]
-            # ATen calls the log-sum-exp of a row that sees nothing 0.
+            # ATen returns 0 as the log-sum-exp of a row that sees nothing.
             unseen = mask_BN.amax(dim=-1) == -torch.inf
             lse_HQ[:, call.rows] = lse[0].masked_fill(unseen, -torch.inf)
         return out_HQD, lse_HQ
@@ -70,7 +71,7 @@ class FlashCPU:
         accumulated = accumulation_dtype(q_HQD.dtype)
         dq_HQD = torch.zeros(q_HQD.shape, dtype=accumulated)
         dk_KTD, dv_KTD = torch.zeros(k_KTD.shape, dtype=accumulated), torch.zeros(v_KTD.shape, dtype=accumulated)
-        # exp(-inf - lse) is 0 for every masked pair as long as lse is a number.
+        # exp(-inf - lse) is 0 for every masked pair as long as lse is finite.
         finite_lse_HQ = lse_HQ.masked_fill(lse_HQ == -torch.inf, 0.0)
         for call in _calls(tiles):
             dq, dk, dv = _flash_backward(
@@ -86,7 +87,7 @@ class FlashCPU:
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """One tile of queries and the keys that it can see, the first ``n_full`` of which it sees whole."""
+    """One tile of queries and the keys that it sees; every query of the tile sees the first ``n_full`` of them."""
 
     rows: slice
     keys: slice | Tensor
@@ -112,7 +113,7 @@ def _calls(tiles: Tiles) -> Iterator[_Call]:
         n_full = int(tiles.n_full[row]) * tiles.k_tile
         keys: slice | Tensor
         if (np.diff(columns) == 1).all():
-            # A view instead of a copy: most rows of a whole document.
+            # A view instead of a copy; most rows inside a document are of this kind.
             keys = slice(int(columns[0]) * tiles.k_tile, min((int(columns[-1]) + 1) * tiles.k_tile, n_keys))
         else:
             tokens = (columns[:, None] * tiles.k_tile + inside).reshape(-1)
@@ -121,13 +122,13 @@ def _calls(tiles: Tiles) -> Iterator[_Call]:
 
 
 def _contiguous(*tensors: Tensor) -> list[Tensor]:
-    # Heads of a token lie side by side in what a model or a message holds: keys taken from that cost up to three times
-    # the time of the whole kernel.
+    # In a model's or a message's memory the heads of a token lie side by side. Selecting keys from that layout costs up
+    # to three times as much as the kernel itself.
     return [x.contiguous() for x in tensors]
 
 
 def _float_mask(tiles: Tiles, call: _Call, dtype: torch.dtype) -> Float[Tensor, "B N"]:
-    """0 where a query sees a key, else -inf: ATen's flash kernel takes no other mask."""
+    """0 where a query sees a key, else -inf: the only kind of mask that ATen's flash kernel takes."""
     keys = torch.arange(call.keys.start, call.keys.stop) if isinstance(call.keys, slice) else call.keys
     mask_BN = torch.zeros(call.rows.stop - call.rows.start, len(keys), dtype=dtype)
     allowed = visible_block(tiles.queries, tiles.keys, call.rows, keys[call.n_full :])

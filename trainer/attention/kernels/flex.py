@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (shape suffixes)
-"""The GPU's kernel: FlexAttention (Dong et al. 2024) on the listed tiles, the rule of the mask inside the others.
+"""The GPU's kernel: FlexAttention (Dong et al. 2024) on the occupied tiles, with the mask's rule in those not full.
 
 Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
 """
@@ -19,11 +19,11 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from schemas.layout import TILE
 from trainer.attention.kernels.from_forward import backward_from_forward
-from trainer.attention.mask import MaskedTokens, visible
+from trainer.attention.mask import MaskTensors, visible
 from trainer.attention.merge import accumulation_dtype
 from trainer.attention.tiles import Tiles, list_tiles
 
-# Otherwise slices of less than 128 tokens would go to another kernel, made for decoding.
+# Otherwise slices of fewer than 128 tokens would use a kernel made for decoding.
 _OPTIONS = {"BACKEND": "TRITON"}
 
 
@@ -39,17 +39,17 @@ class FlexTiles:
 class Flex:
     """FlexAttention over the occupied tiles; float32, bfloat16 and float16, head_dim 16 or more.
 
-    FlexAttention's own backward knows only the rows of its own forward, so the backward runs the forward again and
-    gives it the gradients of both results (``backward_from_forward``): forward and backward cost 4.5 forwards, where
-    they would cost 3.5 with a backward that takes the merged log-sum-exp.
+    FlexAttention's own backward knows only its own forward's rows. So the backward runs the forward again and passes
+    the gradients of both its results through it (``backward_from_forward``). Forward and backward together cost 4.5
+    forwards, instead of 3.5 with a backward that takes the merged log-sum-exp.
 
     Attributes:
-        compiled: compile it, as a GPU needs. Without, it is a dense matrix in plain torch, forward only.
+        compiled: whether to compile it, as a GPU needs. Otherwise it is a dense matrix in plain torch.
     """
 
     compiled: bool = True
 
-    def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> FlexTiles:
+    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> FlexTiles:
         tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
         return FlexTiles(empty=tiles.empty, block_mask=block_mask(tiles))
 
@@ -85,8 +85,8 @@ class Flex:
 
 @cache
 def _attention(compiled: bool) -> Callable[..., Any]:
-    # One compiled function for all layers and batches: the mask's tensors are its inputs, not its constants.
-    # Overloaded, it is no Callable to mypy.
+    # One compiled function for all layers and batches: the mask's tensors are inputs, not constants.
+    # Any, because mypy does not take the overloaded function for a Callable.
     attention: Any = flex_attention
     return torch.compile(attention) if compiled else attention
 
@@ -94,7 +94,7 @@ def _attention(compiled: bool) -> Callable[..., Any]:
 def block_mask(tiles: Tiles) -> BlockMask:
     """The listed tiles as a ``BlockMask``: full ones are computed without the rule, partial ones with it.
 
-    It is built from the lists. ``create_block_mask`` would evaluate the rule for every pair of the sequence.
+    It is built from the lists; ``create_block_mask`` would evaluate the rule for every pair of the sequence.
     """
     queries, keys = tiles.queries, tiles.keys
 
@@ -127,7 +127,7 @@ def block_mask(tiles: Tiles) -> BlockMask:
 
 
 def _table(rows: np.ndarray, place: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
-    """Each row's columns at the front of it; FlexAttention reads no further than their number."""
+    """Each row's columns, first in the row; FlexAttention reads no further than their number."""
     table = np.zeros((n_rows, n_columns), np.int64)
     table[rows, place] = columns
     return table

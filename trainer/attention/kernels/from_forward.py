@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""The backward of one part of the keys, from a forward that torch can differentiate.
+"""The backward over one part of the keys, by a forward that torch can differentiate.
 
 With parts t of the keys, ``lse = logsumexp_t lse_t`` and ``out = sum_t w_t out_t``, ``w_t = exp(lse_t - lse)``. Part t
 reaches the loss through ``out_t`` and, as ``d w_s / d lse_t = w_s (s == t) - w_s w_t``, through ``lse_t``:
@@ -7,9 +7,9 @@ reaches the loss through ``out_t`` and, as ``d w_s / d lse_t = w_s (s == t) - w_
     d loss / d out_t = w_t dout
     d loss / d lse_t = w_t <dout, out_t> - w_t sum_s w_s <dout, out_s> = w_t <dout, out_t - out>
 
-so giving both to the forward of part t, run again, yields its gradients. It costs one forward more than a kernel whose
-backward takes the merged ``out`` and ``lse``. A row that sees none of part t has ``w_t = 0``, ``out_t = 0`` and thus
-two zeros, never ``-inf - -inf``.
+so running the forward of part t again and passing both through it yields its gradients. It costs one forward more than
+a kernel whose backward takes the merged ``out`` and ``lse``. A row that sees none of part t has ``w_t = 0`` and
+``out_t = 0``, hence two zeros and never ``-inf - -inf``.
 
 Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
 """
@@ -39,9 +39,9 @@ def backward_from_forward(
     """Gradients of q, k and v by these keys alone, in the accumulation dtype.
 
     Args:
-        forward: from q, k and v to the output and log-sum-exp of these keys, differentiable in both.
-        dout_HQD: gradient of the whole row's output.
-        out_HQD, lse_HQ: of the whole row, other keys among them.
+        forward: from q, k and v to the output and log-sum-exp over these keys, differentiable in both.
+        dout_HQD: gradient of the whole rows' output.
+        out_HQD, lse_HQ: of the whole rows, over other keys too.
     """
     inputs = tuple(x.detach().requires_grad_() for x in (q_HQD, k_KTD, v_KTD))
     with torch.enable_grad():

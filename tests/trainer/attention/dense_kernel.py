@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (shape suffixes)
-"""A kernel of plain torch with a dense matrix: for tests, where it stands for kernels that torch differentiates.
+"""A kernel of plain torch with a dense matrix, which stands for kernels that torch can differentiate.
 
 Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
 """
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trainer.attention.kernels.from_forward import backward_from_forward
-from trainer.attention.mask import MaskedTokens, visible_block
+from trainer.attention.mask import MaskTensors, visible_block
 from trainer.attention.merge import accumulation_dtype
 
 
@@ -29,10 +29,10 @@ class DenseMask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense:
+class DenseKernel:
     """Attention by a dense matrix, with the backward of ``backward_from_forward``."""
 
-    def prepare(self, queries: MaskedTokens, keys: MaskedTokens) -> DenseMask:
+    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> DenseMask:
         every = torch.arange(len(keys), device=keys.positions.device)
         return DenseMask(allowed=visible_block(queries, keys, slice(0, len(queries)), every))
 
