@@ -12,7 +12,7 @@ from schemas.config import stored_config
 from schemas.layout import SCHEMES, TokenLayout, layout_name
 from schemas.sequence import MaskArrays
 from trainer.data.files import DatasetFiles
-from trainer.data.sample import read_header
+from trainer.data.header import read_header
 
 KINDS = {"padding": "#dddddd", "text": "#56b4e9", "images": "#e69f00", "video": "#009e73"}
 """Kinds of document and their colours: Okabe and Ito's palette, which colour-blind readers tell apart."""

@@ -1,4 +1,4 @@
-"""Everything that a training run is told, with one line of documentation for each: options, checks and docs follow."""
+"""The settings of a training run, each with one line of documentation: options, checks and docs are made from them."""
 
 from __future__ import annotations
 
@@ -25,44 +25,54 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     data: str = Field(description="The dataset's folder: a path, or a URI that pyarrow opens.")
-    steps: int = Field(ge=1, description="Optimiser steps in all, those before a resumed checkpoint among them.")
+    steps: int = Field(ge=1, description="Optimiser steps in total, counting those before a resumed checkpoint.")
     ulysses: int = Field(1, ge=1, description="Ranks that share a pack by attention heads.")
     ring: int = Field(1, ge=1, description="Ranks that share a pack by the layout's slices.")
-    dp_shard: int = Field(1, ge=1, description="Packs side by side in one replica of the parameters.")
-    attention: Kind = Field("gather", description="How ranks exchange keys and values; the result is the same.")
-    layout: str = Field("contiguous", description="Which of the dataset's layouts deals the tokens.")
+    dp_shard: int = Field(1, ge=1, description="Packs in parallel within one replica of the parameters.")
+    attention: Kind = Field(
+        "gather", description="How ranks exchange keys and values; the result does not depend on it."
+    )
+    layout: str = Field("contiguous", description="Which of the dataset's layouts deals the tokens to ranks.")
     features: Way = Field(
-        "route", description="How image features reach their tokens: to their rank alone, or to every rank."
+        "route", description="How image features reach their tokens: sent to their rank only, or to every rank."
     )
     model: str = Field("tiny", description="A preset's name, or a YAML file with the model's dimensions.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32",
-        description="Numbers that the model computes in; with bfloat16 parameters and sums of gradients are float32.",
+        description="What the model computes in; with bfloat16, parameters and sums of gradients are float32.",
     )
-    recompute: bool = Field(False, description="Compute each block again in the backward pass: less memory, more time.")
-    accumulate: int = Field(1, ge=1, description="Packs that each data-parallel rank takes in one optimiser step.")
+    recompute: bool = Field(
+        False, description="Compute each block again in the backward pass, which takes less memory and more time."
+    )
+    accumulate: int = Field(1, ge=1, description="Packs that each data-parallel rank takes per optimiser step.")
     lr: float = Field(1e-3, gt=0, description="Largest learning rate.")
-    min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a part of the largest.")
+    min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the largest.")
     warmup: int = Field(10, ge=0, description="Steps over which the learning rate grows to its largest.")
-    weight_decay: float = Field(0.1, ge=0, description="Decay of the matrices; vectors and embeddings have none.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's memory of the gradient.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's memory of its square.")
-    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; a longer one is shortened to it.")
-    seed: int = Field(0, ge=0, description="Chooses the parameters at the start and the order of the packs.")
-    workers: int = Field(0, ge=0, description="Processes of each rank that read ahead; 0 reads between steps.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute; auto takes CUDA if there.")
-    metrics: Path | None = Field(None, description="File for one JSON object a step, written by rank 0.")
-    log_every: int = Field(10, ge=1, description="Steps between printed lines; always one of the last step.")
-    checkpoint: Path | None = Field(None, description="Folder for checkpoints, seen by all ranks.")
-    save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; always one after the last step.")
+    weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; vectors and embeddings have none.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay rate for the mean of gradients.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay rate for the mean of their squares.")
+    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; a larger one is scaled down to it.")
+    seed: int = Field(0, ge=0, description="Determines the initial parameters and the order of the packs.")
+    workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between the steps.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where to compute; auto takes CUDA if there is a device."
+    )
+    metrics: Path | None = Field(None, description="File for one JSON object per step, written by rank 0.")
+    log_every: int = Field(
+        10, ge=1, description="Steps between printed lines; the first and last step are always printed."
+    )
+    checkpoint: Path | None = Field(None, description="Folder for checkpoints, visible to all ranks.")
+    save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; the last step always has one.")
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
-    resume: bool = Field(False, description="Go on from the newest checkpoint of the folder.")
+    resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
 
     @model_validator(mode="after")
     def _checkpoint_options_have_a_folder(self) -> Self:
         for name in ("resume", "save_every"):
             if getattr(self, name) and self.checkpoint is None:
-                raise ValueError(f"{option(name)} is given without --checkpoint; name the folder of the checkpoints")
+                raise ValueError(
+                    f"{option(name)} is given without --checkpoint; add --checkpoint with the checkpoints' folder"
+                )
         return self
 
     @property
@@ -71,18 +81,18 @@ class TrainConfig(BaseModel):
         return self.ulysses * self.ring
 
     def dp_replicate(self, world_size: int) -> int:
-        """Copies of the parameters that so many ranks make.
+        """Replicas of the parameters on this number of ranks.
 
         Raises:
-            ConfigError: the ranks do not divide by those of a copy.
+            ConfigError: it is not a multiple of the ranks of one replica.
         """
-        each = self.dp_shard * self.cp_size
-        if world_size % each:
+        replica = self.dp_shard * self.cp_size
+        if world_size % replica:
             raise ConfigError(
                 f"{world_size} processes do not divide by --dp-shard {self.dp_shard} x --ring {self.ring} x "
-                f"--ulysses {self.ulysses} = {each}; start a multiple of {each}, or change the degrees"
+                f"--ulysses {self.ulysses} = {replica}; start a multiple of {replica}, or change the degrees"
             )
-        return world_size // each
+        return world_size // replica
 
 
 def option(field: str) -> str:
@@ -91,10 +101,10 @@ def option(field: str) -> str:
 
 
 def make_config(values: dict[str, object]) -> TrainConfig:
-    """A configuration from the options given.
+    """A configuration from the given options.
 
     Raises:
-        ConfigError: a value is not legal; one line that names the option.
+        ConfigError: a value is not legal; one line, which names the option.
     """
     try:
         return TrainConfig.model_validate(values)
@@ -106,7 +116,7 @@ def make_config(values: dict[str, object]) -> TrainConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes 1e-6 for a number, as YAML 1.2 does; PyYAML reads YAML 1.1, where that is a string."""
+    """Reads 1e-6 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
 
 
 _Loader.add_implicit_resolver(
@@ -115,16 +125,16 @@ _Loader.add_implicit_resolver(
 
 
 def load_model_config(name: str) -> ModelConfig:
-    """A preset by its name, or the dimensions that a YAML file holds.
+    """The dimensions of a preset, or those in a YAML file.
 
     Raises:
-        ConfigError: neither a preset nor a readable file, or a dimension in it is not legal.
+        ConfigError: ``name`` is neither a preset nor a readable file, or a dimension in the file is not legal.
     """
     if name in PRESETS:
         return PRESETS[name]
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"--model is {name}; that is no file, and the presets are {', '.join(PRESETS)}")
+        raise ConfigError(f"--model is {name}; there is no such file: give one, or a preset: {', '.join(PRESETS)}")
     try:
         return parse_model_config(yaml.load(path.read_text(encoding="utf-8"), _Loader))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:

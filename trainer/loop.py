@@ -1,9 +1,10 @@
-"""The run itself: steps from where it begins to the last one, with checkpoints on the way."""
+"""The run itself: from its first step to the last, with checkpoints in between."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,7 @@ from trainer.attention import MaskTensors, bind
 from trainer.config import DTYPES
 from trainer.data.batch import RankBatch
 from trainer.data.loader import make_loader
-from trainer.distributed.checkpoint import RunState, load_checkpoint, save_checkpoint
+from trainer.distributed.checkpoint import load_checkpoint, save_checkpoint
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
 from trainer.metrics import StepFigures
@@ -19,7 +20,7 @@ from trainer.models.features import bind_features
 from trainer.models.model import VisionLanguageModel, build_model
 from trainer.optimizer import learning_rate, make_optimizer
 from trainer.setup import Job
-from trainer.step import Local, apply_gradients, take, totals
+from trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
 
 
 def run(
@@ -29,78 +30,77 @@ def run(
     report: Callable[[StepFigures], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Trains from where the job begins to its last step. All ranks call this.
+    """Trains from where the job starts to its last step. All ranks call this.
 
     Args:
-        job: what to do; the same on every rank, but for the part of the dataset.
-        mesh: of all ranks, in the job's degrees.
+        job: what to do; the same on every rank, except for the part of the dataset.
+        mesh: of all ranks, with the job's degrees.
         device: where to compute.
-        report: called with each step's figures, the same on every rank but for ``step_time``.
-        stop: whether this rank was asked to stop. When one was, all stop after the step, and save a checkpoint.
+        report: called with each step's figures, which are the same on every rank except for ``step_time``.
+        stop: whether this rank was asked to stop. If one was, all stop after the current step and save a checkpoint.
 
     Returns:
         The last step done.
 
     Raises:
-        DivergedError: the gradient is no number any more.
-        FormatError: a sample's bytes are not what the format says.
+        DivergedError: the gradient is infinite or NaN.
+        FormatError: a sample's bytes break the format.
     """
     config = job.config
     model = build_model(job.model, seed=config.seed, dtype=_parameter_dtype(config.dtype), recompute=config.recompute)
-    shard_model(model, mesh.parameters, bfloat16=config.dtype == "bfloat16")
+    shard_model(model, model.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
     parameters = list(model.parameters())
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
     batches = whole_steps(iter(make_loader(job.dataset, workers=config.workers, device=device)), job)
     for step in range(job.start.step + 1, config.steps + 1):
-        began, local = time.perf_counter(), Local.nothing(device)
+        began, local = time.perf_counter(), LocalTotals.zero(device)
         for _ in range(config.accumulate):
             batch = take(batches, local)
             local.add(*_backward(job, mesh, model, batch, device))
-        of = totals(local, parameters, shard_size=mesh.parameters.size(1), cp_size=mesh.cp.cp_size, stop=stop())
-        lr = learning_rate(step, config)
-        apply_gradients(optimizer, parameters, of, lr=lr, clip=config.clip)
-        learnt = of.loss_weight > 0
-        report(
-            StepFigures(
-                step=step,
-                loss=of.loss_sum / of.loss_weight if learnt else None,
-                grad_norm=of.grad_norm / of.loss_weight if learnt else None,
-                tokens=of.tokens,
-                loss_weight=of.loss_weight,
-                step_time=time.perf_counter() - began,
-                data_time=of.data_time,
-                bytes_read=of.bytes_read,
-                lr=lr,
-                epoch=batch.state["epoch"],
-                packs=of.packs,
-            )
+        totals = join_totals(
+            local, parameters, shard_size=mesh.parameters.size(1), cp_size=mesh.cp.cp_size, stop=stop()
         )
-        ends = step == config.steps or of.stop
+        lr = learning_rate(step, config)
+        apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip)
+        seconds = time.perf_counter() - began
+        report(_figures(totals, step=step, step_time=seconds, lr=lr, epoch=batch.state["epoch"]))
+        ends = step == config.steps or totals.stop
         if config.checkpoint is not None and (ends or step % (config.save_every or config.steps) == 0):
-            state = RunState(
-                step=step,
-                data=batch.state,
-                dataset_id=job.start.dataset_id,
-                seed=job.start.seed,
-                model=job.start.model,
-            )
+            state = replace(job.start, step=step, data=batch.state)
             save_checkpoint(config.checkpoint, model, optimizer, state, keep=config.keep)
         if ends:
             return step
     return job.start.step
 
 
+def _figures(totals: Totals, *, step: int, step_time: float, lr: float, epoch: int) -> StepFigures:
+    has_loss = totals.loss_weight > 0
+    return StepFigures(
+        step=step,
+        loss=totals.loss_sum / totals.loss_weight if has_loss else None,
+        grad_norm=totals.grad_norm / totals.loss_weight if has_loss else None,
+        tokens=totals.tokens,
+        loss_weight=totals.loss_weight,
+        step_time=step_time,
+        data_time=totals.data_time,
+        bytes_read=totals.bytes_read,
+        lr=lr,
+        epoch=epoch,
+        packs=totals.packs,
+    )
+
+
 def _parameter_dtype(name: str) -> torch.dtype:
-    """With bfloat16 parameters stay in float32: steps of AdamW are smaller than what bfloat16 can tell apart."""
+    """With bfloat16, parameters stay in float32: AdamW's updates are too small for bfloat16 to represent."""
     return torch.float32 if name == "bfloat16" else DTYPES[name]
 
 
 def _backward(
     job: Job, mesh: Mesh, model: VisionLanguageModel, batch: RankBatch, device: torch.device
 ) -> tuple[RankBatch, torch.Tensor]:
-    """Adds the gradients of one pack's loss sum to the parameters'; the batch on the device, and the sum."""
+    """Adds the gradients of one pack's loss sum to the parameters; returns the batch on the device, and the sum."""
     mask = MaskTensors.of(batch).to(device)
     attend = bind(job.config.attention, batch.layout, mask, mesh.cp)
     batch = batch.to(device, non_blocking=True)
@@ -110,10 +110,10 @@ def _backward(
 
 
 def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:
-    """The batches without those at the end of an epoch that do not fill a step of all ranks and micro-batches.
+    """The batches, without those at the end of an epoch that do not fill a step of all ranks and micro-batches.
 
     So steps take the same packs however ``dp_size`` and ``accumulate`` share them, in later epochs too. How many are
-    left out follows from the position alone, which all ranks have in common.
+    left out follows from the position alone, which is the same on all ranks.
     """
     position, n_packs = job.start.data["position"], job.dataset.n_packs
     while True:

@@ -1,4 +1,4 @@
-"""What a step did, as one line of JSON each."""
+"""The figures of each step, as JSON Lines."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TextIO
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFigures:
-    """One optimiser step over all ranks. But for the times, they do not depend on how many ranks share the work.
+    """One optimiser step over all ranks. Except for the times, nothing depends on how many ranks share the work.
 
     Attributes:
         step: number of the step, from 1.
-        loss: sum of weight x cross entropy over all tokens, by the sum of weights. None when no token has a weight.
-        grad_norm: norm of the gradient of ``loss``, before clipping. None with ``loss``.
-        tokens: tokens that are no padding.
+        loss: sum of weight x cross entropy over all tokens by the sum of weights. None if no token has a weight.
+        grad_norm: norm of the gradient of ``loss``, before clipping. None if ``loss`` is.
+        tokens: tokens without padding.
         loss_weight: sum of the loss weights.
-        step_time: seconds of the step on rank 0.
-        data_time: seconds of it that the rank which waited longest waited for its packs.
+        step_time: seconds that the step took on this rank.
+        data_time: seconds of it that the slowest rank waited for its packs.
         bytes_read: bytes that all ranks together asked from shards.
         lr: learning rate.
         epoch: epoch of the packs, from 0.
@@ -40,12 +40,12 @@ class StepFigures:
 
 
 class MetricsFile:
-    """A file of JSON Lines in which each step stands once, however often the run was stopped and resumed.
+    """A file of JSON Lines with one line per step, however often the run was stopped and resumed.
 
     Args:
-        path: the file. Its folder is made when missing.
-        after: step that the run goes on from: lines up to it are kept, later ones are of steps that will be done again.
-            With 0 the file begins anew.
+        path: the file. Its folder is created if missing.
+        after: the step after which the run continues. Lines up to it are kept; later ones belong to steps that will be
+            done again. With 0 the file starts empty.
     """
 
     def __init__(self, path: Path, *, after: int) -> None:
@@ -57,7 +57,7 @@ class MetricsFile:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, figures: StepFigures) -> None:
-        """Appends a step; it is in the file when this returns, also if the process is killed next."""
+        """Appends a step. It is in the file when this returns, even if the process is killed next."""
         self._file.write(json.dumps(asdict(figures)) + "\n")
         self._file.flush()
 
@@ -66,7 +66,7 @@ class MetricsFile:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Lines that end: a killed process can leave half of one."""
+    """The complete lines: a killed process can leave half of one."""
     if not path.exists():
         return []
     return path.read_text(encoding="utf-8").split("\n")[:-1]

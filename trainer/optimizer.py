@@ -1,4 +1,4 @@
-"""AdamW with decay for matrices alone, and the learning rate of each step."""
+"""AdamW with weight decay for matrices only, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainer.config import TrainConfig
 def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     """AdamW with decoupled decay (Loshchilov and Hutter 2019).
 
-    Decay pulls weights to zero that the loss leaves alone. Gains of norms and biases have a natural value that is not
-    zero or too few numbers to matter, and rows of an embedding get a gradient only in steps with their token: rare ones
-    would fade. So only matrices that multiply activations decay. A tied embedding counts as an embedding.
+    Decay pulls weights towards zero. The natural value of a norm's gain is not zero, biases are too few to matter, and
+    a row of an embedding has a gradient only in steps with its token, so rows of rare tokens would fade. Therefore only
+    matrices that multiply activations decay. A tied embedding counts as an embedding.
     """
     embeddings = _embeddings(model)
     decayed: list[nn.Parameter] = []
@@ -31,7 +31,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
 
 
 def _embeddings(model: nn.Module) -> set[int]:
-    """Identities of the weights of embedding layers, and of parameters that are called an embedding."""
+    """Identities of the weights of embedding layers, and of parameters named as an embedding."""
     layers = [id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)]
     return {*layers, *(id(p) for name, p in model.named_parameters() if "embedding" in name.rpartition(".")[2])}
 
@@ -39,7 +39,7 @@ def _embeddings(model: nn.Module) -> set[int]:
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Learning rate of a step, counted from 1: linear growth over ``warmup`` steps, then half a cosine to the last.
 
-    It is a function of the step alone, so a resumed run needs no state of it.
+    It is a function of the step alone, so a resumed run needs no state for it.
     """
     if step <= config.warmup:
         return config.lr * step / config.warmup

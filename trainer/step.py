@@ -17,19 +17,19 @@ from trainer.data.batch import RankBatch
 
 
 class DivergedError(PreshardError):
-    """The loss or its gradient is no number any more."""
+    """The loss or its gradient is infinite or NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """A step over all ranks. Every rank computes the same bits from the same gathered numbers, in rank order.
+    """A step over all ranks. Every rank computes the same bits, from the same gathered numbers in rank order.
 
     Attributes:
         loss_sum: sum of weight x cross entropy over all tokens.
         loss_weight: sum of the weights.
-        tokens: tokens that are no padding.
+        tokens: tokens without padding.
         bytes_read: bytes asked from shards.
-        data_time: seconds for which the slowest rank waited for its packs.
+        data_time: seconds that the slowest rank waited for its packs.
         grad_norm: norm of the gradient of ``loss_sum``.
         stop: whether a rank was asked to stop.
         packs: ids of the packs, in the order of the epoch.
@@ -46,8 +46,8 @@ class Totals:
 
 
 @dataclass(kw_only=True, slots=True)
-class Local:
-    """This rank's share of a step, as its packs pass."""
+class LocalTotals:
+    """This rank's share of a step, added up pack by pack."""
 
     loss_sum: Float64[Tensor, ""]
     loss_weight: Float64[Tensor, ""]
@@ -57,7 +57,7 @@ class Local:
     packs: list[int]
 
     @classmethod
-    def nothing(cls, device: torch.device) -> Local:
+    def zero(cls, device: torch.device) -> LocalTotals:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         return cls(loss_sum=zero, loss_weight=zero, tokens=zero, packs=[])
 
@@ -70,21 +70,24 @@ class Local:
         self.packs.append(batch.pack_id)
 
 
-def take(batches: Iterator[RankBatch], local: Local) -> RankBatch:
-    """The next batch; the wait for it counts as data time."""
+def take(batches: Iterator[RankBatch], local: LocalTotals) -> RankBatch:
+    """The next batch; the time spent waiting for it is added to ``local.data_time``."""
     began = time.perf_counter()
     batch = next(batches)
     local.data_time += time.perf_counter() - began
     return batch
 
 
-def totals(local: Local, parameters: list[nn.Parameter], *, shard_size: int, cp_size: int, stop: bool) -> Totals:
+def join_totals(
+    local: LocalTotals, parameters: list[nn.Parameter], *, shard_size: int, cp_size: int, stop: bool
+) -> Totals:
     """Joins the ranks' shares by one all-gather of a few numbers, each summed in rank order.
 
     Args:
         local: this rank's share.
-        parameters: with the gradients of the sum of all ranks' losses, each rank with its shard.
-        shard_size: ranks of a replica. The first so many ranks are one, and hold each number of the gradient once.
+        parameters: this rank's shards, with gradients of the sum of all ranks' losses.
+        shard_size: ranks of a replica. The first ``shard_size`` ranks are one replica, so they hold each number of the
+            gradient once.
         cp_size: ranks that share a pack.
         stop: whether this rank was asked to stop.
     """
@@ -109,7 +112,7 @@ def totals(local: Local, parameters: list[nn.Parameter], *, shard_size: int, cp_
 
 
 def _squares(parameters: list[nn.Parameter], device: torch.device) -> Float64[Tensor, ""]:
-    """Sum of squares of this rank's part of the gradient, in float64: a sum of millions loses digits in float32."""
+    """Sum of squares of this rank's part of the gradient, in float64: float32 loses digits over millions of terms."""
     found = [_own(parameter.grad).double().square().sum() for parameter in parameters if parameter.grad is not None]
     return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64, device=device)
 
@@ -119,23 +122,24 @@ def _own(gradient: Tensor) -> Tensor:
 
 
 def apply_gradients(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], of: Totals, *, lr: float, clip: float
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], totals: Totals, *, lr: float, clip: float
 ) -> None:
-    """Turns gradients of the sum into those of the weighted mean, clipped by their norm, and takes the step.
+    """Turns gradients of the sum into those of the weighted mean, clips them by their norm, and takes the step.
 
-    Without any loss weight there is no mean and nothing to learn: the parameters and the optimiser stay as they are.
+    If no token has a loss weight, there is nothing to learn: parameters and optimiser stay as they are.
 
     Raises:
-        DivergedError: the gradient's norm is infinite or no number.
+        DivergedError: the gradient's norm is infinite or NaN.
     """
-    if of.loss_weight > 0:
-        norm = of.grad_norm / of.loss_weight
+    if totals.loss_weight > 0:
+        norm = totals.grad_norm / totals.loss_weight
         if not norm < float("inf"):
             raise DivergedError(
-                f"the gradient's norm is {norm} and the loss {of.loss_sum / of.loss_weight}, on the packs {of.packs}; "
-                f"go on from a checkpoint with a smaller --lr"
+                f"the gradient's norm is {norm} and the loss {totals.loss_sum / totals.loss_weight}, "
+                f"on the packs {totals.packs}; "
+                f"resume from a checkpoint with a smaller --lr"
             )
-        factor = min(1.0, clip / norm if norm else 1.0) / of.loss_weight
+        factor = min(1.0, clip / norm if norm else 1.0) / totals.loss_weight
         for parameter in parameters:
             if parameter.grad is not None:
                 _own(parameter.grad).mul_(factor)

@@ -39,7 +39,7 @@ def cli(**given: Any) -> TrainConfig:
 
 
 def _as_option(name: str, field: FieldInfo) -> click.Option:
-    """A field as an option. Its range is checked with the whole configuration."""
+    """A field as an option. Its range is checked later, with the whole configuration."""
     kind, default = field.annotation, field.get_default()
     choices = get_args(kind) if all(isinstance(choice, str) for choice in get_args(kind)) else ()
     if kind is bool:
@@ -57,7 +57,7 @@ cli.params.extend(_as_option(name, field) for name, field in TrainConfig.model_f
 
 
 class StopRequest:
-    """Whether the process was asked to stop. The loop looks at it between steps; a second signal stops at once."""
+    """Whether the process was asked to stop. The loop checks it between steps; a second signal ends the process."""
 
     def __init__(self) -> None:
         self.given = False
@@ -73,17 +73,17 @@ class StopRequest:
 
 
 def train(job: Job, here: Processes) -> int:
-    """Runs a prepared job on this process, with its metrics and its printed lines. Exit status."""
+    """Runs a prepared job on this process, writes its metrics and prints its lines. Returns the exit status."""
     config = job.config
     mesh = build_mesh(
         here.device.type,
-        dp_replicate=job.dp_replicate,
+        dp_replicate=config.dp_replicate(here.world_size),
         dp_shard=config.dp_shard,
         ring_degree=config.ring,
         ulysses_degree=config.ulysses,
     )
     if here.rank == 0:
-        click.echo(_begins(job, here.world_size), err=True)
+        click.echo(_describe_start(job, here.world_size), err=True)
     metrics = None
     if here.rank == 0 and config.metrics is not None:
         metrics = MetricsFile(config.metrics, after=job.start.step)
@@ -100,23 +100,25 @@ def train(job: Job, here: Processes) -> int:
         metrics.close()
     if done < config.steps:
         if here.rank == 0:
-            saved = "; give --resume to go on" if config.checkpoint is not None else ", without a --checkpoint to keep"
+            saved = (
+                "; without --checkpoint nothing is kept" if config.checkpoint is None else "; give --resume to continue"
+            )
             click.echo(f"trainer: stopped by a signal after step {done}{saved}", err=True)
         return 1
     return 0
 
 
-def _begins(job: Job, world_size: int) -> str:
+def _describe_start(job: Job, world_size: int) -> str:
     config = job.config
     ranks = f"{world_size} processes, {job.dataset.dp_size} packs at a time on {config.cp_size} of them each"
     if job.checkpoint is not None:
-        return f"trainer: {ranks}; going on after step {job.start.step} from {job.checkpoint}"
-    return f"trainer: {ranks}; beginning at step 1" + f" (no checkpoint in {config.checkpoint})" * config.resume
+        return f"trainer: {ranks}; continuing after step {job.start.step} from {job.checkpoint}"
+    return f"trainer: {ranks}; starting at step 1" + f" (no checkpoint in {config.checkpoint})" * config.resume
 
 
 def _line(figures: StepFigures) -> str:
     if figures.loss is None:
-        return f"step {figures.step:6d}  no token of the packs {figures.packs} has a loss: nothing learnt"
+        return f"step {figures.step:6d}  no token of the packs {figures.packs} has a loss: nothing to learn"
     return (
         f"step {figures.step:6d}  loss {figures.loss:8.4f}  grad norm {figures.grad_norm:9.4f}  "
         f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s"
@@ -124,10 +126,10 @@ def _line(figures: StepFigures) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status 0 done, 1 failed or stopped, 2 when something does not fit, before the first step."""
+    """Entry point. Exit status: 0 done; 1 failed or stopped; 2 something does not fit, found before the first step."""
     config, problem = _attempt(lambda: _parse(arguments))
     here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
-    # without the device that was asked for, the ranks still have to hear of each other's problems
+    # even without the requested device, the ranks must learn of each other's problems
     here = here or start_processes("cpu")
     problem = problem or missing
     job = None
@@ -141,13 +143,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _leave(train(job, here))
     except (PreshardError, OSError) as error:
-        # no goodbye to the other ranks, which are in the middle of a step: torchrun ends them
+        # the other ranks are in the middle of a step and cannot be waited for: torchrun ends them
         click.echo(f"trainer: rank {here.rank}: {_one_line(error)}", err=True)
         sys.exit(1)
 
 
 def _parse(arguments: Sequence[str] | None) -> TrainConfig:
-    """Raises ConfigError: an option is unknown, missing or not legal."""
+    """The configuration that the command line gives.
+
+    Raises:
+        ConfigError: an option is unknown, missing or not legal.
+    """
     try:
         config = cli.main(
             args=None if arguments is None else list(arguments), prog_name="trainer.train", standalone_mode=False
@@ -160,7 +166,7 @@ def _parse(arguments: Sequence[str] | None) -> TrainConfig:
 
 
 def _attempt(what: Callable[[], T]) -> tuple[T | None, str | None]:
-    """What a call gives, or the one line that says why it cannot."""
+    """The result of a call, or the one line that says why it failed."""
     try:
         return what(), None
     except (PreshardError, OSError) as error:
@@ -172,7 +178,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends the process when all ranks have come here, so that none is ended by torchrun before it could speak."""
+    """Ends the process once all ranks are here, so that torchrun ends none before it has printed its message."""
     dist.barrier()
     dist.destroy_process_group()
     sys.exit(status)

@@ -44,8 +44,8 @@ from packer_service.job.pack import pack  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from schemas.layout import rank_positions  # noqa: E402
 from trainer.data.dataset import PackedDataset  # noqa: E402
+from trainer.data.header import image_edges, read_header  # noqa: E402
 from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
-from trainer.data.sample import image_edges, read_header  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_A_PACK = 384

@@ -1,4 +1,4 @@
-"""What one context-parallel rank gets in one step."""
+"""What one context-parallel rank receives for one step."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import Tensor
 from schemas.layout import TokenLayout
 
 ON_HOST = ("image_edges", "pool_edges", "pool_positions")
-"""What plans exchanges: read number by number on the CPU, where a device would have to be waited for."""
+"""Tensors that plan exchanges. They are read on the CPU, since reading them on a device would mean waiting for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankBatch:
     """One pack as one rank sees it. It is read onto the CPU; dim ``local`` is this rank's slice, in slice order.
 
-    Beside its own part, a rank holds what it needs to know of the others': the mask's arrays of the whole pack, the
-    layout of every ring rank, and everyone's image edges. None of it costs a byte more than the header part.
+    Besides its own part, a rank holds what it needs to know about the others: the mask's arrays of the whole pack, the
+    layout of every ring rank, and every rank's share of the crops. All of it comes from the header part.
 
     Attributes:
         pack_id: number of the pack in the dataset.
         key: the pack's sample in its shard.
         step: step of the epoch, counted from where this pass over the epoch began.
         tokens: token ids.
-        labels: the next token where there is loss, else ``IGNORE_INDEX``; shifted before slicing, never shift again.
+        labels: the next token where there is loss, else ``IGNORE_INDEX``. They are shifted already; do not shift again.
         loss_weights: weight of each token's loss, 0 without loss.
-        position_ids: positions inside the documents.
-        pool_ids: row of the pack's pooled vision features that fills a token, -1 for text. Rows count through the whole
-            pack, so they index the features of all ranks laid one after the other.
-        positions: where each local token stands in the pack: ``whole[positions]`` is the local slice of ``whole``.
+        position_ids: positions within the documents.
+        pool_ids: the row of the pack's pooled vision features that fills a token, -1 for text. Rows are numbered
+            through the whole pack, so they index the concatenated features of all ranks.
+        positions: the natural position of each local token: ``whole[positions]`` is the local slice of ``whole``.
         doc_ids: mask array of the whole pack in natural order (see ``schemas.sequence.MaskArrays``).
         branch_ids: the same.
         group_ids: the same.
@@ -41,11 +41,11 @@ class RankBatch:
         images: this rank's crops as RGB, 0 to 255.
         image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]`` of the pack.
-        pool_positions: where the token that each pooled row of the pack fills stands in the pack. Every row fills one.
+        pool_positions: the natural position of the token that each pooled row of the pack fills, exactly one per row.
         cp_rank: this rank.
         bytes_read: bytes asked from the shard for this batch.
-        state: for ``PackedDataset.load_state_dict``, to go on after this step. It is right whatever a ``DataLoader``
-            has fetched ahead.
+        state: for ``PackedDataset.load_state_dict``, to continue after this step. It is correct however far a
+            ``DataLoader`` has read ahead.
     """
 
     pack_id: int
@@ -93,15 +93,15 @@ class RankBatch:
 
     @property
     def max_num_tokens(self) -> int:
-        """Most pooled rows of any rank: what every rank pads to before features are gathered."""
+        """The largest number of pooled rows on any rank, to which every rank pads before features are gathered."""
         return int(torch.diff(self.pool_edges).max())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> RankBatch:
-        """The same batch with its tensors on a device, but for those of ``ON_HOST``, which stay on the CPU.
+        """The same batch with its tensors on a device, except those of ``ON_HOST``, which stay on the CPU.
 
         Args:
-            device: where to.
-            non_blocking: do not wait for the copies; they overlap with other work when the batch is pinned.
+            device: the device.
+            non_blocking: do not wait for the copies, which overlap with other work if the batch is pinned.
         """
         return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 

@@ -1,4 +1,4 @@
-"""A dataset as one context-parallel rank reads it: its slice of the tokens and its part of the images, by ranges."""
+"""A dataset as one context-parallel rank reads it: its slice of the tokens and its crops, by ranges of bytes."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from schemas.layout import layout_name, rank_positions
 from schemas.sequence import PackedSequence
 from trainer.data.batch import RankBatch
 from trainer.data.files import DatasetFiles
+from trainer.data.header import image_edges, pool_positions, read_header, token_layout
+from trainer.data.images import read_images
 from trainer.data.order import epoch_order
-from trainer.data.sample import image_edges, pool_positions, read_header, read_images, token_layout
 from trainer.data.split import check_split
 
 LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
-"""Arrays of which a rank gets its slice, as int64: what torch indexes with."""
+"""Arrays of which a rank gets its slice, as int64, the dtype that torch indexes with."""
 
 
 class PackedDataset(IterableDataset[RankBatch]):
-    """Iterates over one rank's :class:`~trainer.data.batch.RankBatch` of every step of an epoch: one pack a step.
+    """Iterates over the steps of an epoch; each gives one rank's :class:`~trainer.data.batch.RankBatch` of one pack.
 
     Step s takes the packs ``[s * dp_size, (s + 1) * dp_size)`` of the epoch's order (see :mod:`trainer.data.order`),
-    and data-parallel rank d the d-th of them. Every rank of a context-parallel group gets the same pack. When the packs
-    do not divide by ``dp_size``, the last ones make no step: in a step that some ranks sit out, collectives would hang.
+    and data-parallel rank d the d-th of them. Every rank of a context-parallel group gets the same pack. If the packs
+    do not divide by ``dp_size``, the last ones are left out: collectives would hang in a step that some ranks sit out.
 
-    Of each sample it reads the header part and this rank's images, two ranges of bytes, and nothing else;
-    ``bytes_read`` counts them. It can be pickled and works in a ``DataLoader`` with any number of workers: give
-    ``batch_size=None``, since a step is a batch already. Each worker takes every n-th step, and the loader gives them
-    in order.
+    Of each sample it reads the header part and this rank's crops, two ranges of bytes, and nothing else; ``bytes_read``
+    counts them. It can be pickled and works in a ``DataLoader`` with any number of workers: pass ``batch_size=None``,
+    since a pack is a batch already. Each of n workers takes every n-th step, and the loader returns them in order.
 
-    Iterating goes on from the current position and ends with the epoch; the next iteration is the next epoch. Workers
+    Iteration continues from the current position and ends with the epoch; the next iteration is the next epoch. Workers
     have copies of the dataset, so with workers call ``set_epoch`` before each epoch, and save ``RankBatch.state``, not
-    ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream that goes through
-    the epochs by itself, with workers that stay, see :func:`trainer.data.loader.make_loader`.
+    ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream through all epochs
+    with persistent workers, see :func:`trainer.data.loader.make_loader`.
 
     Args:
         path: the dataset's folder, a path or a URI that pyarrow opens.
         dp_rank: this data-parallel rank, below ``dp_size``.
-        dp_size: data-parallel ranks; choose a divisor of the dataset's ``order.window`` for steps without a straggler.
+        dp_size: data-parallel ranks; a divisor of the dataset's ``order.window`` gives steps without a straggler.
         ulysses_degree: ranks among which a ring rank's slice is cut into equal consecutive pieces.
         ring_degree: ranks among which the layout deals the pack; one of the dataset's ``ring_degrees``.
-        cp_rank: ``ring_rank * ulysses_degree + ulysses_rank``, below the CP size ``ulysses_degree * ring_degree``, that
+        cp_rank: ``ring_rank * ulysses_degree + ulysses_rank``, below the CP size ``ulysses_degree * ring_degree``. That
             must be one of the dataset's ``cp_sizes``.
         layout: the layout's scheme, one of the dataset's ``layouts``.
         seed: chooses the orders of the epochs.
-        epoch: the epoch to begin with.
-        filesystem: the filesystem in which ``path`` lies, when neither a path nor a URI can say so.
+        epoch: the epoch to start with.
+        filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
 
     Raises:
-        ReaderError: a rank is out of range, or a degree, size or scheme is not in the dataset; names what is.
-        FormatError: the manifest or ``packs.parquet`` is missing, or not what the format says. Iterating raises it for
-            a sample whose bytes are not.
+        ReaderError: a rank is out of range, or the dataset lacks a degree, size or scheme; names those it has.
+        FormatError: the manifest or ``packs.parquet`` is missing or breaks the format. Iteration raises it for a sample
+            whose bytes break the format.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         self.seed = seed
         self._packs = self.files.packs()
         if self.n_packs < dp_size:
-            raise ReaderError(f"dp_size is {dp_size}; the dataset's {self.n_packs} packs do not make one step of it")
+            raise ReaderError(f"dp_size is {dp_size}; the dataset has only {self.n_packs} packs: take at most as many")
         self.set_epoch(epoch)
 
     @property
@@ -103,7 +103,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         return self.files.bytes_read
 
     def __len__(self) -> int:
-        """Steps of the pass over the epoch that is under way or comes next, from where it began."""
+        """Steps of the current pass over the epoch, or of the next one, counted from where it begins."""
         return (self.n_packs - self._begin) // self.dp_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -113,31 +113,35 @@ class PackedDataset(IterableDataset[RankBatch]):
             ReaderError: ``epoch`` is negative.
         """
         if epoch < 0:
-            raise ReaderError(f"epoch is {epoch}; epochs count from 0")
+            raise ReaderError(f"epoch is {epoch}; epochs count from 0: take 0 or more")
         self.epoch = epoch
         self._begin = self._position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where iteration is: after the last batch that it gave. Without workers only; else use ``RankBatch.state``."""
+        """The position after the last batch. Only valid without workers; with them use ``RankBatch.state``."""
         return self._state(self._position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a position: the next step takes the packs that no step before has taken.
+        """Goes to a position: the next step takes packs that no earlier step has taken.
 
-        The position counts packs, so it holds for any ``dp_size`` and any split of the sequence.
+        The position counts packs, so it is valid for any ``dp_size`` and any split of the sequence.
 
         Raises:
-            ReaderError: a field is missing, the state is of another dataset or seed, or the position is outside of it.
+            ReaderError: a field is missing, the dataset or seed differs, or the position lies outside the dataset.
         """
         missing = [name for name in self._state(0) if name not in state]
         if missing:
-            raise ReaderError(f"state has no {missing[0]}; give what state_dict() or RankBatch.state gave")
+            raise ReaderError(f"state has no {missing[0]}; pass what state_dict() or RankBatch.state returned")
         for name in ("dataset_id", "seed"):
             given, mine = state[name], self._state(0)[name]
             if given != mine:
-                raise ReaderError(f"state is of {name} {given!r}, not {mine!r}: its position means other packs here")
+                raise ReaderError(
+                    f"state is of {name} {given!r}, not {mine!r}: open that one, as the position means other packs here"
+                )
         if not 0 <= state["position"] <= self.n_packs:
-            raise ReaderError(f"state's position is {state['position']}, outside of the {self.n_packs} packs")
+            raise ReaderError(
+                f"state's position is {state['position']}; it must be from 0 to the dataset's {self.n_packs} packs"
+            )
         self.set_epoch(state["epoch"])
         self._begin = self._position = state["position"]
 
@@ -156,7 +160,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         yield from self.steps(first, every)
 
     def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
-        """Every n-th step of the pass that is under way or comes next, then goes to the start of the next epoch."""
+        """Every n-th step of the current or next pass; afterwards goes to the start of the next epoch."""
         order = epoch_order(self.n_packs, window=self.config.order.window, seed=self.seed, epoch=self.epoch)
         for step in range(first, len(self), every):
             at = self._begin + step * self.dp_size

@@ -1,4 +1,4 @@
-"""A rank's batches without end, read and decoded in the background."""
+"""An endless stream of a rank's batches, read and decoded in the background."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trainer.data.dataset import PackedDataset
 
 START_METHOD = "spawn"
 """How workers start. Not ``fork``: a forked child has the locks of the parent's threads without the threads, and the
-parent's sockets. Object-store clients, a process group's transport and CUDA hang or break in it. Not ``forkserver``: it
-starts no sooner, unless it imports pyarrow before it forks, which is what is to be avoided."""
+parent's sockets, so object-store clients, a process group's transport and CUDA hang or break in it. Not ``forkserver``:
+it is no faster unless it imports pyarrow before forking, which brings the same trouble."""
 
 PREFETCH = 2
-"""Batches that each worker reads ahead. A batch of video is up to a few hundred MB of pixels."""
+"""Batches that each worker reads ahead. A batch of video can be a few hundred MB of pixels."""
 
 
 class PackStream(IterableDataset[RankBatch]):
-    """The steps of one epoch after the other, without end, from the dataset's position on.
+    """The steps of one epoch after another, without end, from the dataset's position.
 
-    Workers share the stream out, not the epochs: worker w of n gives the steps w, w + n, ... counted from where the
-    stream began. Each keeps count of the epochs by itself, so workers that stay need not be told of a new one, and the
-    loader's turns, which do not begin anew with an epoch, stay in step with it.
+    Workers share the stream, not each epoch: worker w of n takes the steps w, w + n, ... counted from the start of the
+    stream. Each counts the epochs by itself, so persistent workers need not be told about a new one, and the loader's
+    turns, which do not restart with an epoch either, match theirs.
 
-    The dataset itself stays where it is: iterating works on a copy, with workers as without. The position to save is
+    Iteration works on a copy and leaves the dataset where it is, with or without workers. The position to save is
     ``RankBatch.state``.
     """
 
@@ -37,7 +37,7 @@ class PackStream(IterableDataset[RankBatch]):
     def __iter__(self) -> Iterator[RankBatch]:
         dataset, worker = copy.copy(self.dataset), get_worker_info()
         first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        dataset.load_state_dict(self.dataset.state_dict())  # a pass that was broken off counts as a whole from here
+        dataset.load_state_dict(self.dataset.state_dict())  # what an abandoned pass has left becomes a pass of its own
         given = 0
         while True:
             begin, given = given, given + len(dataset)
@@ -47,18 +47,18 @@ class PackStream(IterableDataset[RankBatch]):
 def make_loader(dataset: PackedDataset, *, workers: int, device: torch.device | str) -> DataLoader[RankBatch]:
     """Loads batches without end, epoch after epoch, from the dataset's position (``set_epoch``, ``load_state_dict``).
 
-    Set the position before: what the loader gives next is decided when it is iterated. With workers, reading and
-    decoding go on while a step computes, ``PREFETCH`` batches a worker ahead. For a CUDA device batches come in
-    page-locked memory, so that ``batch.to(device, non_blocking=True)`` overlaps with work too. An error in a worker
-    reaches the loop as the same exception.
+    Set the position first: iterating the loader fixes what it returns. With workers, reading and decoding happen while
+    a step computes, ``PREFETCH`` batches per worker ahead. For a CUDA device, batches are in page-locked memory, so
+    that ``batch.to(device, non_blocking=True)`` overlaps with computation too. An error in a worker reaches the loop as
+    the same exception.
 
-    A script that is given workers must be importable (``if __name__ == "__main__"``), as it is with every start method
-    but ``fork``.
+    With workers the calling script must be importable (``if __name__ == "__main__"``), as with every start method other
+    than ``fork``.
 
     Args:
-        dataset: where to read from; its copies in the workers count their own ``bytes_read``, each batch says its own.
-        workers: background processes; 0 reads in this one, in between the steps.
-        device: what the batches are for. They are on the CPU.
+        dataset: what to read. Its copies in the workers count their own ``bytes_read``; each batch has its own.
+        workers: background processes; 0 reads in this process, between the steps.
+        device: where the batches will be used. They are returned on the CPU.
     """
     background = {"multiprocessing_context": START_METHOD, "prefetch_factor": PREFETCH} if workers else {}
     return DataLoader(

@@ -7,19 +7,20 @@ from jaxtyping import Int64, UInt64
 
 
 def epoch_order(n_packs: int, *, window: int, seed: int, epoch: int) -> Int64[np.ndarray, "packs"]:
-    """Packs in the order of one epoch: the aligned groups of ``window`` packs shuffled, each one whole.
+    """Packs in the order of one epoch: aligned groups of ``window`` packs are shuffled, each kept whole.
 
-    The packer stores packs so that those of an aligned group cost nearly the same, in any aligned sub-group. Only whole
-    groups change places, so a data-parallel size that divides ``window`` has steps without a straggler in every epoch.
-    Packs that fill no group stay last: any other place would move the groups after it out of alignment.
+    The packer stores packs so that those of an aligned group cost nearly the same, as do those of its aligned
+    sub-groups. Only whole groups change places, so a data-parallel size that divides ``window`` has steps without a
+    straggler in every epoch. Packs that do not fill a group stay last: anywhere else they would move the groups behind
+    them out of alignment.
 
-    No epoch is the stored order itself: every epoch of every seed is a shuffle by the same rule.
+    The stored order has no special role: every epoch of every seed is a shuffle by the same rule.
 
     Args:
         n_packs: packs of the dataset, numbered in the stored order.
         window: packs of a group, the dataset's ``order.window``.
-        seed: chooses the shuffles, any integer.
-        epoch: chooses one of them, from 0.
+        seed: any integer; chooses the shuffles.
+        epoch: from 0; chooses one of them.
 
     Returns:
         Each pack once. The same arguments give the same order on every machine and with every version of NumPy.
@@ -31,7 +32,7 @@ def epoch_order(n_packs: int, *, window: int, seed: int, epoch: int) -> Int64[np
 
 
 def _hash(count: int, seed: int, epoch: int) -> UInt64[np.ndarray, "count"]:
-    """A hash of (seed, epoch, i) for each i: SplitMix64 (Steele, Lea and Flood 2014), once for each of the three."""
+    """A hash of (seed, epoch, i) for each i: SplitMix64 (Steele, Lea and Flood 2014) over each of the three in turn."""
     state = np.zeros(count, np.uint64)
     for value in (np.uint64(seed % 2**64), np.uint64(epoch % 2**64), np.arange(count, dtype=np.uint64)):
         state = state + value + np.uint64(0x9E3779B97F4A7C15)

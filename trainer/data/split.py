@@ -1,4 +1,4 @@
-"""Whether a dataset was planned for a split of its packs over ranks."""
+"""Whether a dataset was packed for a given split of its packs over ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from schemas.errors import ReaderError
 
 
 def check_split(config: PackConfig, *, layout: str, ring_degree: int, ulysses_degree: int) -> None:
-    """Whether every sample holds what a rank of this split needs.
+    """Checks that every sample holds what a rank of this split needs.
 
-    A configuration is legal only where every slice divides among the ranks of every CP size, so that needs no check.
+    That slices divide among the ranks of every CP size needs no check: no other configuration is legal.
 
     Raises:
-        ReaderError: it does not; names what there is.
+        ReaderError: the dataset was not packed for it; names what it was packed for.
     """
     cp_size = ulysses_degree * ring_degree
     for what, value, planned, key in (

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and loaded on any number of ranks."""
+"""Checkpoints: each is written whole or not at all, and loads on any number of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +25,38 @@ RUN = "run.json"
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a run must know to go on, beside parameters and the optimiser's moments.
+    """What a run needs in order to continue, besides parameters and the optimiser's moments.
 
     Attributes:
         step: optimiser steps done.
-        data: position in the dataset, as ``RankBatch.state`` gave it.
-        dataset_id: the dataset's.
-        seed: the seed that its order was made with.
+        data: position in the dataset, as ``RankBatch.state`` gave it; it names the dataset and the seed of its order.
         model: the model's dimensions.
     """
 
     step: int
     data: dict[str, Any]
-    dataset_id: str
-    seed: int
     model: dict[str, Any]
 
-    def check_same_run(self, other: RunState, where: Path) -> None:
-        """Whether a run that would begin as ``other`` can go on from here.
+    def check_same_run(self, new: RunState, where: Path) -> None:
+        """Checks that a run which would start as ``new`` may continue from here instead.
 
         Raises:
             ConfigError: it has another dataset, seed or model.
         """
-        for name, what in (("dataset_id", "dataset"), ("seed", "seed"), ("model", "model")):
-            here, there = getattr(other, name), getattr(self, name)
+        for what, there, here in (
+            ("dataset", self.data["dataset_id"], new.data["dataset_id"]),
+            ("seed", self.data["seed"], new.data["seed"]),
+            ("model", self.model, new.model),
+        ):
             if here != there:
                 raise ConfigError(
-                    f"{where} is of {what} {there}, not {here}: go on with what it began with, or give another folder"
+                    f"{where} is of {what} {there}, not {here}: resume with the {what} it was started with, or give "
+                    f"another --checkpoint folder"
                 )
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a folder. An unfinished one has another name, so it is never found."""
+    """The newest checkpoint in a folder, if any. An unfinished one has another name, so it is never found."""
     return max(_whole(folder), key=_step, default=None)
 
 
@@ -69,18 +69,25 @@ def _step(path: Path) -> int:
 
 
 def read_run_state(checkpoint: Path) -> RunState:
-    """Raises ConfigError: the checkpoint's ``run.json`` is missing or not what this version wrote."""
+    """The state that a checkpoint holds.
+
+    Raises:
+        ConfigError: its ``run.json`` is missing, damaged or lacks a field.
+    """
     try:
-        return RunState(**json.loads((checkpoint / RUN).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{checkpoint / RUN} is not a checkpoint's ({error}); remove {checkpoint}") from None
+        stored = json.loads((checkpoint / RUN).read_text(encoding="utf-8"))
+        return RunState(**{field.name: stored[field.name] for field in fields(RunState)})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{checkpoint / RUN} does not describe a checkpoint ({error!r}); remove {checkpoint} to use the one before"
+        ) from None
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer, state: RunState, *, keep: int) -> None:
-    """Writes the state after a step, then removes all but the newest ``keep``. All ranks call this.
+    """Writes the state after a step, then removes all but the newest ``keep`` checkpoints. All ranks call this.
 
-    Each rank writes its own part into a folder with another name, which rank 0 renames when every part is on the disk.
-    A job killed at any moment leaves the checkpoints that it had before, or one more.
+    Each rank writes its own part into a folder under another name, which rank 0 renames once every part is on the disk.
+    A job killed at any moment leaves the checkpoints that it had before, or those and the new one.
     """
     final = folder / f"step-{state.step:08d}"
     unfinished = folder / f"unfinished-{final.name}"
@@ -100,7 +107,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer, state:
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Fills a model and its optimiser from a checkpoint, whatever number of ranks wrote it. All ranks call this."""
+    """Fills a model and its optimiser from a checkpoint written by any number of ranks. All ranks call this."""
     parameters, moments = get_state_dict(model, optimizer)
     dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)

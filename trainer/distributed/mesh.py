@@ -8,21 +8,21 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
-"""Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, as the fastest links are."""
+"""Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, where links are fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextParallel:
     """One rank's place among the ranks that share a pack.
 
-    ``cp_rank = ring_rank * ulysses_degree + ulysses_rank``. A group of one rank is None: code that talks to a group
-    checks its degree first, so that one process needs no process group.
+    ``cp_rank = ring_rank * ulysses_degree + ulysses_rank``. A group of one rank is None, so that a single process needs
+    no process group: code that uses a group checks for None or for the degree first.
 
     Attributes:
         ulysses_degree: ranks among which the heads are dealt.
         ring_degree: ranks among which the layout deals the tokens.
-        ulysses_rank: this rank on the axis ``ulysses``.
-        ring_rank: this rank on the axis ``ring``.
+        ulysses_rank: this rank's place on the axis ``ulysses``.
+        ring_rank: this rank's place on the axis ``ring``.
         ulysses_group: the ranks with the same ring rank, by ``ulysses_rank``.
         ring_group: the ranks with the same ulysses rank, by ``ring_rank``.
         cp_group: all ranks of the pack, by ``cp_rank``.
@@ -51,10 +51,10 @@ class Mesh:
 
     Attributes:
         world: the mesh of the axes ``AXES``.
-        parameters: the same ranks as two axes, ``dp_replicate`` and ``shard``: parameters are sharded over all ranks
-            of a replica, those of its context-parallel groups among them, as they hold the same parameters.
+        parameters: the same ranks as two axes, ``dp_replicate`` and ``shard``. Parameters are sharded over all ranks of
+            a replica, its context-parallel groups included, as these hold the same parameters.
         cp: this rank's place in its context-parallel group.
-        dp_rank: which pack of a step is this rank's, below ``dp_size``.
+        dp_rank: which pack of a step this rank trains on, below ``dp_size``.
         dp_size: packs of a step.
     """
 
@@ -66,10 +66,10 @@ class Mesh:
 
 
 def build_mesh(device_type: str, *, dp_replicate: int, dp_shard: int, ring_degree: int, ulysses_degree: int) -> Mesh:
-    """The mesh of all ranks of the default process group, which must number the product of the four degrees.
+    """The mesh of all ranks of the default process group; there must be as many as the product of the four degrees.
 
-    The groups that join axes, of a replica's parameters and of one pack, come from meshes of their own over the same
-    ranks: torch has no public way to flatten axes of a mesh.
+    The groups that join several axes, those of a replica's parameters and of a pack, come from separate meshes over the
+    same ranks, as torch has no public way to flatten axes of a mesh.
     """
     dp_size, cp_size = dp_replicate * dp_shard, ring_degree * ulysses_degree
     world = init_device_mesh(device_type, (dp_replicate, dp_shard, ring_degree, ulysses_degree), mesh_dim_names=AXES)

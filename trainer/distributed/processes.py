@@ -1,4 +1,4 @@
-"""The processes of a job: how they meet, where each computes, and how they agree that all of them can begin."""
+"""The processes of a job: how they meet, where each computes, and how they agree that all can start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process among those of the job."""
+    """This process and its place among those of the job."""
 
     rank: int
     world_size: int
@@ -21,15 +21,15 @@ class Processes:
 
 
 def start_processes(device: str) -> Processes:
-    """Joins the processes that torchrun started; without torchrun there is this one.
+    """Joins the processes that torchrun started; without torchrun there is only this one.
 
-    A job on CUDA has both backends: tensors of the CPU, such as lengths and messages, travel by gloo.
+    A job on CUDA has both backends: tensors on the CPU, such as lengths and messages, travel by gloo.
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
-        ConfigError: CUDA was asked for, and there is no such device for this process.
+        ConfigError: it should compute on CUDA, and there is no device for it.
     """
     place = _place(device)
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
@@ -49,15 +49,15 @@ def _place(device: str) -> torch.device:
     if local_rank >= count:
         raise ConfigError(
             f"--device is {device}; process {local_rank} of this machine has no CUDA device of its own, as there are "
-            f"{count}: start at most {count} a machine, or give --device cpu"
+            f"only {count}: start at most {count} processes per machine, or give --device cpu"
         )
     return torch.device("cuda", local_rank)
 
 
 def first_problem(problem: str | None) -> str | None:
-    """The problem of the lowest rank that has one, the same on every rank. All ranks call this at the same place.
+    """The problem of the lowest rank that has one, returned on every rank. All ranks call this at the same place.
 
-    A rank that stopped alone would leave the others waiting for it in their first collective.
+    A rank that stopped by itself would leave the others waiting for it in their first collective.
     """
     problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)

@@ -1,29 +1,31 @@
-"""The model's parameters, spread over the ranks of a replica by FSDP2, and gradients that are sums."""
+"""A model's parameters spread over the ranks of a replica by FSDP2, with gradients that are sums."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from trainer.models.model import VisionLanguageModel
 
+def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool) -> None:
+    """Shards a model in place, each block by itself. A single rank takes the same path as many.
 
-def shard_model(model: VisionLanguageModel, mesh: DeviceMesh, *, bfloat16: bool) -> None:
-    """Shards a model in place, each block by itself, also over one rank: there is one way for every number of ranks.
-
-    Every rank's loss is a sum over its own tokens, so the gradient of the whole is the sum over ranks, of a
-    context-parallel group as of data-parallel ones. FSDP would average; here nothing is divided until the weights
-    of all tokens are known (see :mod:`trainer.step`). Plain sums are also the only reduction that gloo has.
+    Every rank's loss is a sum over its own tokens, so the gradient of the whole is the sum over all ranks, those of a
+    context-parallel group and the data-parallel ones alike. FSDP would average; here nothing is divided until the
+    weights of all tokens are known (see :mod:`trainer.step`). A plain sum is also the only reduction that gloo has.
 
     Args:
-        model: on the CPU, the same on all ranks; goes to the device of the mesh.
+        model: on the CPU, the same on all ranks; moves to the mesh's device.
+        blocks: its repeated parts, gathered one at a time; everything else stays gathered through the forward.
         mesh: the axes ``dp_replicate`` and ``shard``.
-        bfloat16: compute in bfloat16. Parameters, and sums of gradients over ranks, stay in the model's dtype.
+        bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
     """
-    low, sums = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=sums, cast_forward_inputs=False)
-    for module in (*model.vision.blocks, *model.decoder.layers, model):
+    compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    for module in (*blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):

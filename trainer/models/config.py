@@ -1,4 +1,4 @@
-"""Dimensions of the vision-language model, checked as a whole and against the dataset that it will train on."""
+"""Dimensions of the vision-language model, checked against each other and against the dataset it trains on."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from schemas.validation import first_violation
 Positive = Annotated[int, Field(ge=1)]
 
 
-class _Section(BaseModel):
+class _Dimensions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class DecoderConfig(_Section):
+class DecoderConfig(_Dimensions):
     """The language model: pre-norm, rotary positions, grouped-query attention, SwiGLU."""
 
     hidden_size: Positive = Field(description="Width of the residual stream.")
     num_layers: Positive = Field(description="Layers.")
     num_attention_heads: Positive = Field(description="Query heads; a multiple of num_key_value_heads.")
     num_key_value_heads: Positive = Field(description="Key and value heads.")
-    head_dim: Positive = Field(description="Width of a head; even, as rotary positions turn pairs.")
+    head_dim: Positive = Field(description="Width of a head; even, as rotary positions rotate pairs.")
     intermediate_size: Positive = Field(description="Width of the SwiGLU.")
-    vocab_size: Positive | None = Field(None, description="Rows of the embedding; null for as many as the dataset has.")
+    vocab_size: Positive | None = Field(
+        None, description="Rows of the embedding; null for as many as the dataset's tokenizer has."
+    )
     rope_theta: float = Field(1_000_000.0, gt=1, description="Base of the wavelengths of rotary positions.")
     rms_norm_eps: float = Field(1e-6, gt=0, description="Added to the mean square in each norm.")
     tie_embeddings: bool = Field(False, description="Whether the output projection is the embedding.")
@@ -40,11 +42,11 @@ class DecoderConfig(_Section):
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions turn pairs")
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions rotate pairs: take an even one")
         return self
 
 
-class VisionEncoderConfig(_Section):
+class VisionEncoderConfig(_Dimensions):
     """The vision encoder and its connector. Sizes left null are those that the dataset was packed for."""
 
     hidden_size: Positive = Field(description="Width of the encoder; a multiple of num_attention_heads.")
@@ -67,18 +69,18 @@ class VisionEncoderConfig(_Section):
         return self
 
 
-class ModelConfig(_Section):
+class ModelConfig(_Dimensions):
     """The whole model."""
 
     decoder: DecoderConfig = Field(description="The language model.")
     vision: VisionEncoderConfig = Field(description="The vision encoder and its connector.")
 
     def for_dataset(self, vision: VisionConfig, tokenizer: TokenizerEntry) -> ModelConfig:
-        """The same with every size filled in that the dataset decides.
+        """These dimensions with every size filled in that the dataset decides.
 
         Raises:
-            ConfigError: a size is given and is not the dataset's: its crops have another size, patches of another size
-                give other pooled rows than the sequence has places for, or it has tokens without an embedding.
+            ConfigError: a given size contradicts the dataset: crops of another size, patches or windows that would make
+                other pooled rows than the sequence has places for, or fewer embeddings than tokens.
         """
         fixed = {name: getattr(vision, name) for name in ("image_size", "patch_size", "pool_size")}
         for name, there in fixed.items():
@@ -86,13 +88,13 @@ class ModelConfig(_Section):
             if here not in (None, there):
                 raise ConfigError(
                     f"model: vision.{name} is {here}; the dataset was packed with vision.{name} {there}: "
-                    f"leave it null to take the dataset's, or pack again"
+                    f"leave it null to take the dataset's, or pack with vision.{name} {here}"
                 )
         vocab_size = self.decoder.vocab_size or tokenizer.vocab_size
         if vocab_size < tokenizer.vocab_size:
             raise ConfigError(
                 f"model: decoder.vocab_size is {vocab_size}; the dataset's tokenizer {tokenizer.name} has "
-                f"{tokenizer.vocab_size} tokens: give at least as many rows"
+                f"{tokenizer.vocab_size} tokens: give at least as many, or null"
             )
         encoder = VisionEncoderConfig.model_validate({**self.vision.model_dump(), **fixed})
         return ModelConfig(decoder=self.decoder.model_copy(update={"vocab_size": vocab_size}), vision=encoder)
@@ -102,7 +104,7 @@ def parse_model_config(values: object) -> ModelConfig:
     """A model's dimensions from a mapping, such as a YAML file's.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value is not legal; one line that names it.
+        ConfigError: a key is unknown or missing, or a value is not legal; one line, which names it.
     """
     try:
         return ModelConfig.model_validate(values)
@@ -143,6 +145,6 @@ PRESETS: dict[str, ModelConfig] = {
         ),
     ),
 }
-"""Models by name. ``tiny`` trains on a CPU. ``qwen3-8b-siglip2`` has the dimensions by which packs are weighed unless
-the packing says otherwise: those of Qwen3-8B and of the 25 layers of SigLIP 2 so400m that Molmo2-8B runs. It has their
-dimensions, not their weights, and no norm on queries and keys."""
+"""Models by name. ``tiny`` trains on a CPU. ``qwen3-8b-siglip2`` has the dimensions from which the packer computes costs
+by default: those of Qwen3-8B, and of the 25 layers of SigLIP 2 so400m that Molmo2-8B runs. It has neither their
+weights nor a norm on queries and keys."""

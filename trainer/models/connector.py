@@ -1,5 +1,5 @@
 # ruff: noqa: N806 (shape suffixes)
-"""From patches of the vision encoder to the pooled rows that fill tokens of the decoder.
+"""From patches of the vision encoder to the pooled rows that fill the decoder's tokens.
 
 Windows of ``pool_size`` x ``pool_size`` patches are pooled by attention whose query is the window's mean, and projected
 by a gated MLP: the connector of Molmo (Deitke et al. 2024, "attention_meanq" in allenai/molmo) and Molmo2. Where the
@@ -20,10 +20,10 @@ from trainer.models.decoder import SwiGLU
 
 
 def pooling_windows(grid: int, pool_size: int) -> tuple[Int64[Tensor, "R W"], Bool[Tensor, "R W"]]:
-    """Patches of each window, and which of them there are. A patch that is not there is given as patch 0.
+    """The patches of each window, and which of them exist. A patch that does not exist is given as patch 0.
 
-    Rows go row by row of the pooled grid, of side ``ceil(grid / pool_size)``: the order in which the packer numbers the
-    pooled rows of a crop.
+    Windows come row by row of the pooled grid, whose side is ``ceil(grid / pool_size)``: the order in which the packer
+    numbers the pooled rows of a crop.
     """
     side = -(-grid // pool_size)
     along = torch.arange(side * pool_size).reshape(side, pool_size)
@@ -33,7 +33,7 @@ def pooling_windows(grid: int, pool_size: int) -> tuple[Int64[Tensor, "R W"], Bo
 
 
 class Connector(nn.Module):
-    """Patches to pooled rows of the decoder's width."""
+    """Pools patches to rows of the decoder's width."""
 
     patches: Tensor
     there: Tensor
@@ -50,16 +50,16 @@ class Connector(nn.Module):
         self.projector = SwiGLU(vision.hidden_size, config.decoder.intermediate_size, config.decoder.hidden_size)
 
     def make_windows(self) -> None:
-        """Sets the buffers, which are constants and in no checkpoint. To be called again where ``meta`` was."""
+        """Sets the buffers, which are constants and in no checkpoint. Call it again after the ``meta`` device."""
         vision = self.vision
         if vision.image_size is None or vision.patch_size is None or vision.pool_size is None:
-            raise AssertionError("a model is built from a config that for_dataset has filled in")
+            raise AssertionError("build a model from a config that for_dataset has filled in")
         patches, there = pooling_windows(vision.image_size // vision.patch_size, vision.pool_size)
         self.register_buffer("patches", patches, persistent=False)
         self.register_buffer("there", there, persistent=False)
 
     def forward(self, features: Float[Tensor, "N P vision"]) -> Float[Tensor, "N*R hidden"]:
-        """Pooled rows, crop after crop, inside a crop row by row of the pooled grid."""
+        """Pooled rows, crop after crop, within a crop row by row of the pooled grid."""
         windows = features[:, self.patches] * self.there[:, :, None]
         mean = windows.sum(2, keepdim=True) / self.there.sum(1)[:, None, None]
         q_NRHD, k_NRHWD, v_NRHWD = (
@@ -73,7 +73,7 @@ class Connector(nn.Module):
         return x.unflatten(3, (self.num_heads, -1)).transpose(2, 3)
 
     def _pool(self, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "N R H 1 D"]:
-        """Attention of one query a window. Written out: windows are too small and too many for an attention kernel."""
+        """Attention with one query per window. Written out, as windows are too small and too many for a kernel."""
         scores = (q * k).sum(-1, keepdim=True) * q.shape[-1] ** -0.5
         scores = scores.masked_fill(~self.there[None, :, None, :, None], float("-inf"))
         weights = functional.softmax(scores, dim=3, dtype=torch.promote_types(scores.dtype, torch.float32))

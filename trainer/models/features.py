@@ -1,14 +1,14 @@
-"""Pooled vision features on their way from the rank that made them to the rank that holds their tokens.
+"""Brings pooled vision features from the rank that made them to the rank that holds their tokens.
 
-A rank encodes the images that are its part, and holds tokens that other ranks' images fill. Two ways lead from one to
-the other, with the same result and both differentiable:
+A rank encodes its share of the crops, and holds tokens that other ranks' crops fill. Two ways lead from one to the
+other; both are differentiable and give the same result:
 
-* ``route``: every feature goes to the one rank that holds its token. Who sends what to whom follows from the batch
-  alone, so the ranks agree without a word. Each receives the rows of its own tokens and nothing else.
+* ``route``: every feature goes to the one rank that holds its token. Who sends what to whom follows from the batch, so
+  the ranks agree without a message. Each receives the rows of its own tokens and nothing else.
 * ``gather``: every rank gets every feature, padded to the largest rank's number, and takes its own. This is what Molmo2
   does with the same boundaries; it moves about CP size times as much.
 
-All ranks run the same collectives, whatever they hold: none only where the whole pack has no image.
+All ranks run the same collectives, whatever they hold; they skip them only when the whole pack has no crop.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class FeatureExchange:
 
     Attributes:
         way: ``route`` or ``gather``.
-        slots: local token that each received feature fills, by ascending pooled row of the pack.
-        send_order: own features in the order of sending: by receiving rank, then by pooled row.
-        send_sizes: features for each rank.
-        receive_sizes: features from each rank.
+        slots: the local token that each received feature fills, by ascending pooled row of the pack.
+        send_order: this rank's own features in the order of sending: by receiving rank, then by pooled row.
+        send_sizes: number of features for each rank.
+        receive_sizes: number of features from each rank.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]``.
-        rows: pooled row of each received feature.
-        group: the ranks of the pack; None for a single one.
+        rows: the pooled row of each received feature.
+        group: the ranks of the pack; None for a single rank.
     """
 
     way: Way
@@ -67,13 +67,13 @@ class FeatureExchange:
 
 
 def bind_features(batch: RankBatch, cp: ContextParallel, way: str = "route") -> FeatureExchange:
-    """Works out a pack's exchange, once for all; index arrays go to the device of ``batch.tokens``.
+    """Plans a pack's exchange; index arrays go to the device of ``batch.tokens``.
 
     Raises:
-        ConfigError: no such way.
+        ConfigError: ``way`` is not one of ``WAYS``.
     """
     if way not in WAYS:
-        raise ConfigError(f"features is {way!r}; legal: {', '.join(WAYS)}")
+        raise ConfigError(f"features is {way!r}; take one of {', '.join(WAYS)}")
     holder, place = token_places(batch.layout, batch.seq_len, cp.ulysses_degree)
     filled = batch.pool_positions.numpy()
     receivers, edges = holder[filled], batch.pool_edges.numpy()
@@ -95,7 +95,7 @@ def bind_features(batch: RankBatch, cp: ContextParallel, way: str = "route") -> 
 def token_places(
     layout: TokenLayout, seq_len: int, ulysses_degree: int
 ) -> tuple[Int64[np.ndarray, "seq"], Int64[np.ndarray, "seq"]]:
-    """The CP rank that holds each token of a pack, and which of its local tokens it is there."""
+    """The CP rank that holds each token of a pack, and the token's index among that rank's local tokens."""
     holder, place = np.empty(seq_len, np.int64), np.empty(seq_len, np.int64)
     for ring_rank in range(layout.ring_degree):
         positions = slice_positions(layout.runs, ring_rank)
@@ -105,9 +105,9 @@ def token_places(
 
 
 def route_features(features: Float[Tensor, "made hidden"], exchange: FeatureExchange) -> Float[Tensor, "filled hidden"]:
-    """Every feature to the rank of its token, by one all-to-all; gradients come back by its reverse.
+    """Sends every feature to the rank of its token by one all-to-all; gradients come back by the reverse.
 
-    Ranks make ascending ranges of rows and each sends its own in order, so what arrives is in ascending order already.
+    Ranks make ascending ranges of rows and send them in order, so what arrives is in ascending order already.
     """
     sent = features[exchange.send_order]
     received: Tensor = _AllToAll.apply(sent, exchange.send_sizes, exchange.receive_sizes, exchange.group)
@@ -117,7 +117,7 @@ def route_features(features: Float[Tensor, "made hidden"], exchange: FeatureExch
 def gather_features(
     features: Float[Tensor, "made hidden"], exchange: FeatureExchange
 ) -> Float[Tensor, "filled hidden"]:
-    """Every feature to every rank, by one all-gather of equal, padded parts, then this rank's rows of them."""
+    """Sends every feature to every rank by one all-gather of equal, padded parts, then picks this rank's rows."""
     edges = torch.tensor(exchange.pool_edges, device=features.device)
     most = int(max(np.diff(exchange.pool_edges)))
     padded = torch.cat([features, features.new_zeros(most - len(features), features.shape[1])])
@@ -127,7 +127,7 @@ def gather_features(
 
 
 class _AllToAll(Function):
-    """Rows to ranks by uneven sizes; the gradient goes the way back."""
+    """Sends rows to ranks in uneven numbers; the gradient takes the opposite way."""
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -142,7 +142,7 @@ class _AllToAll(Function):
 
 
 class _AllGather(Function):
-    """Equal parts of all ranks, one after the other; a part's gradient is the sum of all ranks' for it."""
+    """Joins equal parts of all ranks, in rank order; a part's gradient is the sum of all ranks' gradients for it."""
 
     @staticmethod
     def forward(ctx: Any, part: Float[Tensor, "part hidden"], group: dist.ProcessGroup) -> Tensor:
@@ -158,7 +158,7 @@ class _AllGather(Function):
         sizes = [len(grad) // ranks] * ranks
         first, *others = _all_to_all(grad, sizes, sizes, ctx.group).chunk(ranks)
         total = first.clone()
-        for other in others:  # in rank order, where a reduction would choose an order of its own
+        for other in others:  # in rank order; a reduction would choose its own order
             total += other
         return total, None
 

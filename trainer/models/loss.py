@@ -1,4 +1,4 @@
-"""The weighted sum of token losses, without the logits of more than a few tokens in memory at a time."""
+"""The weighted sum of token losses, with the logits of only a few tokens in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from schemas.sequence import IGNORE_INDEX
 
 CHUNK = 512
-"""Tokens whose logits exist at once: 512 x 131,072 float32 are a quarter GiB."""
+"""Tokens whose logits exist at once: with a vocabulary of 131,072, 512 of them take a quarter GiB in float32."""
 
 
 def loss_sum(
@@ -25,17 +25,17 @@ def loss_sum(
 ) -> Float[Tensor, ""]:
     """The sum over tokens of loss weight x cross entropy of ``hidden @ weight.T`` against the label.
 
-    A sum and not a mean: ranks and micro-batches add theirs up and divide once, by the sum of all loss weights, so that
-    the result does not depend on how many ranks share the work. Tokens without loss cost nothing. Without any, the sum
-    is 0 and its gradients are zeros, not missing: the backward pass runs the same collectives on every rank.
+    A sum and not a mean: ranks and micro-batches add up their sums and divide once, by the sum of all loss weights, so
+    the result does not depend on how many ranks share the work. Tokens without loss cost nothing. If no token has loss,
+    the sum is 0 and its gradients are zeros, not missing: the backward pass runs the same collectives on every rank.
 
-    Logits are made ``chunk`` tokens at a time, in the dtype of ``hidden``, and once more in the backward pass. What
-    follows them, softmax, sums and the gradient of ``weight`` over the chunks, is in at least float32.
+    Logits are computed ``chunk`` tokens at a time, in the dtype of ``hidden``, and again in the backward pass. Softmax,
+    sums and the gradient of ``weight`` over the chunks are in at least float32.
 
     Args:
         hidden: last hidden states.
         weight: the output projection.
-        labels: the token to predict, ``IGNORE_INDEX`` without loss.
+        labels: the token to predict, or ``IGNORE_INDEX`` where there is no loss.
         loss_weights: weight of each token's loss.
         chunk: tokens of a chunk.
     """
@@ -45,7 +45,7 @@ def loss_sum(
 
 
 class _ChunkedLoss(Function):
-    """Cross entropy by chunks; saves one number a token, the log of its sum of exponentials."""
+    """Cross entropy by chunks; saves one number per token, the log of its sum of exponentials."""
 
     @staticmethod
     def forward(

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""Rotary position embedding (Su et al. 2021, RoFormer) by explicit positions: a slice is in no natural order.
+"""Rotary position embedding (Su et al. 2021, RoFormer) by explicit positions, as a slice is not in natural order.
 
 Shape suffixes: H heads, S tokens, D head_dim.
 """
@@ -12,18 +12,18 @@ from torch import Tensor
 
 
 class Rotary:
-    """Turns queries and keys by the angles of their positions.
+    """Rotates queries and keys by the angles of their positions.
 
-    The scores of a query and a key then depend on their positions' difference alone. Pairs are (i, i + D / 2), as in
-    Llama and Qwen. Angles are taken in float64 and the turn is made in at least float32: in bfloat16 the positions
-    themselves would be rounded from 257 on.
+    The score of a query and a key then depends only on the difference of their positions. Pairs are (i, i + D / 2), as
+    in Llama and Qwen. Angles are computed in float64 and the rotation in at least float32: bfloat16 would round the
+    positions themselves from 257 on.
 
-    A plain object, not tensors: mixed precision casts the tensors that a layer is given, and must not cast these.
+    A plain object, not tensors: mixed precision casts the tensors that a layer is passed, and must not cast these.
 
     Args:
         position_ids: position of each token.
         head_dim: D, even.
-        theta: base of the wavelengths, that run from 2 pi to nearly 2 pi theta.
+        theta: base of the wavelengths, which range from 2 pi to nearly 2 pi theta.
         dtype: of the queries and keys.
     """
 

@@ -1,9 +1,9 @@
 # ruff: noqa: N806 (shape suffixes)
-"""The vision encoder: a plain ViT (Dosovitskiy et al. 2021) of the shape of SigLIP 2 (Tschannen et al. 2025).
+"""The vision encoder: a plain ViT (Dosovitskiy et al. 2021) with the shape of SigLIP 2 (Tschannen et al. 2025).
 
-Every crop is encoded alone. A rank whose part of the pack holds no crop encodes zero of them: its parameters are used
-all the same, get gradients of zero, and take part in every collective of sharded training. Shape suffixes: N crops,
-H heads, P patches of a crop, D head_dim.
+Every crop is encoded by itself. A rank without a crop encodes a batch of zero crops: its parameters are used all the
+same, get gradients of zero, and take part in every collective of sharded training. Shape suffixes: N crops, H heads,
+P patches of a crop, D head_dim.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.models.config import VisionEncoderConfig
 
+MIDDLE_PIXEL = 127.5
+"""Half of the largest pixel value, which becomes 0."""
+
 
 def to_patches(
     images: UInt8[Tensor, "N height width 3"], patch_size: int, dtype: torch.dtype
 ) -> Float[Tensor, "N P pixels"]:
-    """Crops as rows of patches, row by row of the crop; pixels of a patch by (row, column, channel), from -1 to 1."""
+    """Crops as patches, row by row of the crop; pixels of a patch by (row, column, channel), scaled to -1 to 1."""
     n, height, width, channels = images.shape
     grid = images.reshape(n, height // patch_size, patch_size, width // patch_size, patch_size, channels)
     patches = grid.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
-    # scaled before it is rounded to the model's dtype: bfloat16 holds few numbers near 1
-    return (patches.to(torch.promote_types(dtype, torch.float32)) / 127.5 - 1).to(dtype)
+    # scaled before rounding to the model's dtype: bfloat16 has few numbers near 1
+    return (patches.to(torch.promote_types(dtype, torch.float32)) / MIDDLE_PIXEL - 1).to(dtype)
 
 
 class VisionAttention(nn.Module):
@@ -40,7 +43,7 @@ class VisionAttention(nn.Module):
     def forward(self, x: Float[Tensor, "N P hidden"]) -> Float[Tensor, "N P hidden"]:
         qkv = self.qkv_proj(x).unflatten(2, (3, self.num_heads, -1))
         q_NHPD, k_NHPD, v_NHPD = qkv.permute(2, 0, 3, 1, 4)
-        # attention kernels for CUDA need not take a batch of none; the sum keeps the graph
+        # CUDA's attention kernels may refuse an empty batch; the sum keeps the graph
         out_NHPD = (
             functional.scaled_dot_product_attention(q_NHPD, k_NHPD, v_NHPD) if len(x) else q_NHPD + k_NHPD + v_NHPD
         )
@@ -71,12 +74,12 @@ class VisionBlock(nn.Module):
 
 
 class VisionEncoder(nn.Module):
-    """Patches of crops to their features."""
+    """Encodes crops to features of their patches."""
 
     def __init__(self, config: VisionEncoderConfig, *, recompute: bool = False) -> None:
         super().__init__()
         if config.image_size is None or config.patch_size is None:
-            raise AssertionError("a model is built from a config that for_dataset has filled in")
+            raise AssertionError("build a model from a config that for_dataset has filled in")
         self.patch_size = config.patch_size
         self.patch_embedding = nn.Linear(3 * config.patch_size**2, config.hidden_size)
         patches = (config.image_size // config.patch_size) ** 2
@@ -85,7 +88,7 @@ class VisionEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, images: UInt8[Tensor, "N height width 3"]) -> Float[Tensor, "N P hidden"]:
-        """Features of every patch, row by row of its crop."""
+        """Features of every patch, row by row of the crop."""
         patches = to_patches(images, self.patch_size, self.patch_embedding.weight.dtype)
         x = self.patch_embedding(patches) + self.position_embedding
         for block in self.blocks:

@@ -18,7 +18,7 @@ from schemas import errors
 from schemas.layout import TokenLayout
 from schemas.manifest import UNSEALED
 from trainer.data.dataset import PackedDataset
-from trainer.data.sample import read_header, token_layout
+from trainer.data.header import read_header, token_layout
 
 SPLITS = [
     ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),
@@ -94,7 +94,7 @@ BROKEN_FOLDERS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]]
     ),
     "no table": (
         errors.ManifestInvalid,
-        "lists no packs.parquet",
+        "packs.parquet is not listed",
         lambda folder: _edit_manifest(folder, lambda m: m.update(tables=[])),
     ),
     "no packs": (errors.TableMissing, "packs.parquet", lambda folder: (folder / "packs.parquet").unlink()),
@@ -122,7 +122,7 @@ BROKEN_BYTES: dict[str, tuple[type[Exception], str, Callable[[bytes], bytes]]] =
     "head": (errors.SampleHeadInvalid, "json", _replaced(b'{"pack_id":', b'["pack_id":')),
     "name of a crop": (errors.ImagesInvalid, "crop 0", _replaced(b".0000.jpg", b".0001.jpg")),
     "pixels": (errors.ImagesInvalid, "0000.jpg: does not decode", _replaced(b"\xff\xd8\xff\xe0", b"\0\0\0\0")),
-    "end": (errors.ShardChanged, "gives (700|0) of the .* cut short", lambda data: data[:700]),
+    "end": (errors.ShardChanged, "has only (700|0) of the .* cut short", lambda data: data[:700]),
 }
 
 
@@ -169,7 +169,7 @@ BROKEN_HEADS: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], o
     "ranks exchanged": (errors.BoundariesInvalid, "in rank order", _exchange),
     "no boundaries": (
         errors.BoundariesInvalid,
-        "none for cp_size 2; there are those for 1, 4, 8",
+        "missing for cp_size 2; there are those for 1, 4, 8",
         lambda head: head["image_shard_boundaries"].pop("2"),
     ),
     "a rank less": (errors.BoundariesInvalid, "rank", lambda head: head["image_shard_boundaries"]["2"].pop("1")),
@@ -183,7 +183,7 @@ BROKEN_HEADS: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], o
     "offsets exchanged": (errors.ImagesInvalid, "crop 0: byte 0: 0000000.*0001.jpg", _swap_offsets),
     "past the end": (
         errors.ImagesInvalid,
-        "outside of the sample",
+        "outside the sample",
         lambda head: head["images"][0].update(offset=99999),
     ),
     "size": (errors.ImagesInvalid, "crop 0: .* bytes, not 9", lambda head: head["images"][0].update(size=9)),
@@ -257,5 +257,5 @@ def test_a_layout_that_is_not_there(packed: Path) -> None:
     """Fails when a layout that the configuration promises and the sample lacks ends in a KeyError."""
     dataset = PackedDataset(packed)
     header = read_header(dataset.files, dataset.files.packs()[0], dataset.config)
-    with pytest.raises(errors.LayoutsInvalid, match=r"holds no zigzag.ring3, only contiguous.ring1"):
+    with pytest.raises(errors.LayoutsInvalid, match=r"zigzag.ring3 is missing; there are only contiguous.ring1"):
         token_layout(header, "zigzag.ring3", 12, "here")

@@ -12,7 +12,7 @@ import pytest
 from schemas.errors import PoolingInvalid
 from schemas.sequence import PackedSequence
 from trainer.data.dataset import PackedDataset
-from trainer.data.sample import pool_positions
+from trainer.data.header import pool_positions
 
 
 def _sequence(pool_ids: list[int]) -> PackedSequence:

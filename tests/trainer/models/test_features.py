@@ -150,5 +150,5 @@ def test_one_process_needs_no_group() -> None:
 def test_an_unknown_way_is_told() -> None:
     """Fails when a misspelt way is taken for the default."""
     case = Case(ulysses=1, ring=1, seq_len=16, edges=[0, 6], seed=0)
-    with pytest.raises(ConfigError, match="features is 'rout'; legal: route, gather"):
+    with pytest.raises(ConfigError, match="features is 'rout'; take one of route, gather"):
         bind_features(case.batch(0), ContextParallel(), "rout")

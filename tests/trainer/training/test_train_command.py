@@ -78,7 +78,7 @@ def test_killed_in_a_save_it_goes_on_without_a_step_lost_or_twice(
     assert len(steps_of(tmp_path / "metrics.jsonl")) < 12
     rest = train(*given)
     assert rest.returncode == 0, rest.stderr
-    assert "going on after step" in rest.stderr
+    assert "continuing after step" in rest.stderr
     options = {"data": str(lessons), "steps": 12, "dtype": "float64", "device": "cpu"}
     whole = gloo_pool.run(train_whole, options)[0]
     ours = steps_of(tmp_path / "metrics.jsonl")
@@ -100,7 +100,7 @@ def test_a_signal_ends_it_after_a_step_with_a_checkpoint(lessons: Path, tmp_path
         said = process.communicate(timeout=60)[1]
     assert process.returncode != 0
     done = len(steps_of(metrics))
-    assert f"trainer: stopped by a signal after step {done}; give --resume to go on" in said
+    assert f"trainer: stopped by a signal after step {done}; give --resume to continue" in said
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"step-{done:08d}"]
 
 
@@ -111,8 +111,8 @@ MISFITS = {
     "degree": (["--ring", "16"], 16, "ring_degree is 16; the dataset was packed for 1, 2, 4, 8"),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
     "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
-    "more ranks than packs": ([], 25, "dp_size is 25; the dataset's 16 packs"),
-    "model": (["--model", "huge"], 1, "--model is huge; that is no file, and the presets are tiny"),
+    "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 16 packs"),
+    "model": (["--model", "huge"], 1, "--model is huge; there is no such file: give one, or a preset: tiny"),
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
     "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
     "resume": (["--resume"], 1, "--resume is given without --checkpoint"),
