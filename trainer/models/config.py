@@ -145,6 +145,6 @@ PRESETS: dict[str, ModelConfig] = {
         ),
     ),
 }
-"""Models by name. ``tiny`` trains on a CPU. ``qwen3-8b-siglip2`` has the dimensions from which the packer computes costs
-by default: those of Qwen3-8B, and of the 25 layers of SigLIP 2 so400m that Molmo2-8B runs. It has neither their
+"""Models by name. ``tiny`` trains on a CPU. ``qwen3-8b-siglip2`` has the dimensions from which the packer computes its
+default costs: those of Qwen3-8B, and of the 25 layers of SigLIP 2 so400m that Molmo2-8B runs. It has neither their
 weights nor a norm on queries and keys."""
