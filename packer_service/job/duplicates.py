@@ -1,4 +1,4 @@
-"""Which of many ids came before: exact, in some 25 bytes an id, where a table of all strings takes over a hundred."""
+"""Which of many ids came before: exact, in some 25 bytes per id, where a set of all strings takes over a hundred."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int64, UInt64
 
 _BATCH = 65_536
+"""Ids hashed at a time: some 50 MiB of intermediate arrays for ids of twenty characters."""
+
 _BASE = 0x9E3779B97F4A7C15
 """Odd, so that no power of it is 0 modulo 2**64; the fraction of the golden ratio."""
 
@@ -17,7 +19,7 @@ _BASE = 0x9E3779B97F4A7C15
 def repeated(ids: pa.ChunkedArray) -> Bool[np.ndarray, "rows"]:
     """Whether an earlier row has the same id.
 
-    Every id is hashed to 64 bits; those whose hash is there twice, few if any, are compared themselves.
+    Every id is hashed to 64 bits; only ids whose hash occurs twice, few if any, are themselves compared.
 
     Args:
         ids: strings without nulls.
@@ -39,7 +41,7 @@ def _batches(ids: pa.ChunkedArray) -> Iterator[pa.Array]:
 
 
 def _hashes(ids: pa.Array) -> UInt64[np.ndarray, "rows"]:
-    """Of the bytes b of each string, sum of (b[i] + 1) * BASE**(i + 1) modulo 2**64."""
+    """The sum of (b[i] + 1) * BASE**(i + 1) modulo 2**64 over the bytes b of each string."""
     data = pc.binary_join(pa.array([ids], pa.list_(pa.string())), "").cast(pa.binary())[0].as_buffer()
     edges = np.concatenate([[0], np.cumsum(pc.binary_length(ids).to_numpy())])
     values = np.frombuffer(data, np.uint8)
@@ -52,7 +54,7 @@ def _hashes(ids: pa.Array) -> UInt64[np.ndarray, "rows"]:
 
 
 def _twice(hashes: UInt64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
-    """The rows whose hash another row has, too."""
+    """The rows whose hash another row has as well."""
     ordered = np.sort(hashes)
     several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     return np.flatnonzero(np.isin(hashes, several)) if len(several) else np.zeros(0, np.int64)

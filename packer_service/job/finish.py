@@ -24,7 +24,8 @@ from schemas.tables import TABLES
 from schemas.version import VERSION
 
 ENCODINGS: dict[str, dict[str, Any]] = {
-    # loads hardly repeat: as differences they take two fifths less space than by a dictionary, half the time to read
+    # Loads hardly repeat: stored as differences they take two fifths less space than in a dictionary, and are read in
+    # half the time.
     "balance.parquet": {
         "use_dictionary": ["kind", "scheme"],
         "column_encoding": dict.fromkeys(("pack_id", "degree", "rank", "load"), "DELTA_BINARY_PACKED"),
@@ -42,11 +43,11 @@ def make_manifest(
     config: PackConfig,
     tokenizer: TokenizerEntry,
 ) -> Manifest:
-    """Writes the tables from the shards' records, and gives the manifest that describes what is there.
+    """Writes the tables from the shards' records, and returns the manifest that describes what is there.
 
     Args:
         folder: the dataset.
-        records: holds a folder a shard, with its part of every table and its entry (see ``kept.ShardRecord``).
+        records: holds a folder for each shard, with its part of every table and its :class:`ShardRecord`.
         shards: names of the shards, in order.
         found: what measuring found.
         plan: what was written.
@@ -72,7 +73,7 @@ def make_manifest(
 def _rows_of(
     name: str, records: Folder, shards: Sequence[str], rejects: pa.Table, order: BalanceOrder
 ) -> Iterator[pa.Table]:
-    """The rows of one table in their order, a shard's part (of the balance, a block of packs) in memory at a time."""
+    """The rows of one table in order; only one shard's part (or one block of packs) is in memory at a time."""
     parts = (pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name]) for shard in shards)
     if name == "rejects.parquet":
         yield rejects
@@ -80,7 +81,7 @@ def _rows_of(
 
 
 def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEntry:
-    """Writes one table, a row group a part."""
+    """Writes one table, with one row group for each part."""
     rows = 0
     with (
         folder.writer(name) as sink,
@@ -99,7 +100,7 @@ def _count(folder: Folder, n_rows: int) -> Counts:
     packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images")
     documents = _columns(folder, "documents.parquet", "piece", "truncated_tokens")
     packed = len(documents)
-    if pc.max(documents["piece"]).as_py():  # an id is in the table once, but for documents in pieces
+    if pc.max(documents["piece"]).as_py():  # an id is there once, except for documents in pieces
         packed = pc.count_distinct(_columns(folder, "documents.parquet", "doc_id")["doc_id"]).as_py()
     return Counts(
         source_documents=n_rows,
@@ -120,7 +121,7 @@ def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
 
 
 def _planned_rows(found: Survey, plan: Plan) -> pa.Table:
-    """The columns of ``documents.parquet`` that the dataset's id is taken of, one row a planned document."""
+    """The columns of ``documents.parquet`` that the dataset's id is computed from, one row per planned document."""
     placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
     for name in ("pack_id", "start", "length", "aligned_length"):
         placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))

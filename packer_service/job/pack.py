@@ -1,4 +1,4 @@
-"""The packing job: measure, plan, write, finish. Goes on where it stopped; knows no Ray, an executor runs its tasks."""
+"""The packing job: measure, plan, write, finish. Continues where it stopped; an executor runs its tasks."""
 
 from __future__ import annotations
 
@@ -42,15 +42,19 @@ from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest, TokenizerEntry
 
-FEW_SHARDS, FEW_BYTES = 128, 2**30
-"""Shards of an earlier run that the driver hashes by itself; more are hashed by tasks."""
+FEW_SHARDS = 128
+"""Most shards of an earlier run that this process checks itself; a shard in an object store takes several requests."""
+
+FEW_BYTES = 2**30
+"""Most bytes of those shards that this process hashes itself: a few seconds, where Ray takes nine to start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a job did. ``already_done``: the dataset was whole before, and nothing was done.
+    """What a job did.
 
-    ``seconds`` of this run's phases, by the clock on the wall.
+    ``already_done``: the dataset was whole before, and nothing was done. ``seconds`` is the wall-clock time of each of
+    this run's phases.
     """
 
     manifest: Manifest
@@ -58,12 +62,28 @@ class Outcome:
     seconds: dict[str, float]
 
 
-def pack(sources: Sequence[str], out: str, config: PackConfig, executor: Executor, progress: Progress) -> Outcome:
-    """Packs sources into a dataset. A second call goes on where the first one stopped.
+def pack(
+    sources: Sequence[str],
+    out: str,
+    config: PackConfig,
+    executor: Executor,
+    progress: Progress,
+    *,
+    few_bytes: int = FEW_BYTES,
+) -> Outcome:
+    """Packs sources into a dataset. A second call continues where the first one stopped.
+
+    Args:
+        sources: files and folders: paths or URIs.
+        out: folder of the dataset: a path or URI.
+        config: the job's configuration.
+        executor: runs the tasks.
+        progress: hears what is done.
+        few_bytes: up to so many bytes of an earlier run's shards are hashed by this process, and more by tasks.
 
     Raises:
-        ConfigError: a source does not exist, or ``out`` holds something else than this job's work.
-        FolderInUseError: another job is at work in ``out``.
+        ConfigError: a source does not exist, or ``out`` holds something other than this job's work.
+        FolderInUseError: another job is writing into ``out``.
         DatasetDamagedError: ``out`` was whole, and a file of it is missing.
         WorkError: what an earlier run kept is damaged.
     """
@@ -75,11 +95,11 @@ def pack(sources: Sequence[str], out: str, config: PackConfig, executor: Executo
         return Outcome(manifest=manifest, already_done=True, seconds={})
     _check_writable(folder)
     with claimed(folder, record, progress) as claim:
-        job = _Job(claim=claim, config=config, executor=executor, progress=progress)
+        job = _Job(claim=claim, config=config, executor=executor, progress=progress, few_bytes=few_bytes)
         try:
             return _run(job, fragments, tokenizer)
         except FileNotFoundError:
-            # in an object store two runs of one job can meet, and the first to end clears the work of both away
+            # in an object store two runs of one job can meet, and the first to end removes the work of both
             manifest = None if folder.is_local else finished_before(folder, record)
             if manifest is None:
                 raise
@@ -101,6 +121,7 @@ class _Job:
     config: PackConfig
     executor: Executor
     progress: Progress
+    few_bytes: int
 
     @property
     def folder(self) -> Folder:
@@ -146,8 +167,8 @@ def _run(job: _Job, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) ->
 
 
 def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
-    """Makes the folder a dataset: from the moment in which the manifest is there."""
-    job.folder.delete_temporary()  # of tasks whose process was killed, and that ran again elsewhere
+    """Makes the folder a dataset, which it is from the moment the manifest is there."""
+    job.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
     facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **seconds}
     job.folder.write(RUN, json.dumps(facts, indent=1).encode())
     job.folder.write(MANIFEST, encode_json(manifest))
@@ -157,7 +178,7 @@ def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
 def measure_all(
     fragments: Sequence[Fragment], config: PackConfig, executor: Executor, progress: Progress
 ) -> list[tuple[pa.Table, int]]:
-    """Measures every fragment, keeping nothing on disk: for ``plan``, which writes no dataset."""
+    """Measures every fragment and keeps nothing on disk, for ``plan``, which writes no dataset."""
     results: list[tuple[pa.Table, int]] = [(None, 0)] * len(fragments)
     amounts: Counter[str] = Counter()
     for done, (index, result) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
@@ -168,7 +189,7 @@ def measure_all(
 
 
 def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
-    """Measures what no earlier run has, and joins it all; the seconds are those of all tasks of all runs."""
+    """Measures what no earlier run has measured, and joins it all; the seconds are those of all tasks of all runs."""
     names = set((job.work / MEASURED_FOLDER).names())
     missing = [i for i in range(len(fragments)) if measured_name(i).rpartition("/")[2] not in names]
     if len(missing) < len(fragments):
@@ -188,18 +209,18 @@ def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
 
 
 def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
-    """Builds every shard that is not there as its record says, and gives the names of all."""
+    """Builds every shard that is not there as its record says, and returns the names of all."""
     ranges = shard_ranges(plan, job.config.packs_per_shard)
     job.work.write(PLANNED, json.dumps({"shards": len(ranges)}).encode())
-    kept = _kept_shards(job, {name for name, _, _ in ranges})
-    missing = [each for each in ranges if each[0] not in kept]
+    kept = _kept_shards(job, {shard.name for shard in ranges})
+    missing = [shard for shard in ranges if shard.name not in kept]
     build = partial(build_and_keep, config=job.config, out=job.folder.location)
     _run_tasks(job, "written shards", build, ShardTasks(found=found, plan=plan, ranges=missing))
-    return [name for name, _, _ in ranges]
+    return [shard.name for shard in ranges]
 
 
 def _kept_shards(job: _Job, names: set[str]) -> set[str]:
-    """Shards that an earlier run has written, found again by their hash."""
+    """Shards that an earlier run has written, recognised by their hash."""
     files = set((job.work / SHARDS).names())
     recorded = sorted(name for name in names if f"{name}/{RECORD}" in files)
     kept: set[str] = set()
@@ -216,14 +237,14 @@ def _kept_shards(job: _Job, names: set[str]) -> set[str]:
 
 
 def _checker(job: _Job, recorded: list[str]) -> Executor:
-    """Where shards are hashed: a few here, before a cluster would have started."""
+    """Where shards are hashed: a few in this process, before a cluster would have started."""
     sizes = (job.folder / SHARDS).sizes()
-    few = len(recorded) <= FEW_SHARDS and sum(sizes.get(name, 0) for name in recorded) <= FEW_BYTES
+    few = len(recorded) <= FEW_SHARDS and sum(sizes.get(name, 0) for name in recorded) <= job.few_bytes
     return PlainExecutor() if few else job.executor
 
 
 def _run_tasks(job: _Job, what: str, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
-    """Runs tasks that keep their results themselves, and says how far they are."""
+    """Runs tasks that keep their results themselves, and reports their progress."""
     amounts: Counter[str] = Counter()
     for done, (_, result) in enumerate(job.executor.run(function, items), start=1):
         amounts.update(result.amounts)

@@ -1,4 +1,4 @@
-"""``preshard plan SOURCE``: what would packing give? Measures and plans for real, writes nothing."""
+"""``preshard plan SOURCE``: what would packing give? Measures and plans for real, and writes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_sources(
     progress: Progress,
     dp_sizes: Sequence[int] = (),
 ) -> Figures:
-    """The figures of packing sources, everything measured for real.
+    """The figures of packing sources, with every document measured.
 
     Raises:
         ConfigError: a source or the tokenizer does not exist.
@@ -57,7 +57,7 @@ def plan_sources(
 
 
 def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:
-    """One planned pack with its real mask, its media probed but not decoded."""
+    """One planned pack with its real mask; its media are probed, not decoded."""
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     planned = task.packs[0]
     pack = build_pack(

@@ -1,7 +1,7 @@
-"""What a job keeps in its work folder as it goes, and what a later run of it may believe of that.
+"""What a job keeps in its work folder as it runs, and what a later run of it may rely on.
 
-Tasks keep their own results, so that a result does not depend on the driver's life, and pixels and lengths stay off
-its wires. Every file is written whole or not at all, and a shard's record after the shard: what is there is done.
+Tasks keep their own results, so that a result outlives the driver, and neither pixels nor lengths pass through it.
+Every file is written whole or not at all, and a shard's record after the shard: what is there is done.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schemas.manifest import SHARDS, WORK, ShardEntry
 
 MEASURED_FOLDER = "measured"
 RECORD = "entry.json"
-"""Last file of a shard's record."""
+"""The last file of a shard's record to be written."""
 
 
 class WorkError(PreshardError):
@@ -39,7 +39,7 @@ class WorkError(PreshardError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What a task tells of what it kept: ``amounts`` for the progress, by name."""
+    """What a task returns once it has kept its result: ``amounts`` for the progress, by name."""
 
     amounts: Counter[str]
 
@@ -68,13 +68,13 @@ def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) 
 
 
 def count_rows(measured: pa.Table) -> Counter[str]:
-    """Documents and rejected documents of a table of ``measure.MEASURED``."""
+    """Number of documents and of rejected documents in a table of ``measure.MEASURED``."""
     rejected = len(measured) - measured["code"].null_count
     return Counter(documents=pc.sum(pc.equal(measured["piece"], 0)).as_py() or 0, rejected=rejected)
 
 
 def read_measured(work: Folder, index: int) -> MeasuredFragment:
-    """A fragment that was measured.
+    """Reads back a fragment that was measured.
 
     Raises:
         WorkError: its file is damaged.
@@ -94,7 +94,7 @@ def read_measured(work: Folder, index: int) -> MeasuredFragment:
 
 
 class ShardRecord(BaseModel):
-    """The last part of a shard's record, beside its rows of the tables."""
+    """The last part of a shard's record, next to its rows of the tables."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -103,7 +103,7 @@ class ShardRecord(BaseModel):
 
 
 def build_and_keep(task: ShardTask, config: PackConfig, out: str) -> Done:
-    """Runs in a task: writes the shard, then its table rows, then the record that says that all of it is there."""
+    """Runs in a task: writes the shard, then its rows of the tables, then the record that says all of it is there."""
     started = time.monotonic()
     folder = Folder(out)
     built = build_shard(task, config, folder / SHARDS)
@@ -139,7 +139,7 @@ def read_record(records: Folder, name: str) -> ShardRecord:
 
 
 def is_kept(name: str, out: str) -> bool:
-    """Whether a shard and its index are, byte for byte, what their record says. Runs in a task where there are many."""
+    """Whether a shard and its index are, byte for byte, what their record says. Runs in tasks where there are many."""
     folder = Folder(out)
     shards, records = folder / SHARDS, folder / WORK / SHARDS
     try:

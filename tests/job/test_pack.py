@@ -1,15 +1,14 @@
-"""The job as a whole, in this process: every document once, the same bytes always, and going on after a stop."""
+"""The job as a whole, in this process: every document once, always the same bytes, and continuing after a stop."""
 
 from __future__ import annotations
 
 import io
 import json
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,12 +16,16 @@ from rich.console import Console
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
+from packer_service.job.workdir import RECORD, measured_name, read_measured, read_record
 from packer_service.report.console import print_report
 from packer_service.report.dataset import report_dataset
 from packer_service.runtime.executors import PlainExecutor
+from packer_service.shards.store import Folder
+from packer_service.shards.write import shard_name
+from schemas.codec import encode_json, encode_table
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
-from schemas.manifest import Manifest
+from schemas.manifest import SHARDS, WORK, Manifest
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
@@ -56,24 +59,22 @@ def test_packing_twice_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_stopped_job_goes_on_with_what_is_missing(
+def test_a_stopped_job_continues_with_what_is_missing(
     tiny_dataset: Path,
     tiny_source: Path,
     tiny_config: PackConfig,
     tmp_path: Path,
     progress: object,
     after: int,
-    monkeypatch: pytest.MonkeyPatch,
     stopping: Any,
 ) -> None:
     """Fails when a re-run starts again from nothing, or when what is left differs from an undisturbed run."""
-    monkeypatch.setattr("packer_service.job.pack.FEW_BYTES", 0)  # as if the shards were large
     out = tmp_path / "out"
     with pytest.raises(stopping.Stopped):
         pack([str(tiny_source)], str(out), tiny_config, stopping(after), progress)
     assert not (out / "manifest.json").exists()
     rest = stopping(1000)
-    pack([str(tiny_source)], str(out), tiny_config, rest, progress)
+    pack([str(tiny_source)], str(out), tiny_config, rest, progress, few_bytes=0)
     n_shards, written = len(list(tiny_dataset.glob("shards/*.tar"))), max(after - 1, 0)
     assert rest.ran["measure_and_keep"] == (0 if after else 1)
     assert rest.ran["build_and_keep"] == n_shards - written
@@ -81,21 +82,27 @@ def test_a_stopped_job_goes_on_with_what_is_missing(
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
+class StopsWhenAllIsWritten:
+    """A progress that stops the job after its last shard, before there is a manifest."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int, amounts: object = None) -> None:  # noqa: ARG002
+        if what == "written shards" and done == total:
+            raise self.error
+
+
 def test_a_job_with_nothing_left_to_do_runs_no_task(
-    tiny_dataset: Path,
-    tiny_source: Path,
-    tiny_config: PackConfig,
-    tmp_path: Path,
-    progress: object,
-    monkeypatch: pytest.MonkeyPatch,
-    stopping: Any,
+    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
     """Fails when a few shards that are there already are hashed by tasks, for which Ray would have to start."""
     out = tmp_path / "out"
-    monkeypatch.setattr("packer_service.job.pack._commit", Mock(side_effect=stopping.Stopped))
     with pytest.raises(stopping.Stopped):
-        pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
-    monkeypatch.undo()
+        pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), StopsWhenAllIsWritten(stopping.Stopped))
+    assert not (out / "manifest.json").exists()
     assert len(list(out.glob("shards/preshard-*.tar"))) > 1
     rest = stopping(0)
     pack([str(tiny_source)], str(out), tiny_config, rest, progress)
@@ -103,24 +110,31 @@ def test_a_job_with_nothing_left_to_do_runs_no_task(
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
-def test_the_report_tells_what_all_runs_took(
-    tiny_source: Path,
-    tiny_config: PackConfig,
-    tmp_path: Path,
-    progress: object,
-    monkeypatch: pytest.MonkeyPatch,
-    stopping: Any,
+def keep_as_if_slow(work: Folder, seconds: float) -> None:
+    """Rewrites what a stopped run kept, one fragment and one shard, as if each had taken so long."""
+    measured = read_measured(work, 0)
+    facts = {"n_lines": str(measured.n_lines), "seconds": str(seconds)}
+    work.write(measured_name(0), encode_table(measured.table.replace_schema_metadata(facts)))
+    record = read_record(work / SHARDS, shard_name(0))
+    name = f"{SHARDS}/{shard_name(0)}/{RECORD}"
+    work.write(name, encode_json(record.model_copy(update={"seconds": seconds})))
+
+
+def test_the_report_says_what_all_runs_took(
+    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
-    """Fails when what an earlier run measured costs nothing in the report, or is counted again."""
-    out, clock = str(tmp_path / "out"), iter(range(0, 10_000, 10))
-    monkeypatch.setattr("packer_service.job.workdir.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    """Fails when what an earlier run measured or wrote costs nothing in the report, or is counted again."""
+    out = str(tmp_path / "out")
     with pytest.raises(stopping.Stopped):
-        pack([str(tiny_source)], out, tiny_config, stopping(1), progress)
+        pack([str(tiny_source)], out, tiny_config, stopping(2), progress)
+    keep_as_if_slow(Folder(out) / WORK, 10.0)
+    started = time.monotonic()
     pack([str(tiny_source)], out, tiny_config, PlainExecutor(), progress)
+    took = time.monotonic() - started
     figures = report_dataset(out)
     assert figures["attempts"] == 2
     assert figures["seconds"]["measure_task_seconds"] == 10
-    assert figures["seconds"]["write_task_seconds"] == 10 * figures["shards"]
+    assert 10 < figures["seconds"]["write_task_seconds"] < 10 + took
     assert figures["measured_per_second"] == pytest.approx(figures["source_documents"] / 10, abs=0.05)
     console = Console(file=io.StringIO(), width=110)
     print_report(figures, console)
@@ -172,7 +186,7 @@ def test_half_written_files_of_a_killed_run_are_removed(
 def test_a_document_that_breaks_after_measuring_leaves_padding(
     tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
-    """Fails when a media replaced between measuring and writing stops the job, or its document vanishes silently."""
+    """Fails when an image replaced between measuring and writing stops the job, or its document vanishes silently."""
     source = shutil.copytree(tiny_source, tmp_path / "tiny")
     out = tmp_path / "out"
     with pytest.raises(stopping.Stopped):
