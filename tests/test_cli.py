@@ -34,7 +34,7 @@ WRONG_SETTINGS = {
     "cp_sizes=[2,2]": r"cp_sizes \[2, 2\] contains a value twice",
     "ring_degrees=[0]": "ring_degrees.0: 0 is not legal",
     "vision.image_size=379": "image_size 379 is not a multiple of patch_size 14; nearest that are: 378 and 392",
-    "tokenizer=/nowhere/tokenizer.json": "tokenizer: '/nowhere/tokenizer.json' is no file; give `tekken`",
+    "tokenizer=/nowhere/tokenizer.json": "tokenizer: '/nowhere/tokenizer.json' is not a file; give `tekken`",
     "fps": "--set 'fps': write key=value",
     "seq_len.deep=1": "seq_len: .* is not legal",
 }
@@ -67,7 +67,7 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["pack", "nope://x", "--out", "OUT"], "SOURCE nope://x: "),
         (["pack", "SOURCE", "--out", "nope://x"], "nope://x: Unrecognized filesystem"),
         (["pack", "SOURCE", "--out", "FILE"], "rows.jsonl: cannot be written"),
-        (["plan", "SOURCE", "--set", "tokenizer=/nowhere.json"], "tokenizer: '/nowhere.json' is no file"),
+        (["plan", "SOURCE", "--set", "tokenizer=/nowhere.json"], "tokenizer: '/nowhere.json' is not a file"),
         (["plan", "SOURCE", "--dp", "8,0"], "'8,0' is not a list of positive integers"),
         (["plan", "SOURCE", "--dp", "²"], "'²' is not a list of positive integers"),
         (["plan"], "give either SOURCE files and folders or --lengths FILE.parquet"),

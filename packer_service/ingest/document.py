@@ -13,8 +13,8 @@ Role = Literal["system", "user", "assistant"]
 class Medium:
     """One image or video that a document shows.
 
-    Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data``. ``start`` and ``end`` cut
-    a video, in seconds from its first frame; ``None`` is the video's own start or end.
+    Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data`` is set. ``start`` and
+    ``end`` cut a clip out of a video, in seconds from its first frame; None is the video's own start or end.
     """
 
     kind: MediumKind
@@ -25,12 +25,12 @@ class Medium:
 
     @property
     def label(self) -> str:
-        """How messages name it: as the source wrote it, so that they read the same wherever the source lies."""
+        """How messages name it: as the source does, so that they read the same wherever the source lies."""
         return self.uri if self.uri is not None else "inline bytes"
 
 
 Part = str | Medium
-"""A piece of a turn's content: text, or media."""
+"""A part of a turn's content: text, or an image or video."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Document:
 
     * ``text`` is set: pre-training text with loss on every token; ``shared`` and ``branches`` are empty.
     * one branch and no ``shared`` media, ``annotated`` false: one conversation.
-    * ``annotated``: every branch is an annotation that sees ``shared`` and itself, and never another branch.
+    * ``annotated``: every branch is an annotation that sees ``shared`` and itself, but no other branch.
     """
 
     text: str | None = None

@@ -1,4 +1,4 @@
-"""What becomes of a document above a budget: rejected, cut short, or split into pieces."""
+"""What becomes of a document above a budget: it is rejected, cut short, or split into pieces."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from schemas.sequence import IGNORE_INDEX
 def fit(
     rendered: RenderedDocument, *, seq_len: int, max_images: int | None, oversize: str
 ) -> list[tuple[RenderedDocument, int]]:
-    """The pieces of a document that fit a pack, each with the number of tokens lost behind it.
+    """The pieces of a document that fit a pack, each with the number of tokens lost after it.
 
     ``truncate`` keeps what fits from the start. ``split`` cuts a text or conversation into consecutive pieces, and a
     document of annotations between annotations, with the shared prefix in front of each piece. No cut goes through a
-    unit, and a piece without loss is not kept: its tokens count as lost.
+    unit. A piece without loss is dropped, and its tokens count as lost.
 
     Args:
         rendered: the whole document.
@@ -27,8 +27,8 @@ def fit(
         oversize: ``reject``, ``truncate`` or ``split``.
 
     Raises:
-        DocumentError: ``too_long`` or ``too_many_images``, when it does not fit and may not be cut, or when nothing
-            with loss would be left.
+        DocumentError: ``too_long`` or ``too_many_images``, when it does not fit and may not be cut, or when the parts
+            that fit carry no loss.
     """
     limit = _Limit(seq_len, max_images)
     if limit.fits(rendered, 0, len(rendered)):
@@ -62,7 +62,7 @@ class _Limit:
         return "too_many_images", f"has {rendered.n_images} images, more than max_images {self.max_images}"
 
     def end(self, rendered: RenderedDocument, start: int) -> int:
-        """The furthest position such that ``[start, position)`` fits and no unit lies across it."""
+        """The furthest position for which ``[start, position)`` fits and that no unit lies across."""
         end = min(start + self.seq_len, len(rendered))
         later = np.flatnonzero(rendered.unit_edges[:, 0] >= start)
         crops = np.cumsum(rendered.unit_crops[later])
@@ -84,7 +84,7 @@ def _split(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
 
 
 def _split_annotations(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
-    """As many whole annotations a piece as fit beside the prefix; one that fits in no piece is cut short."""
+    """As many whole annotations in each piece as fit after the prefix; one that fits in no piece is cut short."""
     edges = np.searchsorted(rendered.branch_ids, np.arange(1, rendered.n_branches + 2))
     pieces, first = [], 0
     while first < rendered.n_branches:

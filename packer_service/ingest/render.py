@@ -30,7 +30,7 @@ def render(
     pooled_per_crop: int,
     annotation_weight: str = "none",
 ) -> RenderedDocument:
-    """Writes a document as tokens.
+    """Renders a document as token arrays.
 
     Text is ``BOS text EOS`` with loss on all of it. A conversation is ``BOS`` and its turns, with loss on the
     assistant's content and the token that ends it. Annotations follow the shared prefix, ``BOS`` and the shared media,

@@ -1,4 +1,4 @@
-"""Open a video and read its packets from a key frame on, without decoding a pixel."""
+"""Opens a video and reads its packets from a key frame on, without decoding a pixel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ from schemas.errors import DocumentError
 MAX_FRAME_PIXELS = 36 << 20
 """Largest frame: 8K is 8192 x 4320. A decoder holds several, in up to eight bytes a pixel."""
 
-SEEK_BACK_SECONDS = (0, 2, 16)
-"""How far before the wanted time a seek aims, one after the other, until it lands at or before it."""
+READ_BYTES = 1 << 17
+"""Bytes that FFmpeg reads at a time. Each read is a call into Python, of which PyAV's 32 KiB would need four times as
+many."""
 
-# Containers that keep times. Not: lists that name other files or addresses to open (HLS, DASH, concat), still images,
-# and raw streams, which FFmpeg would also see in random bytes.
+SEEK_BACK_SECONDS = (0, 2, 16)
+"""How far before the wanted time seeks aim, one after the other, until one lands at or before it. Key frames are
+seldom more than some seconds apart; beyond the last of these, the video is read from its beginning."""
+
+# Containers that keep times. Not among them: lists that name other files or addresses to open (HLS, DASH, concat),
+# still images, and raw streams, which FFmpeg would also see in random bytes.
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,mxf,nut,rm,ivf,wtv"
 _OPEN_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 _ROTATION = re.compile(r"display ?matrix: rotation of (-?\d+(?:\.\d+)?) degrees", re.IGNORECASE)
@@ -33,7 +38,7 @@ _log_lock = Lock()
 
 
 class _Positions:
-    """A file as FFmpeg reads it: damaged files ask for places that are none, and learn so by a negative number."""
+    """A file as FFmpeg reads it: a damaged file may seek to an invalid position, which a negative number reports."""
 
     def __init__(self, file: MediaFile) -> None:
         self.read, self.tell, self._file = file.read, file.tell, file
@@ -63,17 +68,16 @@ class Video:
 
 @contextmanager
 def open_video(file: MediaFile) -> Iterator[Video]:
-    """Open a container by its content (never by its name) and check its header.
+    """Opens a container by its content (never by its name) and checks its header.
 
     Raises:
-        DocumentError: ``bad_video``: no container, no video stream, or frames that are empty or too
-            large.
+        DocumentError: ``bad_video``: not a container, no video stream, or frames that are empty or too large.
     """
     if not file.size:
         raise DocumentError("bad_video", f"{file.label}: the file is empty")
     try:
         options = {**_OPEN_OPTIONS, **_decoder_options()}
-        container = av.open(_Positions(file), options=options, metadata_errors="replace", buffer_size=1 << 17)
+        container = av.open(_Positions(file), options=options, metadata_errors="replace", buffer_size=READ_BYTES)
     except av.FFmpegError as error:
         reason = "not a video that can be read; legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
         raise DocumentError("bad_video", f"{file.label}: {reason}") from error
@@ -85,12 +89,12 @@ def open_video(file: MediaFile) -> Iterator[Video]:
 
 
 def _decoder_options() -> dict[str, str]:
-    # Codecs write a frame's size into their own data, too, and there it may be another than in the container's header.
+    # Codecs also write a frame's size into their own data, where it may differ from the one in the container's header.
     return {"max_pixels": str(MAX_FRAME_PIXELS)}
 
 
 def _first_stream(container: Any, label: str) -> Any:
-    """The first video stream that is not a cover picture; every other stream is left unread."""
+    """The first video stream that is not a cover picture; no other stream is read."""
     streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not streams:
         raise DocumentError("bad_video", f"{label}: holds no video stream")
@@ -117,8 +121,8 @@ def display_size(video: Video) -> tuple[int, int]:
 
 
 def _rotation(video: Video) -> float:
-    # PyAV gives a stream's display matrix only with decoded frames; FFmpeg's own description of the file has it. PyAV
-    # hands descriptions out by the log, whose level is one for the whole process.
+    # PyAV gives a stream's display matrix only with decoded frames, but FFmpeg's own description of the file has it.
+    # PyAV returns descriptions through the log, whose level is shared by the whole process.
     with _log_lock:
         level = av.logging.get_level()
         av.logging.set_level(av.logging.INFO)
@@ -132,7 +136,7 @@ def _rotation(video: Video) -> float:
 
 
 def shown_at(packet: Any) -> int | None:
-    """Tick at which a packet's frame is shown; containers without presentation times have decoding times alone."""
+    """Tick at which a packet's frame is shown; containers without presentation times have only decoding times."""
     return packet.pts if packet.pts is not None else packet.dts
 
 
@@ -140,12 +144,12 @@ def shown_at(packet: Any) -> int | None:
 def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator[Any]]]:
     """A video and its packets in decoding order, from a key frame that is shown at or before ``tick``.
 
-    ``None`` reads from the beginning. Demuxers seek by decoding time, or guess, so where a seek landed is looked at,
-    and an earlier place is tried until it is right: first by seeking further back, at last from the file's beginning.
-    Each try opens the container anew, because a demuxer that failed to seek is in no defined state.
+    None reads from the beginning. Demuxers seek by decoding time, or guess, so the place where a seek landed is
+    checked, and earlier ones are tried until one is right: first by seeking further back, finally from the file's
+    beginning. Each try opens the container again, because a demuxer that failed to seek is in no defined state.
 
     Raises:
-        DocumentError: ``bad_video``, as of :func:`open_video`.
+        DocumentError: ``bad_video``, as in :func:`open_video`.
     """
     for back in (*(SEEK_BACK_SECONDS if tick is not None else ()), None):
         file.seek(0)
@@ -157,8 +161,7 @@ def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator
 
 
 def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
-    """Packets from a key frame at or before ``tick``; None when a seek to ``back`` seconds before it did not land
-    there."""
+    """Packets from a key frame at or before ``tick``; None if a seek to ``back`` seconds before it landed too late."""
     try:
         video.container.seek(int(tick - back / video.time_base), stream=video.stream)
         packets = _from_key(video)
@@ -171,7 +174,7 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
 
 
 def _from_key(video: Video) -> Iterator[Any]:
-    """Packets with content, from the first key frame on: what lies before it cannot be decoded."""
+    """Packets with content from the first key frame on: what lies before it cannot be decoded."""
     started = False
     for packet in video.container.demux(video.stream):
         started = started or (packet.is_keyframe and packet.size > 0)

@@ -14,9 +14,9 @@ _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 def grey_range(bands: Iterable[Image.Image]) -> tuple[float, float]:
     """The values that become black and white in an image of deep greys, given in bands.
 
-    Integer greys of 32 bits take 0..65535 while their values allow it, and floating-point greys 0..1; beyond that, the
-    image's own smallest and largest values are taken, since such files say nothing of their range. No other mode has
-    a range to find: its bands are not read.
+    Integer greys of 32 bits are taken to range over 0..65535, and floating-point greys over 0..1, if their values lie
+    within. If not, the image's own smallest and largest values are taken, since such files do not state their range.
+    The other modes have a known range, so their bands are not read.
     """
     low, high = np.inf, -np.inf
     full = 1.0
@@ -35,11 +35,11 @@ def grey_range(bands: Iterable[Image.Image]) -> tuple[float, float]:
 def to_rgb(image: Image.Image, limits: tuple[float, float] | None = None) -> Image.Image:
     """An image as RGB: transparency over white, deep greys scaled (not clipped) to 8 bits.
 
-    16-bit greys take the full range 0..65535; values that are no numbers become black.
+    16-bit greys take the full range 0..65535; values that are not numbers become black.
 
     Args:
         image: of any mode.
-        limits: what :func:`grey_range` found for the image of which this is a band; the image's own when not given.
+        limits: what :func:`grey_range` found for the image of which this is a band; by default, for this image.
     """
     if image.mode.startswith("I;16"):
         return _grey((np.asarray(image).astype(np.int64) * 255 + 32767) // 65535)
@@ -54,7 +54,7 @@ def to_rgb(image: Image.Image, limits: tuple[float, float] | None = None) -> Ima
 def _deep_grey(values: Num[np.ndarray, "height width"], limits: tuple[float, float]) -> Image.Image:
     low, high = limits
     known = np.where(np.isfinite(values), values, low).astype(np.float64)
-    if high == low:  # one value alone, which says nothing of what is bright
+    if high == low:  # only one value, which says nothing about what is bright
         return _grey(np.zeros(values.shape))
     return _grey(np.floor((known - low) / (high - low) * 255 + 0.5))
 

@@ -21,17 +21,20 @@ from packer_service.ingest.media.shrink import Shrunk
 from schemas.errors import DocumentError
 
 MAX_IMAGE_PIXELS = 178_956_970
-"""Largest image of any format, where Pillow too takes a header for an attack."""
+"""Largest image of any format: twice ``Image.MAX_IMAGE_PIXELS``, above which Pillow takes a header for an attack."""
 
 MAX_DECODER_BYTES = 384 << 20
-"""Most memory that decoding an image may take, as far as its header tells."""
+"""Most memory that decoding an image may take by its header: three quarters of what the decoder's process may use."""
 
-# Bytes a pixel while an image is decoded, as measured. JPEG is decoded at a fraction of its size; the others hold an
-# animation's canvases, whole planes or strips, samples of 32 bits, or coefficients beside the picture.
-_BYTES_A_PIXEL = {"JPEG": 2, "progressive JPEG": 8, "TIFF": 10, "PPM": 10, "AVIF": 12, "WEBP": 16, "JPEG2000": 25}
+# Bytes per pixel while an image is decoded, as measured. JPEG is decoded at a fraction of its size; the others hold an
+# animation's canvases, whole planes or strips, samples of 32 bits, or coefficients besides the picture.
+_BYTES_PER_PIXEL = {"JPEG": 2, "progressive JPEG": 8, "TIFF": 10, "PPM": 10, "AVIF": 12, "WEBP": 16, "JPEG2000": 25}
 
-# Formats that hold nothing but pixels and begin with a mark. Pillow also opens PostScript (by running a program),
-# scientific files of many gigabytes, and would take random bytes for a TGA.
+_PIXEL_BYTES = 4
+"""Bytes of a pixel as Pillow keeps it, in the formats that need no more while they are decoded."""
+
+# Formats that hold nothing but pixels and begin with a signature. Pillow also opens PostScript (by running a program),
+# scientific files of many gigabytes, and takes random bytes for a TGA.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
 
 _UPRIGHT = {
@@ -46,12 +49,12 @@ _UPRIGHT = {
 """What undoes each EXIF orientation; 1 is upright."""
 
 _SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
-"""Those after which rows are columns."""
+"""Those that swap rows and columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageGrid:
-    """How an image is cut: ``rows`` x ``cols`` tiles in reading order and, with more than one tile, a thumbnail LAST.
+    """How an image is cut: ``rows`` x ``cols`` tiles in reading order and, if there are several, a thumbnail last.
 
     ``width`` and ``height`` are the image's own, upright.
     """
@@ -83,11 +86,11 @@ class ImageGrid:
 def choose_grid(width: int, height: int, *, image_size: int, max_crops: int) -> tuple[int, int]:
     """Rows and columns of tiles that show an image nearest to its own resolution.
 
-    An axis is scaled by the larger over the smaller of canvas (``cols`` or ``rows`` times ``image_size``) and image. Of
-    all grids of at most ``max_crops`` tiles, the one whose worse axis is scaled least is taken; ties go to fewer tiles,
-    then to the grid whose better axis is scaled least, then to fewer rows. In the spirit of the tiling of Molmo (Deitke
-    et al. 2024, section 3); here the image fills its canvas without a border, as a single crop does, and tiles do not
-    overlap.
+    The scale of an axis is the larger over the smaller of canvas (``cols`` or ``rows`` times ``image_size``) and image.
+    Of all grids of at most ``max_crops`` tiles, the one whose worse axis is scaled least is taken; ties go to fewer
+    tiles, then to the grid whose better axis is scaled least, then to fewer rows. This follows the tiling of Molmo
+    (Deitke et al. 2024, section 3), except that the image fills its canvas without a border, as a single crop does, and
+    tiles do not overlap.
     """
 
     def rank(grid: tuple[int, int]) -> tuple[Fraction, int, Fraction, int]:
@@ -103,7 +106,7 @@ def choose_grid(width: int, height: int, *, image_size: int, max_crops: int) -> 
 
 
 def probe_image(medium: Medium, base: str, *, image_size: int, max_crops: int) -> ImageGrid:
-    """Count an image's crops from its header; no pixel is decoded.
+    """Counts an image's crops from its header; no pixel is decoded.
 
     Args:
         medium: the image.
@@ -133,10 +136,10 @@ def probe_image(medium: Medium, base: str, *, image_size: int, max_crops: int) -
 
 
 def decode_image(medium: Medium, base: str, grid: ImageGrid, *, image_size: int) -> list[Image.Image]:
-    """Decode an image into its crops: square RGB images, the tiles in reading order and then the thumbnail.
+    """Decodes an image into its crops: square RGB images, the tiles in reading order and then the thumbnail.
 
     The whole image fills its canvas, upright as EXIF says, without keeping the aspect ratio. Transparent pixels show a
-    white ground; high bit depths are scaled to 8 bits; of an animation, the first frame is taken.
+    white background, high bit depths are scaled to 8 bits, and of an animation the first frame is taken.
 
     Args:
         medium: the image that was probed.
@@ -178,7 +181,7 @@ def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
 
 
 def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jpeg_quality: int) -> bytes:
-    """The bytes that a shard stores for a crop: the same for the same pixels; no metadata.
+    """The bytes that a shard stores for a crop: always the same for the same pixels, without metadata.
 
     Args:
         image: an RGB crop.
@@ -186,7 +189,7 @@ def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jp
         jpeg_quality: 1 to 100; not used for PNG.
     """
     out = io.BytesIO()
-    # Pillow hands a photograph's comments and profiles on to everything that is cut from it.
+    # Pillow copies a photograph's comments and profiles to everything that is cut from it.
     image = image.copy()
     image.info = {}
     if image_format == "jpeg":
@@ -198,7 +201,7 @@ def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jp
 
 @contextmanager
 def _opened(file: MediaFile) -> Iterator[Image.Image]:
-    # Where warnings are made errors, a strange but whole image must not become a bad one.
+    # Where warnings are turned into errors, a strange but whole image must not become a bad one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -215,8 +218,8 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
 
 
 def max_pixels(kind: str | None) -> int:
-    """Most pixels of an image of a format, such that decoding it keeps to :data:`MAX_DECODER_BYTES`."""
-    return min(MAX_IMAGE_PIXELS, MAX_DECODER_BYTES // _BYTES_A_PIXEL.get(kind or "", 4))
+    """Most pixels of an image of a format whose decoding keeps within :data:`MAX_DECODER_BYTES`."""
+    return min(MAX_IMAGE_PIXELS, MAX_DECODER_BYTES // _BYTES_PER_PIXEL.get(kind or "", _PIXEL_BYTES))
 
 
 def _too_large(file: MediaFile, found: str, limit: int) -> DocumentError:
@@ -230,23 +233,29 @@ def _orientation(image: Image.Image) -> int:
         return 1
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged EXIF: the picture itself may be whole
+    except Exception:  # damaged EXIF, but the picture itself may be whole
         return 1
     return value if value in _UPRIGHT else 1
 
 
+_PNG_SIGNATURE_BYTES = 8
+_PNG_CHUNK_FRAME_BYTES = 12
+"""Length, type and checksum around a chunk's data."""
+
+
 def _png_is_whole(file: MediaFile) -> bool:
     """Whether every chunk up to the end marker is there, by jumping from one chunk's header to the next."""
-    position = 8
-    while position + 12 <= file.size:
+    position = _PNG_SIGNATURE_BYTES
+    while position + _PNG_CHUNK_FRAME_BYTES <= file.size:
         file.seek(position)
         length, kind = struct.unpack(">I4s", file.read(8))
         if kind == b"IEND":
             return True
-        position += 12 + length
+        position += _PNG_CHUNK_FRAME_BYTES + length
     return False
 
 
 def _webp_is_whole(file: MediaFile) -> bool:
+    """Whether the file is as long as its RIFF header says, which does not count its own first 8 bytes."""
     file.seek(4)
     return int.from_bytes(file.read(4), "little") + 8 <= file.size

@@ -1,9 +1,9 @@
-"""Open the image or video that a row refers to, wherever it lies, as a seekable file.
+"""Opens the image or video that a row refers to, wherever it lies, as a seekable file.
 
-What can be wrong with a reference is the document's fault and becomes a :class:`DocumentError`; its message names the
-reference as the row wrote it and never where it was found, so that the rejects of a source read the same on every
-machine. An outage (a network error, an expired credential, a failing disk) is nobody's fault in the source: it is
-raised as it is, so that the task is tried again instead of losing documents.
+A wrong reference is the document's fault and becomes a :class:`DocumentError`. Its message names the reference as the
+row does, and never the place where it was looked for, so that the rejects of a source read the same on every machine.
+An outage (a network error, an expired credential, a failing disk) is not the source's fault: it is raised as it is, so
+that the task is tried again instead of losing documents.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from schemas.errors import DocumentError
 from schemas.filesystem import is_uri, locate
 
 REMOTE_BUFFER = 1 << 20
-"""Bytes asked for at a time from a remote file: a demuxer reads a few kilobytes at a time, and each would be a
-request."""
+"""Bytes read from a remote file at a time: demuxers ask for a few kilobytes, each of which would be a request."""
 
-# Our own words: the C library's differ from system to system. Any other number is an outage.
+# In our own words, since the C library's differ between systems. Any other number is an outage.
 _REASONS = {
     errno.ENOENT: "no such file",
-    errno.ENOTDIR: "no such file",  # in an object store, a name below a file is as good as any
+    errno.ENOTDIR: "no such file",  # an object store allows names below a file's name
     errno.EISDIR: "is a folder, not a file",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
@@ -56,15 +55,15 @@ class MediaFile:
         return self.file.read(size)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As of a file, but a place behind the end is the end.
+        """As in a file, but a position past the end is the end.
 
         Raises:
-            ValueError: a place before the beginning. Damaged files ask for such places, and file systems refuse them
-                with an error that looks like one of their own.
+            ValueError: a position before the beginning. Damaged files ask for such positions, and file systems refuse
+                them with an error that looks like one of their own.
         """
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self.file.tell(), io.SEEK_END: self.size}[whence]
         if start + offset < 0:
-            raise ValueError(f"{self.label}: a place before its beginning")
+            raise ValueError(f"{self.label}: a position before its beginning")
         return self.file.seek(min(start + offset, self.size))
 
     def tell(self) -> int:
@@ -73,7 +72,7 @@ class MediaFile:
 
 @contextmanager
 def open_media(medium: Medium, base: str) -> Iterator[MediaFile]:
-    """Open inline bytes or a reference for reading at any position; closed on leaving the context.
+    """Opens inline bytes or a reference for reading at any position; closed on leaving the context.
 
     Args:
         medium: ``uri`` is a URI of any file system that pyarrow opens, an absolute local path, or a path relative to
@@ -81,14 +80,14 @@ def open_media(medium: Medium, base: str) -> Iterator[MediaFile]:
         base: URI or path of the folder that holds the row's file.
 
     Raises:
-        DocumentError: ``missing_media``: nothing is there, it is no regular file, or it may not be read.
+        DocumentError: ``missing_media``: nothing is there, it is not a regular file, or it may not be read.
         OSError: the file system failed.
     """
     if medium.data is not None:
         yield MediaFile(file=io.BytesIO(medium.data), label=medium.label, size=len(medium.data))
         return
     if medium.uri is None:
-        raise DocumentError("missing_media", "media has neither a URI nor bytes; give one of them")
+        raise DocumentError("missing_media", "it has neither a URI nor bytes; give one of them")
     try:
         file, size = _open(medium.uri, base)
     except OSError as error:
@@ -96,7 +95,7 @@ def open_media(medium: Medium, base: str) -> Iterator[MediaFile]:
             raise
         raise _missing(medium.label, _REASONS[error.errno]) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        reason = "cannot be opened; legal are local paths, file://, s3:// and what else pyarrow.fs opens"
+        reason = "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
         raise _missing(medium.label, reason) from error
     with file:
         yield MediaFile(file=file, label=medium.label, size=size)
@@ -113,7 +112,7 @@ def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
     try:
         raw = filesystem.open_input_file(path)
     except FileNotFoundError:
-        # An object store has no folders: a prefix of other names is as good as no name at all.
+        # An object store has no folders, only names with a common prefix.
         if filesystem.get_file_info(path).type == fs.FileType.Directory:
             raise IsADirectoryError(errno.EISDIR, "is a folder") from None
         raise
@@ -121,7 +120,7 @@ def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
 
 
 def _open_local(path: Path) -> tuple[BinaryIO, int]:
-    # Looked at before it is opened: opening a named pipe waits for a writer.
+    # Checked before it is opened, because opening a named pipe waits for a writer.
     status = path.stat()
     if S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder")
@@ -137,5 +136,5 @@ def _resolve(uri: str, base: str) -> tuple[fs.FileSystem, str]:
     filesystem, folder = locate(base)
     if isinstance(filesystem, fs.LocalFileSystem):
         return filesystem, str(Path(folder, uri))
-    # Object stores know no "..", their keys are plain strings.
+    # Object stores do not resolve "..": their keys are plain strings.
     return filesystem, posixpath.normpath(posixpath.join(folder, uri))

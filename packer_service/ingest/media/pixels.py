@@ -9,16 +9,16 @@ from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 
-# FFmpeg's scaler takes shortcuts that differ between processors, and that darken the picture by more than one level of
-# 255 on average, unless it is told to round accurately and to be bit-exact, which FFmpeg's own tests hold on every
-# processor. Scaling straight from the decoder's planes is two to eight times faster than converting the full frame to
-# RGB and leaving the scaling to Pillow. Bicubic, whose support grows with the reduction so that nothing aliases.
+# FFmpeg's scaler takes shortcuts that differ between processors and darken the picture by more than one level of 255 on
+# average, unless it is told to round accurately and to be bit-exact, which FFmpeg's own tests check on every processor.
+# Scaling straight from the decoder's planes is two to eight times faster than converting the full frame to RGB and
+# leaving the scaling to Pillow. The support of the bicubic filter grows with the reduction, so nothing aliases.
 SCALING = int(
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT | Interpolation.FULL_CHR_H_INT
 )
 
-# The quarter turns and mirrorings that a display matrix can ask for (ISO/IEC 14496-12, 6.2.2), by the signs of its a,
-# b, c and d, and what brings a stored frame into that position.
+# For each quarter turn or mirroring that a display matrix can ask for (ISO/IEC 14496-12, 6.2.2), by the signs of its a,
+# b, c and d: what brings a stored frame into that position.
 _TURNS = {
     (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
     (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
@@ -31,18 +31,18 @@ _TURNS = {
 
 
 class FrameScaler:
-    """Scales the frames of one video; keeps FFmpeg's tables from frame to frame."""
+    """Scales the frames of one video, and keeps FFmpeg's tables from frame to frame."""
 
     def __init__(self, image_size: int) -> None:
         self.image_size = image_size
         self._reformatter = VideoReformatter()
 
     def image(self, frame: Any) -> Image.Image:
-        """Scale a whole ``av.VideoFrame`` to a square RGB image, upright as the file's display matrix says.
+        """Scales a whole ``av.VideoFrame`` to a square RGB image, upright as the file's display matrix says.
 
         The aspect ratio is not kept, as in SigLIP's preprocessing. Colours follow the matrix and range that the video
-        names (BT.601 and limited where it names none); high bit depths are rounded to 8 bits without tone mapping, and
-        an alpha plane is dropped.
+        names (BT.601 and limited range where it names none). High bit depths are rounded to 8 bits without tone
+        mapping, and an alpha plane is dropped.
         """
         side = self.image_size
         scaled = self._reformatter.reformat(

@@ -1,4 +1,4 @@
-"""Which frames of a video are kept: by the time at which they are shown, in exact integers."""
+"""Which frames of a video are kept, by the time at which they are shown, in exact integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 
 
 def as_written(seconds: float) -> Fraction:
-    """The decimal that a person wrote: 0.1 is one tenth, not the nearest binary fraction above it.
+    """The decimal that a person wrote: 0.1 is one tenth, not the binary fraction nearest to it.
 
     A frame at exactly 0.3 s is then found by a target of 0.3 s, whose float lies a little below.
     """
@@ -26,20 +26,20 @@ def sample_frames(
     fps: Fraction,
     max_frames: int,
 ) -> Int64[np.ndarray, "frames"]:
-    """Choose the frames that are on the screen at evenly spaced targets.
+    """Chooses the frames that are on the screen at evenly spaced times, the targets.
 
-    The targets are ``start + k / fps`` for every ``k >= 0`` with a target before ``end``. When these are more than
+    The targets are ``start + k / fps`` for every ``k >= 0`` with a target before ``end``. If these are more than
     ``max_frames``, they are ``start + k * (end - start) / max_frames`` for ``k`` below ``max_frames``: spread evenly,
-    the first one at ``start``. A target takes the last frame shown at or before it, or the first frame when none is;
-    a frame that several targets take is kept once. Any frame rate, also a variable one, is thereby sampled by time.
+    the first one at ``start``. A target takes the last frame shown at or before it, or the first frame if there is
+    none; a frame that several targets take is kept once. Any frame rate, even a variable one, is thus sampled by time.
 
     Args:
         pts: times of the frames shown, ascending and distinct, in ticks of ``time_base``.
         origin: tick of the video's first frame, time 0.
-        time_base: seconds a tick.
+        time_base: seconds per tick.
         start: beginning of the clip in seconds from ``origin``.
         end: its end, above ``start``.
-        fps: targets a second.
+        fps: targets per second.
         max_frames: most targets.
 
     Returns:
@@ -62,7 +62,7 @@ def clip_timestamps(
 ) -> Float64[np.ndarray, "frames"]:
     """Seconds from the clip's start at which each frame is shown, correctly rounded.
 
-    A frame that is already on the screen when the clip starts has 0.
+    For a frame that is already on the screen when the clip starts it is 0.
     """
     first = start / time_base + origin
     ticks = (int(tick) * first.denominator - first.numerator for tick in pts)

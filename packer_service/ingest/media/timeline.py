@@ -16,9 +16,9 @@ from packer_service.ingest.media.demux import Video, shown_at
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """When frames are shown: ``pts`` ascending and distinct; ``origin`` is the video's first frame.
+    """When frames are shown: ``pts`` ascending and distinct; ``origin`` is the tick of the video's first frame.
 
-    ``end`` is the tick at which the last frame goes off the screen when packets were read to the file's end, else None.
+    ``end`` is the tick at which the last frame leaves the screen if packets were read to the file's end, else None.
     """
 
     pts: Int64[np.ndarray, "shown"]
@@ -44,7 +44,7 @@ def read_origin(video: Video, packets: Iterator[Any]) -> tuple[int, list[Any]]:
 
 
 def read_timeline(video: Video, packets: Iterator[Any], *, origin: int, stop: int | None) -> Timeline:
-    """When frames are shown, from the packets alone, up to the first that is decoded at ``stop`` or later.
+    """When frames are shown, from the packets up to the first that is decoded at ``stop`` or later.
 
     Raises:
         DocumentError: ``bad_video``: a packet is damaged or has no time, no frame is shown, or the file ends before the
@@ -64,7 +64,7 @@ def read_timeline(video: Video, packets: Iterator[Any], *, origin: int, stop: in
 
 @contextmanager
 def reading(video: Video) -> Iterator[None]:
-    """A container that cannot be read on is a bad video."""
+    """A container that cannot be read any further is a bad video."""
     try:
         yield
     except av.FFmpegError as error:
@@ -80,18 +80,17 @@ class ShownFrames:
         self.first_key: int | None = None
         self.last_read: int | None = None
         self.duration = 0
-        # VP8 alone puts frames that are only referred to into packets of their own (RFC 6386, section 9.1: show_frame).
+        # Only VP8 puts frames that others refer to, but that are never shown, into packets of their own (RFC 6386,
+        # section 9.1: show_frame).
         self.hidden_frames = video.stream.codec_context.name in ("vp8", "libvpx")
 
     def add(self, packet: Any) -> int | None:
-        """Take a packet; returns the tick at which its frame is shown, None for one that is not shown."""
+        """Takes a packet, and returns the tick at which its frame is shown, None if it is not shown."""
         if packet.is_corrupt:
             raise self.video.bad("a packet within the clip is cut short or damaged; the file is truncated")
         tick = shown_at(packet)
         if tick is None:
-            raise self.video.bad(
-                "a packet carries no time (a raw stream or a damaged file); write it anew as mp4 or mkv"
-            )
+            raise self.video.bad("a packet carries no time (a raw stream or a damaged file); convert it to mp4 or mkv")
         if self.first_key is None:
             self.first_key = tick
         self.last_read = max(tick, packet.dts or tick, self.last_read or tick)
@@ -104,13 +103,13 @@ class ShownFrames:
 
     def _is_shown(self, packet: Any, tick: int) -> bool:
         # A picture before the first key frame refers to frames that were not read (an open group of pictures), and one
-        # that is marked lies outside of the container's edit list.
+        # that is marked to be discarded lies outside of the container's edit list.
         if packet.is_discard or (self.first_key is not None and tick < self.first_key):
             return False
         return not self.hidden_frames or bool(bytes(packet)[0] >> 4 & 1)
 
     def check_index(self) -> None:
-        """After the last packet: the index must promise no more."""
+        """After the last packet, checks that the index promises no more."""
         entries = self.video.stream.index_entries
         if len(entries) and (self.last_read is None or entries[-1].timestamp > self.last_read):
             raise self.video.bad("ends before the last frame that its index promises; the file is truncated")
@@ -121,7 +120,7 @@ class ShownFrames:
         return np.unique(np.array(self.ticks, np.int64))
 
     def end(self) -> int:
-        """Tick after the last frame: its own duration, or else that of the frame before it."""
+        """Tick at which the last frame ends: after its own duration, or else after that of the frame before it."""
         pts = self.pts()
         gap = int(pts[-1] - pts[-2]) if len(pts) > 1 else 1
         return int(pts[-1]) + (self.duration or gap)

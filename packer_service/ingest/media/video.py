@@ -1,4 +1,4 @@
-"""Which frames of a video a document shows, known without decoding, and then their pixels, decoded once."""
+"""Which frames of a video a document shows, found without decoding, and then their pixels, each decoded once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from schemas.errors import DocumentError
 class VideoFrames:
     """The frames of a clip that will be stored.
 
-    ``pts`` are in the stream's time base, ascending and distinct; ``timestamps`` in seconds from the clip's start,
-    which is ``medium.start`` or else the first frame (a frame that is already on the screen then has 0). ``width`` and
-    ``height`` are those of the frame as it is shown, with the header's quarter turn applied.
+    ``pts`` are in the stream's time base, ascending and distinct; ``timestamps`` are in seconds from the clip's start,
+    which is ``medium.start`` or else the first frame; they are 0 for a frame that is already on the screen then.
+    ``width`` and ``height`` are those of the frame as it is shown, after the header's quarter turn.
     """
 
     pts: Int64[np.ndarray, "frames"]
@@ -53,7 +53,7 @@ class VideoFrames:
 
 
 def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> VideoFrames:
-    """Choose a clip's frames by time, reading packets only: no pixel is decoded.
+    """Chooses a clip's frames by time, reading only packets: no pixel is decoded.
 
     The rule of :func:`~packer_service.ingest.media.sampling.sample_frames` is applied to the times at which the frames
     are really shown, so variable frame rates, reordered frames, late starts and edit lists come out exactly. Second 0
@@ -64,7 +64,7 @@ def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> Vi
     Args:
         medium: the video; ``start`` and ``end`` in seconds, an ``end`` past the video's own is the video's own.
         base: URI or path of the folder that holds the row's file.
-        fps: frames a second of the clip, above 0.
+        fps: frames per second of the clip, above 0.
         max_frames: most frames, at least 1.
 
     Raises:
@@ -78,7 +78,7 @@ def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> Vi
             time_base = video.time_base
             origin, head = read_origin(video, packets)
             stop = None if end is None else origin + math.ceil(end / time_base)
-            # Most often a seek in the open file lands right; only else is it opened once more.
+            # A seek in the open file usually lands right; only if it does not is the file opened once more.
             tick = origin + int(start / time_base)
             sought = seek_to(video, tick) if start > 0 else chain(head, packets)
             line = None if sought is None else read_timeline(video, sought, origin=origin, stop=stop)
@@ -100,11 +100,11 @@ def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> Vi
 
 
 def _clip_bounds(medium: Medium) -> tuple[Fraction, Fraction | None]:
-    """The clip in exact seconds, ``(0, None)`` for a whole video."""
+    """Start and end of the clip in exact seconds; ``(0, None)`` for a whole video."""
     for name, value in (("start", medium.start), ("end", medium.end)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise DocumentError(
-                "bad_video", f"{medium.label}: {name} {value} is no time in a video; give seconds of at least 0"
+                "bad_video", f"{medium.label}: {name} {value} is not a time in a video; give seconds of at least 0"
             )
     start = Fraction(0) if medium.start is None else as_written(medium.start)
     end = None if medium.end is None else as_written(medium.end)
@@ -118,7 +118,7 @@ def _clip_bounds(medium: Medium) -> tuple[Fraction, Fraction | None]:
 def _clip_end(
     medium: Medium, line: Timeline, *, start: Fraction, end: Fraction | None, time_base: Fraction
 ) -> Fraction:
-    """End of the clip in seconds, within the video where its end was seen."""
+    """End of the clip in seconds, no later than the video's own end where that is known."""
     if line.end is None:
         assert end is not None  # only a clip's end stops the reading before the video's
         return end
@@ -132,10 +132,10 @@ def _clip_end(
 
 
 def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: int) -> Iterator[Image.Image]:
-    """Decode the chosen frames once, in order, each as a square RGB image.
+    """Decodes the chosen frames once, in order, each as a square RGB image.
 
-    Starts at the key frame before the first of them and leaves out, undecoded, whatever lies before the last key frame
-    before the next one. One decoder thread: a task holds one CPU, and results must not depend on how many there are.
+    Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
+    the last key frame before it. It uses one thread: a task holds one CPU, and results must not depend on their number.
 
     Args:
         medium: the video that was probed.
@@ -148,7 +148,7 @@ def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: 
 
     Raises:
         DocumentError: ``missing_media``, ``bad_video`` as in the probe, or ``decode_failed``: the decoder stopped, or
-            did not put out a frame that the packets promise.
+            did not return a frame that the packets promise.
     """
     with open_media(medium, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
         reader, scaler = _FrameReader(video, packets), FrameScaler(image_size)
@@ -165,7 +165,7 @@ def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: 
 
 
 class _FrameReader:
-    """Feeds a decoder just enough to get out the frames asked for, in ascending order."""
+    """Feeds a decoder just enough packets to get the frames asked for, in ascending order."""
 
     def __init__(self, video: Video, packets: Iterator[Any]) -> None:
         self.decoder = video.stream.codec_context
@@ -178,7 +178,7 @@ class _FrameReader:
         self.flushed = False
 
     def read(self, tick: int, scaler: FrameScaler) -> Image.Image | None:
-        """The frame shown at ``tick``, or None when it cannot be had; ``reason`` then says why."""
+        """The frame shown at ``tick``, or None when it cannot be decoded; ``reason`` then says why."""
         try:
             frame = self._frame(tick)
             return None if frame is None else scaler.image(frame)
@@ -208,7 +208,7 @@ class _FrameReader:
         return frame
 
     def _skip_to_key(self, tick: int) -> None:
-        """Read up to ``tick`` and drop what lies before the last key frame shown by then."""
+        """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then."""
         if any((frame.pts or frame.dts or 0) >= tick for frame in self.decoded):
             return
         while not self.waiting or self.waiting[-1].dts is None or self.waiting[-1].dts < tick:

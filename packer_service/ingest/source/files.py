@@ -1,4 +1,4 @@
-"""Source files to fragments, and fragments to rows. A row is known by where it lies, so that it can be read again."""
+"""Source files to fragments, and fragments to rows. A row is referred to by its place, so that it can be read again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from schemas.filesystem import is_uri, join, locate, split_query
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 FRAGMENT_BYTES = 8 * 2**20
-"""Bytes of JSON Lines that one task measures. Part of no result: rows are numbered by file."""
+"""Bytes of JSON Lines that one task measures: a few seconds of tokenising. No result depends on it, since rows are
+numbered by file."""
+MAX_GROUP_ROWS = 2**40
+"""Most rows that a damaged row group is believed to have, so that the numbers of later rows stay in 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """A file of rows. ``label`` names it in results, the same wherever the source lies."""
+    """A file of rows. ``label`` names it in results, and is the same wherever the source lies."""
 
     label: str
     uri: str
@@ -85,7 +88,7 @@ def list_sources(sources: Sequence[str]) -> list[SourceFile]:
 
 
 def _labels(sources: Sequence[str]) -> list[str]:
-    """Last parts of the sources' paths, numbered where two are the same."""
+    """The last parts of the sources' paths, numbered where two are the same."""
     names = [split_query(source)[0].rstrip("/").rpartition("/")[2] or "source" for source in sources]
     return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
@@ -128,14 +131,14 @@ def _row_groups(file: SourceFile) -> int:
         with _open(file) as opened:
             return pq.ParquetFile(opened).num_row_groups
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise ConfigError(f"SOURCE {file.uri}: is no Parquet file ({_reason(error)})") from None
+        raise ConfigError(f"SOURCE {file.uri}: is not a Parquet file ({_reason(error)})") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FragmentRows:
     """A fragment's rows: number in the fragment from 0, reference, and the row or why it cannot be read.
 
-    ``n_lines`` is what later fragments of the file add to their numbers: blank lines count and are no rows.
+    ``n_lines`` is what later fragments of the file add to their numbers. Blank lines count, but are not rows.
     """
 
     rows: Iterator[tuple[int, RowReference, Any]]
@@ -152,9 +155,9 @@ def read_fragment(fragment: Fragment) -> FragmentRows:
         try:
             group = ROW_GROUPS.table(fragment.file.uri, fragment.file.mtime_ns, fragment.start)
         except DamagedGroupError as damage:
-            # One reject for all: what the footer says of its rows may be damaged as well.
+            # One reject for all of them: what the footer says of its rows may be damaged as well.
             first = (0, RowReference(offset=fragment.start, size=0), DocumentError("bad_row", str(damage)))
-            return FragmentRows(rows=iter([first]), n_lines=min(max(damage.n_rows, 1), 2**40))
+            return FragmentRows(rows=iter([first]), n_lines=min(max(damage.n_rows, 1), MAX_GROUP_ROWS))
         rows = ((i, RowReference(offset=fragment.start, size=i), row) for i, row in enumerate(rows_of(group)))
         return FragmentRows(rows=rows, n_lines=len(group))
     with _open(fragment.file) as opened:
@@ -176,7 +179,7 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
     if file.kind == "parquet":
         try:
             group = ROW_GROUPS.table(file.uri, file.mtime_ns, reference.offset)
-        except DamagedGroupError:  # the file was written anew: fewer row groups, or no Parquet at all
+        except DamagedGroupError:  # the file was replaced: fewer row groups, or not Parquet at all
             return _gone()
         return row_at(group, reference.size) if reference.size < len(group) else _gone()
     with _open(file) as opened:
@@ -195,7 +198,7 @@ def _open(file: SourceFile) -> Any:
 
 def _parse_line(line: Line) -> Any:
     if line.data is None:
-        limit = f"more than the limit of {MAX_LINE_BYTES}; make several rows of it"
+        limit = f"more than the limit of {MAX_LINE_BYTES}; split it into several rows"
         return DocumentError("too_long", f"the line has {line.size} bytes, {limit}")
     return _parse(line.data)
 

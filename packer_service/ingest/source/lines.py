@@ -1,4 +1,4 @@
-"""The lines of a file that begin in a range of its bytes, whole, whatever their length."""
+"""The lines of a file that begin in a range of its bytes, each one whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 MAX_LINE_BYTES = 24 * 2**20
-"""Longest line that is kept: its JSON can take 24 times as much memory (``[[],[],...``)."""
+"""Longest line that is kept: its JSON can take 24 times as much memory (``[[],[],...``), 576 MiB."""
+
+READ_BYTES = 2**20
+"""Bytes read at a time of a line that does not end in its range."""
 
 
 class Line(NamedTuple):
-    """A line with its end, by its place in the file. ``data`` is None when it is longer than ``MAX_LINE_BYTES``."""
+    """A line, its line end included, by its place. ``data`` is None if it is longer than ``MAX_LINE_BYTES``."""
 
     offset: int
     size: int
@@ -19,12 +22,12 @@ class Line(NamedTuple):
 
 
 def read_lines(opened: Any, start: int, end: int) -> list[Line]:
-    """The lines that begin in bytes ``[start, end)``; the last one may end behind them.
+    """The lines that begin in bytes ``[start, end)``; the last one may end after them.
 
     Args:
-        opened: a file that can be read at any place.
+        opened: a file that can be read at any position.
         start: first byte.
-        end: byte behind the last, at most ``MAX_LINE_BYTES`` further.
+        end: byte after the last, at most ``MAX_LINE_BYTES`` further.
     """
     before = max(start - 1, 0)
     opened.seek(before)
@@ -43,7 +46,7 @@ def read_lines(opened: Any, start: int, end: int) -> list[Line]:
 
 
 def _finished(offset: int, begun: bytes, opened: Any) -> Line:
-    """A line that was read to the range's end, read to its own. A whole file can be one line: not all of it is held."""
+    """The last line, read beyond the range to its own end. A whole file can be one line, so not all of it is kept."""
     parts, size = [begun], len(begun)
     for part in _until_line_end(opened):
         size += len(part)
@@ -55,7 +58,7 @@ def _finished(offset: int, begun: bytes, opened: Any) -> Line:
 
 
 def _until_line_end(opened: Any) -> Iterator[bytes]:
-    while part := opened.read(2**20):
+    while part := opened.read(READ_BYTES):
         end = part.find(b"\n") + 1
         yield part[:end] if end else part
         if end:

@@ -1,4 +1,4 @@
-"""Rows of Parquet files by row group, read a row at a time: documents of a shard lie in many groups, in no order."""
+"""Rows of Parquet files by row group, read one at a time: a shard's documents lie in many groups, in any order."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from packer_service.ingest.source.rows import FIELDS
 from schemas.errors import DocumentError
 from schemas.filesystem import locate
 
-KEPT_BYTES = 256 * 2**20
-"""Most memory for row groups that a process keeps, as Arrow has them; the last one read is kept whatever its size."""
+CACHED_BYTES = 256 * 2**20
+"""Most memory of the row groups that a process keeps; the last one read is kept whatever its size."""
 
 
 class DamagedGroupError(Exception):
-    """A row group whose bytes can be read and are no rows, so that none of its documents is known.
+    """A row group whose bytes can be read but are not rows, so that none of its documents is known.
 
     ``n_rows`` is what the file's footer promises, which may be as wrong as the rest.
     """
 
     def __init__(self, group: int, n_rows: int) -> None:
-        super().__init__(f"row group {group} is damaged: none of its {n_rows} rows can be read; write the file anew")
+        super().__init__(f"row group {group} is damaged: none of its {n_rows} rows can be read; write the file again")
         self.n_rows = n_rows
 
 
 class RowGroups:
-    """Row groups that were read last. Packs take documents from all over a source, so the same group comes often."""
+    """The row groups read last. Packs take documents from all over a source, so the same group is needed often."""
 
     def __init__(self, kept_bytes: int) -> None:
         self.recent: LRUCache[tuple[str, int, int], pa.Table] = recent_values(
@@ -41,10 +41,10 @@ class RowGroups:
     def table(self, uri: str, mtime_ns: int, group: int) -> pa.Table:
         """The fields of :data:`~packer_service.ingest.source.rows.FIELDS` that a row group has, with all of its rows.
 
-        ``mtime_ns`` tells two states of a file apart.
+        ``mtime_ns`` distinguishes two states of a file.
 
         Raises:
-            DamagedGroupError: its bytes are there, but are no rows.
+            DamagedGroupError: its bytes are there, but are not rows.
             OSError: the file cannot be read.
         """
         key = (uri, mtime_ns, group)
@@ -55,8 +55,8 @@ class RowGroups:
         return table
 
 
-ROW_GROUPS = RowGroups(KEPT_BYTES)
-"""Those of this process."""
+ROW_GROUPS = RowGroups(CACHED_BYTES)
+"""The row groups that this process keeps."""
 
 
 def _read(uri: str, group: int) -> pa.Table:
@@ -65,13 +65,13 @@ def _read(uri: str, group: int) -> pa.Table:
         with filesystem.open_input_file(path) as opened:
             return _parse(opened, group)
     except (OSError, UnicodeDecodeError, pa.ArrowException):
-        # Arrow raises OSError for damaged data, too: read once more, looking at what the file system itself says.
+        # Arrow also raises OSError for damaged data: read once more, watching for errors of the file system itself.
         with filesystem.open_input_file(path) as opened:
             return _parse_watched(_Watched(opened), group)
 
 
 def _parse(opened: Any, group: int) -> pa.Table:
-    # Other columns may be large, or hold what Python has no value for, and no document needs them.
+    # No document needs the other columns, which may be large, or hold values that Python cannot represent.
     return pq.ParquetFile(opened).read_row_group(group, columns=list(FIELDS))
 
 
@@ -89,7 +89,7 @@ def _parse_watched(watched: _Watched, group: int) -> pa.Table:
 
 
 class _Watched(io.RawIOBase):
-    """A file that remembers its file system's error."""
+    """A file that remembers an error of its file system."""
 
     def __init__(self, opened: pa.NativeFile) -> None:
         self.opened = opened
@@ -125,7 +125,7 @@ def row_at(table: pa.Table, index: int) -> Any:
     try:
         return table.slice(index, 1).to_pylist()[0]
     except UnicodeDecodeError:
-        # Arrow takes a file at its word that its strings are UTF-8.
+        # Arrow does not check that a file's strings are UTF-8.
         return DocumentError("bad_row", "a string of the row is not UTF-8")
     except (ValueError, OverflowError, pa.ArrowException) as error:
         return DocumentError("bad_row", f"a value of the row cannot be read ({type(error).__name__})")

@@ -10,17 +10,17 @@ from schemas.errors import DocumentError
 
 FORMS = ("text", "messages", "annotations")
 FIELDS = ("id", "source", *FORMS, "media")
-"""Everything that is read of a row; other fields are the user's own."""
+"""The fields of a row that are read; others are the user's own."""
 ROLES = get_args(Role)
 DEFAULT_SOURCE = "default"
 MAX_NAME = 1000
-"""Most characters of an id or a source: tables and heads of samples repeat them."""
+"""Most characters of an id or a source, which tables and heads of samples repeat."""
 MAX_URI = 8000
-"""Most characters of a media's path or URI: messages repeat it."""
+"""Most characters of an image's or video's path or URI, which messages repeat."""
 
 
 def row_identity(row: Any) -> tuple[str | None, str]:
-    """A row's ``id`` (None when it has no usable one) and ``source``, for any row at all."""
+    """The ``id`` (None if it has no usable one) and ``source`` of any row at all."""
     if not isinstance(row, dict):
         return None, DEFAULT_SOURCE
     given_id, source = row.get("id"), row.get("source")
@@ -29,7 +29,7 @@ def row_identity(row: Any) -> tuple[str | None, str]:
 
 
 def parse_document(row: Any) -> Document:
-    """Checks a row and gives its document.
+    """Checks a row, and returns its document.
 
     Null fields count as missing, since Parquet has every field in every row.
 
@@ -44,13 +44,13 @@ def parse_document(row: Any) -> Document:
     if len(forms) != 1:
         _bad(f"has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}; give exactly one")
     if "media" in row and "annotations" not in row:
-        _bad("media stands only beside annotations; put a conversation's media into its messages")
+        _bad("media is legal only beside annotations; put a conversation's media into its messages")
     if "text" in row:
         return _text(row["text"])
     if "messages" in row:
         return _with_loss(Document(branches=(_messages(row["messages"], "messages"),)))
     annotations = _list(row["annotations"], "annotations")
-    shared = tuple(_media(part, f"media[{i}]") for i, part in enumerate(_list(row.get("media", []), "media")))
+    shared = tuple(_medium(part, f"media[{i}]") for i, part in enumerate(_list(row.get("media", []), "media")))
     branches = tuple(_messages(given, f"annotations[{i}]") for i, given in enumerate(annotations))
     for i, branch in enumerate(branches):
         if not branch:
@@ -77,7 +77,7 @@ def _text(text: Any) -> Document:
 
 
 def _with_loss(document: Document) -> Document:
-    """Refuses a document without an assistant's word: not one of its tokens would carry loss."""
+    """Refuses a document without any text by an assistant: none of its tokens would carry loss."""
     answers = [m for branch in document.branches for m in branch if m.role == "assistant"]
     if not any(isinstance(part, str) and part.strip() for message in answers for part in message.parts):
         raise DocumentError("empty", "no assistant turn holds any text, so no token would carry loss")
@@ -104,10 +104,10 @@ def _message(given: Any, where: str) -> Message:
 def _part(given: Any, where: str) -> Part:
     if isinstance(given, dict) and given.get("type") == "text":
         return _string(given.get("text"), f"{where}.text")
-    return _media(given, where)
+    return _medium(given, where)
 
 
-def _media(given: Any, where: str) -> Medium:
+def _medium(given: Any, where: str) -> Medium:
     if not isinstance(given, dict):
         _bad(f"{where} is a {_kind(given)}, not an object with a type")
     kind: Any = given.get("type")
@@ -121,7 +121,7 @@ def _media(given: Any, where: str) -> Medium:
 
 
 def _reference(given: dict[str, Any], kind: str, where: str) -> tuple[str | None, bytes | None]:
-    """A media part's URI or its inline bytes; also in the form ``{"bytes", "path"}`` of Hugging Face image columns."""
+    """A part's URI or its inline bytes, also in the form ``{"bytes", "path"}`` of Hugging Face image columns."""
     value: Any = given.get(kind)
     inline: Any = given.get("bytes")
     if isinstance(value, dict):
@@ -149,7 +149,7 @@ def _seconds(value: Any, where: str) -> float | None:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # a whole number too large for a float
         return False
 
 
@@ -157,7 +157,7 @@ def _string(value: Any, where: str) -> str:
     if not isinstance(value, str):
         _bad(f"{where} is a {_kind(value)}, not a string")
     if not _is_text(value):
-        _bad(f"{where} holds a lone surrogate, which is no Unicode text")
+        _bad(f"{where} holds a lone surrogate, which is not Unicode text")
     return value
 
 

@@ -1,19 +1,19 @@
-"""Long texts in parts, so that what a tokenizer takes of memory and time does not grow with them."""
+"""Long texts in parts, so that a tokenizer's memory and time per character do not grow with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 PART = 2**16
-"""Most characters that a tokenizer gets at once. Tokenizers take up to 200 bytes a token, and on text without spaces
-time that grows with its square."""
+"""Most characters given to a tokenizer at once. Tokenizers take up to 200 bytes per token, and on text without spaces
+time that grows with the square of its length."""
 
 
 def text_parts(text: str) -> Iterator[str]:
-    """A text in parts of at most ``PART`` characters, all of them together the text itself.
+    """A text in parts of at most ``PART`` characters, which joined are the text itself.
 
-    Parts begin with the last single space that allows it: tokenizers in the manner of GPT-2 begin a token there, so
-    that parts give the same tokens as the whole. Only where the last quarter of a part has none is a word cut.
+    A part begins with a single space between words where there is one: tokenizers like GPT-2's begin a token there, so
+    the parts give the same tokens as the whole. A word is cut only if the last quarter of a part has no such space.
     """
     start = 0
     while len(text) - start > PART:

@@ -15,7 +15,7 @@ from schemas.errors import ConfigError
 from schemas.manifest import TokenizerEntry
 
 TEKKEN_FILE = "tekken_240911.json"
-"""The newest Tekken vocabulary in the mistral-common package; it knows image and system-prompt tokens."""
+"""The newest Tekken vocabulary in the mistral-common package; it has image and system-prompt tokens."""
 
 BOS_NAMES = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")
 EOS_NAMES = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "[SEP]")
@@ -32,15 +32,15 @@ MARKS = frozenset(
         *(*BEGIN_NAMES, *SEPARATOR_NAMES, *END_NAMES),
     )
 )
-"""Tokens that the packer may write around text; where a tokenizer has one, no text becomes it."""
+"""Tokens that the packer may write around text; if a tokenizer has one, no text is encoded as it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatFormat:
     """How turns are written, as token ids.
 
-    A turn is ``before[role]``, its content, ``end[role]`` and ``after[role]``. Of an assistant's turn the content and
-    ``end`` carry loss: the model must learn to stop.
+    A turn is ``before[role]``, its content, ``end[role]`` and ``after[role]``. The content and ``end`` of an
+    assistant's turn carry loss: the model must also learn to stop.
     """
 
     before: dict[Role, tuple[int, ...]]
@@ -80,10 +80,10 @@ class Tokenizer:
 
 @lru_cache(maxsize=2)
 def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
-    """Loads ``tekken`` or the ``tokenizer.json`` at a path. One process loads each once.
+    """Loads ``tekken`` or the ``tokenizer.json`` at a path, each once per process.
 
     Raises:
-        ConfigError: the file is missing or no tokenizer, or a special token is not in it.
+        ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
     """
     return _load_tekken(special) if name == "tekken" else _load_hugging_face(Path(name), special)
 
@@ -115,17 +115,17 @@ def _load_hugging_face(path: Path, special: SpecialTokensConfig) -> Tokenizer:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
     if not path.is_file():
-        raise ConfigError(f"tokenizer: {str(path)!r} is no file; give `tekken` or the path of a tokenizer.json")
+        raise ConfigError(f"tokenizer: {str(path)!r} is not a file; give `tekken` or the path of a tokenizer.json")
     try:
         loaded = HuggingFaceTokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault in the file
-        raise ConfigError(f"tokenizer: {str(path)!r} is no Hugging Face tokenizer.json ({error})") from None
+        raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json ({error})") from None
     loaded.no_truncation()
     loaded.no_padding()
     loaded.encode_special_tokens = True
     ids = {token.content: i for i, token in loaded.get_added_tokens_decoder().items()}
-    # A file may list its marks as plain added tokens, and text that spells one would then become one. Tokens that are
-    # no mark of ours, such as those of tool calls, stay what the file says.
+    # A file may list its marks as plain added tokens, and text that spells one would then be encoded as one. Tokens
+    # that are not marks of ours, such as those of tool calls, stay what the file says.
     marks = {*MARKS, special.bos, special.eos, special.image} & ids.keys()
     loaded.add_special_tokens(sorted(marks))
     return _with_specials(
@@ -190,7 +190,7 @@ def _find(ids: dict[str, int], given: str | None, names: Sequence[str], what: st
 
 
 def _chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: int) -> ChatFormat:
-    """Mistral's instruct form where the tokenizer has its tokens, else ChatML (as text where it lacks those too)."""
+    """Mistral's instruct form if the tokenizer has its tokens, else ChatML (written as text if it lacks those too)."""
     if "[INST]" in ids and "[/INST]" in ids:
         system = "[SYSTEM_PROMPT]" in ids and "[/SYSTEM_PROMPT]" in ids
         open_system = (ids["[SYSTEM_PROMPT]"],) if system else (ids["[INST]"],)
@@ -212,7 +212,7 @@ def _chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: i
 
 
 def _image_format(ids: dict[str, int], image: int) -> ImageFormat:
-    """The marks that the tokenizer has: Mistral's break and end, or Qwen's vision start and end, or none."""
+    """The marks that the tokenizer has: Mistral's break and end, Qwen's vision start and end, or none."""
 
     def mark(names: Sequence[str]) -> tuple[int, ...]:
         return next(((ids[name],) for name in names if name in ids), ())

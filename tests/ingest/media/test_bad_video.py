@@ -35,9 +35,9 @@ def decode(path: Path, frames: VideoFrames) -> list[Any]:
 @pytest.mark.parametrize(
     ("start", "end", "reason"),
     [
-        (-0.5, None, "start -0.5 is no time"),
-        (math.nan, None, "start nan is no time"),
-        (None, math.inf, "end inf is no time"),
+        (-0.5, None, "start -0.5 is not a time"),
+        (math.nan, None, "start nan is not a time"),
+        (None, math.inf, "end inf is not a time"),
         (1.0, 1.0, "start 1.0 is not before end 1.0"),
         (0.9, 0.2, "start 0.9 is not before end 0.2"),
         (1.6, None, "start 1.6 is past the end; the video is 1.600 seconds long"),

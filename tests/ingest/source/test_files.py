@@ -103,5 +103,5 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no file that ends in"):
         list_sources([str(tmp_path)])
     (tmp_path / "x.parquet").write_bytes(b"no")
-    with pytest.raises(ConfigError, match="is no Parquet file"):
+    with pytest.raises(ConfigError, match="is not a Parquet file"):
         list_fragments(list_sources([str(tmp_path)]))

@@ -60,7 +60,7 @@ def messages(content: Any) -> dict[str, Any]:
         ({"source": "s" * 1001, "text": "a"}, "source is 'sss.*at most 1000 characters"),
         ({"text": 3}, "text is a int"),
         ({"text": "a\ud800"}, "lone surrogate"),
-        ({"text": "a", "media": []}, "media stands only beside annotations"),
+        ({"text": "a", "media": []}, "media is legal only beside annotations"),
         ({"messages": "hello"}, "messages is a str"),
         ({"annotations": [[ANSWER], []]}, r"annotations\[1\] has no messages"),
         ({"messages": [3]}, r"messages\[0\] is a int"),

@@ -86,10 +86,10 @@ def test_special_tokens_can_be_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     """Fails when a wrong path or file ends in a traceback."""
-    with pytest.raises(ConfigError, match="is no file; give `tekken`"):
+    with pytest.raises(ConfigError, match="is not a file; give `tekken`"):
         load_tokenizer(str(tmp_path / "none.json"), PLAIN)
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"is no Hugging Face tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"is not a Hugging Face tokenizer\.json"):
         load_tokenizer(str(tmp_path / "x.json"), PLAIN)
 
 
