@@ -97,6 +97,25 @@ def test_a_split_of_annotations_repeats_the_prefix() -> None:
     assert [lost for _, lost in pieces] == [0, 0]
 
 
+def test_a_split_of_annotations_labels_no_edge() -> None:
+    """Fails when the last token of a prefix or annotation gets the token after it in the piece, or in the whole."""
+    whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))
+    first, second = (piece for piece, _ in fit(whole, seq_len=11, max_images=None, oversize="split"))
+    np.testing.assert_array_equal(first.labels, [X, X, X, 4, 5, 6, X, 8, 9, 10, X])
+    np.testing.assert_array_equal(second.labels, [X, X, X, 12, 13, 14, X])
+    for piece in (first, second):
+        np.testing.assert_array_equal(piece.loss_weights > 0, piece.labels != X)
+
+
+@pytest.mark.parametrize("oversize", ["truncate", "split"])
+def test_the_last_token_of_a_cut_has_no_label(oversize: str) -> None:
+    """Fails when the last token of a piece still predicts the token that was cut off, or weighs without a label."""
+    first, *others = (piece for piece, _ in fit(document([], 8), seq_len=5, max_images=None, oversize=oversize))
+    np.testing.assert_array_equal(first.labels, [1, 2, 3, 4, X])
+    np.testing.assert_array_equal(first.loss_weights, [1, 1, 1, 1, 0])
+    assert [piece.labels.tolist() for piece in others] == ([[6, 7, X]] if oversize == "split" else [])
+
+
 def test_an_annotation_longer_than_a_pack_is_cut_and_counted() -> None:
     """Fails when tokens lost inside one annotation are not reported."""
     whole = document([(0, 1)], 0, shared=3, branches=(4, 20))

@@ -104,6 +104,16 @@ def test_annotations_share_the_prefix_and_continue_its_positions() -> None:
     assert TREE.media == ((VIDEO, FRAMES),)
 
 
+def test_an_annotation_that_begins_with_an_answer_is_not_predicted_from_what_is_before_it() -> None:
+    """Fails when the last token of the prefix, or of an annotation, has the first word of the next as its label."""
+    answers = (Message(role="assistant", parts=("ab",)),), (Message(role="assistant", parts=("c",)),)
+    document = rendered(Document(shared=(IMAGE,), branches=answers, annotated=True), crops(1))
+    np.testing.assert_array_equal(document.tokens, [BOS, IMG, IMG, END, A, B, EOS, C, EOS])
+    np.testing.assert_array_equal(document.branch_ids, [0, 0, 0, 0, 1, 1, 1, 2, 2])
+    np.testing.assert_array_equal(document.labels, [X, X, X, X, B, EOS, X, EOS, X])
+    np.testing.assert_array_equal(document.loss_weights, [0, 0, 0, 0, 1, 1, 0, 1, 0])
+
+
 def test_the_crops_of_an_image_are_one_unit() -> None:
     """Fails when the tiles of one photograph can be split between ranks, or their separator is pooled."""
     document = rendered(Document(branches=(turns((IMAGE, "q"), "a"),)), crops(3))

@@ -19,6 +19,7 @@ from schemas.layout import TokenLayout
 from schemas.manifest import UNSEALED
 from trainer.data.dataset import PackedDataset
 from trainer.data.header import read_header, token_layout
+from trainer.data.images import read_images
 
 SPLITS = [
     ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),
@@ -134,6 +135,30 @@ def test_broken_bytes(copied: Path, broken: str) -> None:
         path.write_bytes(edit(path.read_bytes()))
     with pytest.raises(error, match=f"shards/preshard-00000.*{message}"):
         list(PackedDataset(copied, ulysses_degree=2))
+
+
+@pytest.mark.parametrize("short", [1, 511])
+def test_a_range_that_ends_a_little_short(copied: Path, short: int) -> None:
+    """Fails when a shard cut within a tar block passes for whole, as a header part or crop may still decode."""
+    files = PackedDataset(copied).files
+    shard = copied / "shards" / "preshard-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:2048])
+    assert len(files.read_range(shard.name, 512, 1536)) == 1536
+    with pytest.raises(errors.ShardChanged, match=f"gives 1536 of the {1536 + short} bytes from byte 512: cut short"):
+        files.read_range(shard.name, 512, 1536 + short)
+
+
+@pytest.mark.parametrize("past", [1, 511])
+def test_a_crop_that_reaches_a_little_past_its_sample(copied: Path, past: int) -> None:
+    """Fails when a rank reads the next sample's bytes, or the tar's end, as its own last crop."""
+    dataset = PackedDataset(copied)
+    place = next(place for place in dataset.files.packs() if place.size > place.header_size)
+    head = read_header(dataset.files, place, dataset.config).head
+    last = head.images[-1]
+    beyond = place.size - place.header_size - last.offset - 512 + past
+    head = head.model_copy(update={"images": [*head.images[:-1], last.model_copy(update={"size": beyond})]})
+    with pytest.raises(errors.ImagesInvalid, match="outside of the sample"):
+        read_images(dataset.files, place, head, range(len(head.images)), image_size=56, image_format="jpeg")
 
 
 def test_a_missing_shard(copied: Path) -> None:
