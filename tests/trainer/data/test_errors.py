@@ -144,7 +144,7 @@ def test_a_range_that_ends_a_little_short(copied: Path, short: int) -> None:
     shard = copied / "shards" / "preshard-000000.tar"
     shard.write_bytes(shard.read_bytes()[:2048])
     assert len(files.read_range(shard.name, 512, 1536)) == 1536
-    with pytest.raises(errors.ShardChanged, match=f"gives 1536 of the {1536 + short} bytes from byte 512: cut short"):
+    with pytest.raises(errors.ShardChanged, match=f"1536 of the {1536 + short} bytes from byte 512"):
         files.read_range(shard.name, 512, 1536 + short)
 
 
@@ -157,7 +157,7 @@ def test_a_crop_that_reaches_a_little_past_its_sample(copied: Path, past: int) -
     last = head.images[-1]
     beyond = place.size - place.header_size - last.offset - 512 + past
     head = head.model_copy(update={"images": [*head.images[:-1], last.model_copy(update={"size": beyond})]})
-    with pytest.raises(errors.ImagesInvalid, match="outside of the sample"):
+    with pytest.raises(errors.ImagesInvalid, match="outside the sample"):
         read_images(dataset.files, place, head, range(len(head.images)), image_size=56, image_format="jpeg")
 
 
