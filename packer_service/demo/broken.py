@@ -1,4 +1,4 @@
-"""The demo's bad documents: one or more for each reason for which a document is rejected, and their broken files."""
+"""The demo's bad documents, one or more for each reason to reject a document, and their broken files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from packer_service.demo.questions import Row, conversation, text_part
 from packer_service.demo.texts import reference_text
 
 TOO_LONG_CHARACTERS = 400_000
-"""More than any tokenizer brings below the default length of a sequence: 36,864 tokens would be 11 characters each."""
+"""More than fits the default length of a sequence with any tokenizer: 36,864 tokens would be 11 characters each."""
 
 BROKEN_LINE = '{"id": "bad-json", "source": "docs_text", "text": "this line ends too'
 
 
 def write_broken_files(directory: Path) -> None:
-    """Make the files that bad documents refer to, from good ones that are already there."""
+    """Makes the files that bad documents refer to from good ones, which are already there."""
     folder = directory / "broken"
     folder.mkdir(parents=True, exist_ok=True)
     _cut(directory / "videos/tour.mp4", folder / "truncated.mp4", 0.4)  # its index survives
-    _cut(directory / "videos/bikes.mp4", folder / "no-index.mp4", 0.5)  # its index lay at the end
+    _cut(directory / "videos/bikes.mp4", folder / "no-index.mp4", 0.5)  # its index was at the end
     _cut(directory / "photos/coffee.png", folder / "cut-short.png", 0.5)
     _cut(directory / "photos/rocket.jpg", folder / "cut-short.jpg", 0.5)
     for name in ("empty.mp4", "empty.png"):
@@ -36,7 +36,7 @@ def _cut(source: Path, target: Path, share: float) -> None:
 
 
 def broken_rows() -> Iterator[tuple[str, Row]]:
-    """Code and row of every bad document that is a row of JSON. The last row of a pair of duplicates is the bad one."""
+    """Code and row of every bad document that is valid JSON. Of two duplicates, the last one is bad."""
     videos = {
         "missing_media": {"missing-video": "videos/never-made.mp4", "folder-as-video": "videos"},
         "bad_video": {
@@ -78,7 +78,7 @@ def _broken_forms() -> Iterator[tuple[str, Row]]:
 
 
 def first_of_duplicates() -> Row:
-    """The row that the duplicate repeats; it is good."""
+    """The good row whose id the duplicate repeats."""
     return _text("bad-duplicate", "The first of two rows of one name.")
 
 

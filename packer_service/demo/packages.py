@@ -1,4 +1,4 @@
-"""Data files of installed packages, found without importing them: some are old and slow to import, or fail to."""
+"""Data files of installed packages, found without importing them: some are slow to import, or fail to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.errors import PreshardError
 
 
 def package_folder(package: str, *inside: str) -> Path:
-    """A folder inside an installed package.
+    """Finds a folder inside an installed package.
 
     Raises:
         PreshardError: the package is not installed, or has no such folder.

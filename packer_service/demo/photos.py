@@ -1,4 +1,4 @@
-"""The demo's photographs and pictures: those of scikit-image, with what is true of each."""
+"""The demo's photographs and pictures: those of scikit-image, with facts about each."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ SUBJECTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoPhoto:
-    """A picture of the demo and what is true of it."""
+    """A picture of the demo, with facts computed from the file."""
 
     name: str
     subject: str
     width: int
     height: int
     brightness: float
-    """Mean of all pixels as grey, 0 to 255."""
+    """Mean over all pixels and channels, 0 to 255."""
     coloured: bool
     thumbnail: bytes
     """A small JPEG of it, to be stored inline."""
 
 
 def write_photos(folder: Path) -> list[DemoPhoto]:
-    """Copy the pictures of scikit-image and look at each.
+    """Copies the pictures of scikit-image and examines each.
 
     Raises:
         PreshardError: scikit-image is not installed.
@@ -66,10 +66,10 @@ def write_photos(folder: Path) -> list[DemoPhoto]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in SUBJECTS:
         shutil.copyfile(origin / name, folder / name)
-    return [_look_at(folder / name, subject) for name, subject in SUBJECTS.items()]
+    return [_examine(folder / name, subject) for name, subject in SUBJECTS.items()]
 
 
-def _look_at(path: Path, subject: str) -> DemoPhoto:
+def _examine(path: Path, subject: str) -> DemoPhoto:
     with Image.open(path) as opened:
         flat = Image.new("RGBA", opened.size, "white")
         flat.alpha_composite(opened.convert("RGBA"))

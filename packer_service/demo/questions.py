@@ -1,4 +1,4 @@
-"""The demo's conversations: questions about the media with answers that are computed from the files."""
+"""The demo's conversations: questions about the media, with answers computed from the files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ Row = dict[str, Any]
 
 SYSTEM = "You look at pictures and videos, and answer in one short sentence."
 CLIPS = ((0.0, 0.5), (0.0, 2.0), (0.5, 1.75), (1.0, 4.0), (1.3, 2.1), (2.0, 2.6), (2.5, 5.0), (3.0, 9.0), (0.0, 15.0))
-"""Seconds; a video takes those that begin within it."""
+"""Start and end in seconds; a video is cut into those that begin within it."""
+
+SHORTEST_CUT, SHORTEST_CLIP = 0.5, 0.25
+"""Seconds above which a video is cut into clips, and that a clip must at least show: a few frames at every rate here."""
 
 
 def conversation(user: list[Row] | str, *turns: str, system: str | None = None) -> list[Row]:
-    """Messages that begin with the user's and go on by turns, the assistant's first."""
+    """The user's message, and then turns of the assistant and the user alternately."""
     roles = ["assistant" if number % 2 == 0 else "user" for number in range(len(turns))]
     head = [] if system is None else [{"role": "system", "content": system}]
     said = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
@@ -37,13 +40,13 @@ def video_part(video: DemoVideo, clip: tuple[float, float] | None = None) -> Row
 
 
 def bright_word(brightness: float) -> str:
-    """A mean of all pixels, 0 to 255, in a word."""
+    """A word for the mean of all pixels, 0 to 255."""
     names = ((64, "dark"), (100, "rather dark"), (150, "of middle brightness"), (200, "rather bright"))
     return next((name for limit, name in names if brightness < limit), "bright")
 
 
 def video_rows(videos: Sequence[DemoVideo]) -> Iterator[Row]:
-    """Every video whole and in clips, each with one to three turns."""
+    """Every video whole and in clips, each with one to three questions."""
     for video in videos:
         stem = video.name.replace(".", "-")
         user = [video_part(video), text_part("What does the video show, and how long is it?")]
@@ -60,7 +63,9 @@ def video_rows(videos: Sequence[DemoVideo]) -> Iterator[Row]:
 
 
 def _clips_of(video: DemoVideo) -> list[tuple[float, float]]:
-    return [clip for clip in CLIPS if clip[0] < video.duration - 0.25 and video.duration > 0.5]
+    if video.duration <= SHORTEST_CUT:
+        return []
+    return [clip for clip in CLIPS if clip[0] < video.duration - SHORTEST_CLIP]
 
 
 def _about_clip(video: DemoVideo, start: float, end: float, number: int) -> list[Row]:
@@ -78,7 +83,7 @@ def _about_clip(video: DemoVideo, start: float, end: float, number: int) -> list
 
 
 def image_rows(photos: Sequence[DemoPhoto]) -> Iterator[Row]:
-    """One, two, and several pictures in a question."""
+    """Questions about one, two, and several pictures."""
     for number, photo in enumerate(photos):
         stem = photo.name.partition(".")[0]
         kind = "in colour" if photo.coloured else "in shades of grey"
@@ -145,7 +150,7 @@ def _clip_annotations(video: DemoVideo, clip: tuple[float, float] | None) -> lis
 
 
 def inline_rows(photos: Sequence[DemoPhoto]) -> Iterator[Row]:
-    """Pictures inside of the row itself, for Parquet."""
+    """Pictures stored in the row itself, for Parquet."""
     for number, photo in enumerate(photos):
         stem = photo.name.partition(".")[0]
         part = {"type": "image", "bytes": photo.thumbnail}

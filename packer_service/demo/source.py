@@ -1,4 +1,4 @@
-"""Write the demonstration source: a few hundred real documents and some that are bad on purpose."""
+"""Writes the demonstration source: a few hundred real documents, and some that are bad on purpose."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _INLINE_SCHEMA = pa.schema(
 
 
 def write_demo_source(directory: Path, *, log: Callable[[str], object] = print) -> dict[str, int]:
-    """Write videos, photographs and rows of every form to a folder.
+    """Writes videos, photographs and rows of every form to a folder.
 
     ``documents.jsonl`` holds conversations about images and clips (``image_qa``, ``video_qa``), several annotations of
-    shared media (``multi_qa``) and text (``docs_text``); ``inline.parquet`` conversations with the pictures inside of
-    them (``inline_qa``). Bad documents have ids that begin with ``bad-``; ``EXPECTED.json`` says how many documents can
-    be packed with the default configuration, and the ids of the others by code (for a line without an id, its place).
-    The same versions of the packages used give the same files.
+    shared media (``multi_qa``) and text (``docs_text``); ``inline.parquet`` holds conversations that contain their
+    pictures (``inline_qa``). Bad documents have ids that begin with ``bad-``. ``EXPECTED.json`` says how many documents
+    can be packed with the default configuration, and gives the ids of the others by code (for a line without an id, its
+    place). The same versions of the packages used give the same files.
 
     Args:
-        directory: made when it is missing; files of the same names are replaced.
-        log: told what is being done.
+        directory: created if it is missing; files of the same names are replaced.
+        log: called with a line about each step.
 
     Returns:
         Counts: ``documents`` that are good, ``rejects`` that are bad, ``videos``, ``photos``.
@@ -77,7 +77,7 @@ def _write(directory: Path, log: Callable[[str], object]) -> dict[str, int]:
 
 
 def _write_rows(directory: Path, good: Sequence[Row]) -> dict[str, list[str]]:
-    """The JSON Lines; returns the ids of the bad rows by code."""
+    """Writes the JSON Lines; returns the ids of the bad rows by code."""
     expected: dict[str, list[str]] = {}
     lines = [json.dumps(row, ensure_ascii=False) for row in good]
     for code, row in broken_rows():
@@ -90,7 +90,7 @@ def _write_rows(directory: Path, good: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _write_inline(path: Path, photos: Sequence[DemoPhoto], expected: dict[str, list[str]]) -> int:
-    """The Parquet file, with one bad row of its own; returns the number of good rows."""
+    """Writes the Parquet file, with one bad row of its own; returns the number of good rows."""
     good = list(inline_rows(photos))
     nothing = conversation([{"type": "image", "bytes": b""}, {"type": "text", "text": "What is this?"}], "Nothing.")
     bad_id = "bad-inline-empty"
@@ -102,7 +102,7 @@ def _write_inline(path: Path, photos: Sequence[DemoPhoto], expected: dict[str, l
 
 
 def _in_parts(row: Row) -> Row:
-    """With every content a list of parts: a column has one type."""
+    """The row with every content as a list of parts, because a column has one type."""
 
     def message(given: Row) -> Row:
         content = given["content"]

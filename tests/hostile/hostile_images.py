@@ -24,7 +24,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def photographs() -> dict[str, Image.Image]:
-    """Real pictures, small enough that thousands of them are quickly decoded, with odd sides."""
+    """Real pictures with odd sides, small enough that thousands of them are quickly decoded."""
     folder = package_folder("skimage", "data")
     sizes = {"chelsea.png": (151, 101), "coffee.png": (120, 80), "astronaut.png": (97, 97), "rocket.jpg": (160, 107)}
     return {
@@ -88,7 +88,7 @@ def _deep(photo: Image.Image) -> Iterator[tuple[str, bytes]]:
 
 
 def deep_colour_png(pixels: np.ndarray) -> bytes:
-    """16 bits a channel, which Pillow does not write."""
+    """16 bits per channel, which Pillow does not write."""
     height, width = pixels.shape[:2]
     rows = (pixels.astype(">u2") * 257).reshape(height, -1)
     raw = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
@@ -176,7 +176,7 @@ def flat_zlib(size: int) -> bytes:
 
 
 def jpeg_size(data: bytes, width: int, height: int) -> bytes:
-    """A JPEG whose frame header says another size."""
+    """A JPEG whose frame header gives a wrong size."""
     at = next(data.index(mark) for mark in (b"\xff\xc0", b"\xff\xc2") if mark in data)
     return data[: at + 5] + struct.pack(">HH", height, width) + data[at + 9 :]
 

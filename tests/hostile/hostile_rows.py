@@ -1,4 +1,4 @@
-"""Rows that are wrong in every field, and lines that are no rows."""
+"""Rows that are wrong in every field, and lines that are not rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMES = (0, 0.5, 1, None, -1, 1e300)
 
 
 class RowGrammar:
-    """Rows of a source with anything at all in any place of them.
+    """Rows of a source with any value at all in any place.
 
     Args:
         rng: makes every choice. Hypothesis can be one (``st.randoms``), and then looks for the smallest row that fails.
@@ -119,7 +119,7 @@ def large_lines() -> Iterator[bytes]:
 
 
 def broken_lines() -> list[bytes]:
-    """Lines of JSON Lines that break parsers. None of them holds a line break but as its end."""
+    """Lines of JSON Lines that break parsers. None of them has a line break except at its end."""
     deep = 10_000
     text = {"text": "a text"}
     return [

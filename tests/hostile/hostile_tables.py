@@ -48,7 +48,7 @@ def typed_tables() -> Iterator[tuple[str, pa.Table, int]]:
 
 
 def _chats() -> list[Any]:
-    """Conversations with nulls at every depth; the first alone is whole."""
+    """Conversations with nulls at every depth; only the first is whole."""
     answer = {"role": "assistant", "content": [{"type": "text", "text": "An answer."}]}
     return [
         [{"role": "user", "content": [{"type": "text", "text": "A question?"}]}, answer],
@@ -78,7 +78,7 @@ def whole_files() -> list[bytes]:
 
 
 def damaged_parquet(count: int, seed: int) -> Iterator[bytes]:
-    """Whole files with some bytes changed: one half in the footer, the other anywhere."""
+    """Whole files with some bytes changed: half of them in the footer, the others anywhere."""
     rng, whole = np.random.default_rng(seed), whole_files()
     for number in range(count):
         data = bytearray(whole[number % len(whole)])

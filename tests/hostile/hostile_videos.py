@@ -170,7 +170,7 @@ def _palette(frame: Any) -> Any:
 
 
 def several_streams(pictures: Sequence[Any], codecs: Sequence[str], *, sound: bool) -> bytes:
-    """Video streams of different sizes one beside the other, and a tone."""
+    """Video streams of different sizes side by side, and a tone."""
     out = io.BytesIO()
     with av.open(out, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
         forms = [Form(name="", codec=codec, size=(64 - 16 * i, 48 - 16 * i)) for i, codec in enumerate(codecs)]
@@ -209,7 +209,7 @@ def lying_videos() -> Iterator[tuple[str, bytes]]:
     pictures = clip_pictures(12)
     plain = encode(FORMS[1], pictures)
     lies = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0")
-    # Offsets, behind a box's name, of the fields that count or measure.
+    # Offsets, after a box's name, of the fields that count or measure.
     fields = {
         b"mvhd": (12, 16), b"tkhd": (20, 76, 80), b"mdhd": (12, 16), b"stts": (4, 8, 12), b"stsz": (4, 8, 12),
         b"stco": (4, 8), b"stsc": (4, 8, 12), b"stss": (4, 8), b"ctts": (4, 12), b"elst": (4, 8, 12), b"avc1": (24,),
@@ -233,7 +233,7 @@ def lying_videos() -> Iterator[tuple[str, bytes]]:
 
 
 def huge_frames() -> bytes:
-    """A Matroska file whose track says 30,000 x 30,000."""
+    """A Matroska file whose track header says 30,000 x 30,000."""
     data = encode(Form(name="x.mkv", codec="mpeg4", size=(640, 480), frames=2), clip_pictures(2))
     # PixelWidth is 0xB0 and PixelHeight 0xBA, each here of two bytes.
     for mark, value in ((b"\xb0\x82\x02\x80", 640), (b"\xba\x82\x01\xe0", 480)):

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def write_lines(source: Path, count: int, seed: int) -> int:
-    """Writes JSON Lines and gives the number of rows."""
+    """Writes JSON Lines, and returns the number of rows."""
     lines = [*drawn_lines(count, seed), *broken_lines()]
     (source / "rows.jsonl").write_bytes(b"\r\n".join(lines))
     n_large = 0
@@ -62,7 +62,7 @@ def write_lines(source: Path, count: int, seed: int) -> int:
 
 
 def write_tables(source: Path, seed: int) -> int:
-    """Writes Parquet files, and gives the number of their rows; a damaged row group counts as one."""
+    """Writes Parquet files, and returns the number of their rows; a damaged row group counts as one."""
     n_rows = 0
     for name, table, _ in typed_tables():
         (source / f"{name}.parquet").write_bytes(parquet(table))

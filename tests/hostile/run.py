@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def pack(folder: Path, *extra: str) -> list[str]:
-    """Packs ``folder/corpus`` into ``folder/dataset`` and verifies it; prints time and memory, and gives the faults."""
+    """Packs ``folder/corpus`` into ``folder/dataset`` and verifies it; prints time and memory, returns the faults."""
     program = [sys.executable, "-m", "packer_service"]
     settings = [word for setting in (*SETTINGS, *extra) for word in ("--set", setting)]
     places = [str(folder / "corpus"), "--out", str(folder / "dataset")]
@@ -140,9 +140,9 @@ def file_by_file(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
 
 def _look(folder: str, rows: Connection) -> None:
     """The process that may die: answers every row with seconds and a fault, if there is one."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where libraries write what they think of damaged files
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # to which libraries write their complaints about damaged files
     config = load_config(None, SETTINGS)
-    with suppress(EOFError):  # the one that asks is gone
+    with suppress(EOFError):  # the process that asks is gone
         for row in iter(rows.recv, None):
             begin, fault = time.monotonic(), None
             try:

@@ -73,6 +73,6 @@ def test_a_file_measures_the_same_twice(packed: tuple[list[str], Path]) -> None:
 
 
 def test_messages_hold_no_path_of_this_machine(packed: tuple[list[str], Path]) -> None:
-    # Fails when a library's message, with the place of the source in it, reaches the rejects.
+    # Fails when a library's message that contains the path of the source reaches the rejects.
     _, dataset = packed
     assert not [row["message"] for row in rejects(dataset) if str(dataset.parent) in row["message"]]

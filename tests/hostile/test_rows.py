@@ -28,7 +28,7 @@ SETTINGS = [
 
 
 def packed(folder: Path, progress: Any, *settings: str) -> tuple[int, Counter[str]]:
-    """Packs ``folder/source``, verifies it, and gives the number of documents and the rejects by code."""
+    """Packs ``folder/source``, verifies it, and returns the number of documents and the rejects by code."""
     dataset = folder / "dataset"
     config = load_config(None, [*SETTINGS, *settings])
     pack([str(folder / "source")], str(dataset), config, PlainExecutor(), progress)
@@ -41,7 +41,7 @@ def packed(folder: Path, progress: Any, *settings: str) -> tuple[int, Counter[st
 
 
 def test_every_line_is_packed_or_rejected(tmp_path: Path, hostile_lines: list[bytes], progress: Any) -> None:
-    """Fails when a row ends the job, or goes through it without a trace: any type in any field of any form."""
+    """Fails when a row with any type in any field of any form ends the job, or disappears without a trace."""
     source = tmp_path / "source"
     source.mkdir()
     Image.new("RGB", (40, 30), "olive").save(source / "0.png")
@@ -57,7 +57,7 @@ def test_every_line_is_packed_or_rejected(tmp_path: Path, hostile_lines: list[by
 def test_a_row_is_measured_the_same_twice(
     tmp_path_factory: pytest.TempPathFactory, row_grammar: Any, rng: Any, trouble: float
 ) -> None:
-    """Fails when some row raises what nobody foresaw; hypothesis then shows the smallest such row."""
+    """Fails when some row raises an unforeseen error; hypothesis then shows the smallest such row."""
     grammar = row_grammar(rng, trouble)
     rows = [grammar.row() for _ in range(4)]
     path = tmp_path_factory.mktemp("rows") / "f.jsonl"

@@ -1,4 +1,4 @@
-"""What is packed of strange files is what they show: known pixels and times, read back from a shard."""
+"""Strange files are packed as what they show: known pixels and times, read back from a shard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Crops = list[tuple[float | None, np.ndarray]]
 
 @pytest.fixture
 def pack_one(tmp_path: Path, progress: Any) -> Callable[[str, bytes], Crops]:
-    """Packs one file as a document and gives each stored crop with its time."""
+    """Packs one file as a document, and returns each stored crop with its time."""
 
     def run(name: str, data: bytes) -> Crops:
         kind = "video" if name.endswith((".mkv", ".mp4", ".mov")) else "image"
@@ -113,7 +113,7 @@ def test_sixteen_bits_a_channel(pack_one: Callable[[str, bytes], Crops], deep_pn
 
 
 def test_a_turned_photograph(pack_one: Callable[[str, bytes], Crops]) -> None:
-    # Fails when EXIF is not heard: orientation 6 is shown after a quarter turn clockwise.
+    # Fails when EXIF is ignored: orientation 6 is shown after a quarter turn clockwise.
     exif = Image.Exif()
     exif[0x0112] = 6
     ((_, crop),) = pack_one("turned.jpg", encoded(Image.fromarray(quadrants()), "JPEG", quality=95, exif=exif))
@@ -124,7 +124,7 @@ def test_a_turned_photograph(pack_one: Callable[[str, bytes], Crops]) -> None:
 def test_a_turned_video(
     pack_one: Callable[[str, bytes], Crops], encode_form: Callable[..., bytes], turn: int, expected: list[int]
 ) -> None:
-    # Fails when the display matrix is left out, or turns the wrong way: its angles count against the clock.
+    # Fails when the display matrix is ignored, or turns the wrong way: its angles count counterclockwise.
     data = encode_form([frame(quadrants())], name="turned.mp4", turn=turn, frames=2, options={"threads": "1"})
     for _, crop in pack_one("turned.mp4", data):
         np.testing.assert_allclose(corners(crop), expected, atol=8)

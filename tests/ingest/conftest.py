@@ -1,4 +1,4 @@
-"""Little videos, made on the spot."""
+"""Small videos, encoded for each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MakeVideo = Callable[..., Path]
 
 @pytest.fixture
 def make_video(tmp_path: Path) -> MakeVideo:
-    """A function that encodes a video whose n-th frame has a brightness of its own.
+    """A function that encodes a video in which each frame has its own brightness.
 
     ``times`` are the frames' times in milliseconds (in frames for AVI), by default 40 apart.
     """

@@ -17,7 +17,7 @@ X = -100
 def document(
     units: list[tuple[int, int]], length: int, shared: int = 0, branches: tuple[int, ...] = ()
 ) -> RenderedDocument:
-    """Tokens 0, 1, 2, ... with loss outside units; units as (start, crops), two tokens a crop."""
+    """Tokens 0, 1, 2, ... with loss outside units; units as (start, crops), with two tokens per crop."""
     total = shared + sum(branches) if branches else length
     branch_ids = (
         np.repeat(np.arange(len(branches) + 1, dtype=np.int32), [shared, *branches])
@@ -62,14 +62,14 @@ def test_what_fits_is_untouched() -> None:
 def test_reject_names_value_limit_and_remedy(
     given: RenderedDocument, limits: tuple[int, int | None], code: str, message: str
 ) -> None:
-    """Fails when the reason for a reject does not say what would do."""
+    """Fails when the reason for a reject does not say what to do about it."""
     with pytest.raises(DocumentError, match=f"{message}; set oversize") as caught:
         fit(given, seq_len=limits[0], max_images=limits[1], oversize="reject")
     assert caught.value.code == code
 
 
 def test_truncate_never_cuts_through_a_unit() -> None:
-    """Fails when half an image stays, with pooled rows that no crop has."""
+    """Fails when half an image is kept, with pooled rows that no crop has."""
     [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=7, max_images=None, oversize="truncate")
     np.testing.assert_array_equal(piece.tokens, np.arange(6))
     assert piece.unit_crops.tolist() == [1]
@@ -78,7 +78,7 @@ def test_truncate_never_cuts_through_a_unit() -> None:
 
 
 def test_truncate_keeps_the_image_budget() -> None:
-    """Fails when only the token budget is looked at."""
+    """Fails when only the token budget is checked."""
     [(piece, lost)] = fit(document([(2, 1), (6, 2)], 12), seq_len=12, max_images=2, oversize="truncate")
     assert len(piece) == 6
     assert lost == 6

@@ -20,7 +20,7 @@ X = -100  # no label
 
 
 def letters(text: str) -> list[int]:
-    """A token a letter, by its code."""
+    """One token for each letter: its code."""
     return [ord(letter) for letter in text]
 
 
@@ -82,7 +82,7 @@ def test_text_has_loss_on_every_token_but_none_on_its_last() -> None:
 
 
 def test_a_conversation_has_loss_on_assistant_turns_only() -> None:
-    """Fails when a user's word or an image token gets a label, or an assistant's end does not."""
+    """Fails when a user's token or an image token gets a label, or an assistant's end does not."""
     np.testing.assert_array_equal(CHAT.tokens, [BOS, USER, IMG, IMG, END, Q, SLASH, A, B, EOS, USER, R, SLASH, C, EOS])
     np.testing.assert_array_equal(CHAT.labels, [X, X, X, X, X, X, A, B, EOS, X, X, X, C, EOS, X])
     np.testing.assert_array_equal(CHAT.loss_weights > 0, CHAT.labels != X)
@@ -150,7 +150,7 @@ def test_a_pack_numbers_documents_groups_and_pooled_rows_through() -> None:
     [("within_image", [0, 0, 1, 1, 2, 2]), ("image_tokens", [0, 0, 0, 0, 1, 1]), ("none", [-1] * 6)],
 )
 def test_groups_follow_the_bidirectional_rule(bidirectional: str, groups: list[int]) -> None:
-    """Fails when frames of a video see each other where only tokens within an image may, or the other way round."""
+    """Fails when frames of a video see each other where only tokens within an image may, or vice versa."""
     pack = build_sequence([TREE, CHAT], [0, 26], seq_len=41, pad_id=PAD, bidirectional=bidirectional)
     np.testing.assert_array_equal(pack.group_ids[pack.pool_ids >= 0], groups)
 

@@ -1,4 +1,4 @@
-"""Ids that came before, against a set of all that were seen."""
+"""Ids that came before, compared with a set of all that were seen."""
 
 from __future__ import annotations
 

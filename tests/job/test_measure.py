@@ -32,7 +32,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("bidirectional", ["within_image", "image_tokens", "none"])
 def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> None:
-    """Fails when the short way for plain text is taken by a document whose mask is not plainly causal."""
+    """Fails when a document whose mask is not plainly causal is measured in the short way for plain text."""
     Image.new("RGB", (40, 30), "olive").save(tmp_path / "0.png")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS.values())), encoding="utf-8")
     settings = [f"bidirectional={bidirectional}", "seq_len=2048", "vision.image_size=28", "vision.pool_size=1"]

@@ -55,7 +55,7 @@ def test_a_row_that_became_another_is_not_packed_under_the_old_id(tmp_path: Path
 
 
 def test_a_row_without_an_id_is_known_by_its_place(tmp_path: Path, tiny_config: PackConfig) -> None:
-    """Fails when the id that a row was given is taken for a changed one."""
+    """Fails when the id that the packer gave a row is taken for a changed one."""
     tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
     write_row(tmp_path, text="some words")
     planned = planned_in(tmp_path, tiny_config)

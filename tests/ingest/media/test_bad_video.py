@@ -1,4 +1,4 @@
-"""Videos that cannot be used: each comes out as a rejected document with its code, never as another error."""
+"""Videos that cannot be used: each becomes a rejected document with its code, never another error."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_frame_that_grows_within_its_video_fails_to_decode(
 
 
 def join(halves: list[Path], path: Path) -> None:
-    """The packets of two videos of 40 frames in one stream, which says the size of the first."""
+    """The packets of two videos of 40 frames in one stream, whose header gives the size of the first."""
     with av.open(str(path), "w") as out:
         stream = None
         for number, half in enumerate(halves):

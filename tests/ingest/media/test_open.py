@@ -108,7 +108,7 @@ def _forget_clients() -> Iterator[None]:
 
 
 class Remote:
-    """A file system behind URIs, which is a local folder."""
+    """A file system behind URIs that is really a local folder."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []

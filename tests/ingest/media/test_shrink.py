@@ -1,4 +1,4 @@
-"""Images reduced in bands: the same picture as reduced whole, in less memory."""
+"""Images reduced in bands: the same picture as when reduced whole, in less memory."""
 
 from __future__ import annotations
 

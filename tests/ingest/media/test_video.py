@@ -1,4 +1,4 @@
-"""Videos: what the probe foretells from packets is what a full decode puts out."""
+"""Videos: what the probe predicts from packets is what a full decode gives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decode(path: Path, frames: VideoFrames, size: int = 32) -> list[np.ndarray]:
 
 
 def decoded_times(path: Path) -> list[int]:
-    """Times of all frames that FFmpeg puts out when it decodes the whole file."""
+    """Times of all frames that FFmpeg returns when it decodes the whole file."""
     with av.open(str(path)) as container:
         return sorted({frame.pts for frame in container.decode(video=0)})
 

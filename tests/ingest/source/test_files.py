@@ -1,4 +1,4 @@
-"""Source files to rows and back: every line once, whatever the fragments, and the same row again by its reference."""
+"""Source files to rows and back: every line once, whatever the fragments, and each row again by its reference."""
 
 from __future__ import annotations
 

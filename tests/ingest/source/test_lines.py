@@ -1,4 +1,4 @@
-"""Lines by ranges of bytes: whole, once each, and none held that is longer than a task's memory allows."""
+"""Lines by ranges of bytes: each whole and once, and none kept that is longer than a task's memory allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packer_service.ingest.source.lines import Line, read_lines
 
 @pytest.mark.parametrize("step", [1, 3, 10, 1000])
 def test_a_line_that_is_too_long_is_known_by_its_size_alone(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Fails when it is cut into rows of its own, or hides the lines around it, at whatever fragment it begins."""
+    """Fails when a long line is cut into rows, or hides the lines around it, whichever fragment it begins in."""
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
     data = b"first\n" + b"x" * 999 + b"\n" + b"y" * 1000 + b"\n" + b"last"
     file = io.BytesIO(data)
@@ -27,7 +27,7 @@ def test_a_line_that_is_too_long_is_known_by_its_size_alone(monkeypatch: pytest.
 
 
 def test_a_file_without_line_breaks_is_not_held() -> None:
-    """Fails when a file that is no text is read into memory as one line."""
+    """Fails when a file that is not text is read into memory as one line."""
     file = io.BytesIO(bytes(lines.MAX_LINE_BYTES * 3))
     tracemalloc.start()
     [line] = read_lines(file, 0, 2**20)

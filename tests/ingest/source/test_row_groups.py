@@ -17,7 +17,7 @@ from packer_service.ingest.source.row_groups import RowGroups, rows_of
 from schemas.errors import DocumentError
 
 
-def test_a_string_that_is_no_utf8_is_a_reject(tmp_path: Path) -> None:
+def test_a_string_that_is_not_utf8_is_a_reject(tmp_path: Path) -> None:
     """Fails when one row's bytes stop the job, or take the rest of their row group with them."""
     raw = pa.array([b"good", b"\xff\xfe", b"fine"], pa.binary())
     pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), 3, raw.buffers())}), tmp_path / "f.parquet")
@@ -29,7 +29,7 @@ def test_a_string_that_is_no_utf8_is_a_reject(tmp_path: Path) -> None:
 
 
 def test_columns_of_the_users_own_are_not_read(tmp_path: Path) -> None:
-    """Fails when a column that no document needs stops the job: here a time beyond the years that Python knows."""
+    """Fails when a column that no document needs stops the job: here a time that Python cannot represent."""
     far = pa.array([2**62], pa.timestamp("us"))
     pq.write_table(pa.table({"id": ["a"], "text": ["x"], "when": far}), tmp_path / "f.parquet")
     [fragment] = list_fragments(list_sources([str(tmp_path)]))
@@ -82,7 +82,7 @@ def test_a_damaged_row_group_is_one_reject(tmp_path: Path) -> None:
 
 
 def varint(value: int) -> bytes:
-    """A signed number as Thrift's compact protocol has it."""
+    """A signed number as Thrift's compact protocol encodes it."""
     rest, out = ((value << 1) ^ (value >> 63)) & (2**64 - 1), b""
     while rest > 127:
         out, rest = out + bytes([rest & 127 | 128]), rest >> 7
@@ -101,7 +101,7 @@ def test_a_column_that_lies_nowhere_is_one_reject(tmp_path: Path, place: int) ->
 
 
 class FailingDisk(io.BytesIO):
-    """Gives the footer, and an error for what lies before it."""
+    """Returns the footer, and raises an error for what lies before it."""
 
     def read(self, size: int | None = -1) -> bytes:
         if self.tell() < len(self.getvalue()) // 2:

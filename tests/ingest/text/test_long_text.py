@@ -31,7 +31,7 @@ def test_parts_are_bounded_and_make_up_the_text(text: str) -> None:
 
 @given(words=WORDS, size=st.integers(4, 60))
 def test_parts_give_the_tokens_of_the_whole(words: list[str], size: int) -> None:
-    """Fails when an edge goes through what the tokenizer takes together."""
+    """Fails when an edge goes through what the tokenizer makes one token."""
     text = " ".join(words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_text, "PART", size)
@@ -50,7 +50,7 @@ def test_a_long_document_is_its_parts() -> None:
 
 
 def test_a_document_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when memory grows with a text, or each of a document's texts is counted for itself."""
+    """Fails when memory grows with a text, or each of a document's texts is counted by itself."""
     monkeypatch.setattr(render_module, "MAX_TOKENS", 50)
     turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
     assert len(render(Document(branches=(turns[:2],)), [], TEKKEN, pooled_per_crop=1)) > 30

@@ -62,7 +62,7 @@ def test_chatml_of_a_hugging_face_tokenizer(tmp_path: Path) -> None:
 
 
 def test_an_image_token_is_added_where_there_is_none(tmp_path: Path) -> None:
-    """Fails when a text tokenizer cannot pack images, or a word's id stands for them."""
+    """Fails when a tokenizer for text cannot pack images, or a word's id is used for them."""
     loaded = load_tokenizer(train(tmp_path / "tokenizer.json", ["<s>", "</s>"]), PLAIN)
     assert loaded.entry.image_id == 400
     assert loaded.entry.vocab_size == 401
@@ -70,7 +70,7 @@ def test_an_image_token_is_added_where_there_is_none(tmp_path: Path) -> None:
 
 
 def test_special_tokens_can_be_named(tmp_path: Path) -> None:
-    """Fails when a named token is ignored, or a name that is none is accepted."""
+    """Fails when a named token is ignored, or a name that is not one is accepted."""
     path = train(tmp_path / "tokenizer.json", ["<begin>", "<stop>", "<picture>"])
     named = SpecialTokensConfig(bos="<begin>", eos="<stop>", image="<picture>")
     assert load_tokenizer(path, named).entry.model_dump(include={"bos_id", "eos_id", "image_id"}) == {
