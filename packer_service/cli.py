@@ -18,6 +18,7 @@ from schemas.errors import ConfigError, PlanError, PreshardError
 from schemas.version import VERSION
 
 if TYPE_CHECKING:
+    from packer_service.report.figures import PlanReport
     from packer_service.runtime.executors import Executor
 
 T = TypeVar("T")
@@ -231,13 +232,13 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
     serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
 
 
-def _print_report(figures: dict[str, Any], as_json: bool) -> None:
+def _print_report(report: PlanReport, as_json: bool) -> None:
     from packer_service.report.console import print_report
 
     if as_json:
-        click.echo(json.dumps(figures))
+        click.echo(json.dumps(report.model_dump(mode="json")))
     else:
-        print_report(figures)
+        print_report(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,7 +29,8 @@ def main() -> None:
 
     answer: dict[str, Any]
     try:
-        answer = {"figures": plan_table(table, parse_config(asked["config"]), asked["dp_sizes"])}
+        report = plan_table(table, parse_config(asked["config"]), asked["dp_sizes"])
+        answer = {"figures": report.model_dump(mode="json")}
     except PreshardError as error:
         answer = {"wrong": str(error)}
     except MemoryError:

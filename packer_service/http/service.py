@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,7 +9,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from packer_service.http.dataset.cache import Cache
+from packer_service.http.dataset.cache import Cache, size_of
 from packer_service.http.dataset.catalog import Catalog
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.planner import Planner
@@ -61,25 +60,13 @@ class DatasetRoute(APIRoute):
                 kept.headers["ETag"] = f'"{dataset.tag}"'
                 kept.headers["Cache-Control"] = "private, no-cache"
                 if len(kept.body) <= _LARGEST_KEPT_ANSWER:
-                    service.cache.put(key, kept, _size(kept) + sum(map(sys.getsizeof, key)))
+                    service.cache.put(key, kept, size_of((key, kept.body, kept.raw_headers)))
             if _is_known(request.headers.get("if-none-match", ""), dataset.tag):
                 headers = {name: kept.headers[name] for name in ("etag", "cache-control")}
                 return Response(status_code=304, headers=headers)
             return kept
 
         return handle
-
-
-def _size(answer: Response) -> int:
-    """Bytes of a kept answer: its body, its headers, and the objects that hold them."""
-    parts = [
-        answer,
-        vars(answer),
-        answer.body,
-        answer.raw_headers,
-        *(part for pair in answer.raw_headers for part in pair),
-    ]
-    return sum(map(sys.getsizeof, parts))
 
 
 def _is_known(if_none_match: str, tag: str) -> bool:

@@ -19,8 +19,9 @@ from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.pack import build_pack
 from packer_service.plan.order import check_dp_sizes
-from packer_service.report.figures import Figures, loss_figures, truncated_by_source
-from packer_service.report.what_if import SampledPack, planned_figures, sampled_packs
+from packer_service.report.figures import PlanReport
+from packer_service.report.losses import losses
+from packer_service.report.what_if import SampledPack, plan_report, sampled_packs
 from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
 from schemas.config import PackConfig
@@ -32,7 +33,7 @@ def plan_sources(
     executor: Executor,
     progress: Progress,
     dp_sizes: Sequence[int] = (),
-) -> Figures:
+) -> PlanReport:
     """The figures of packing sources, with every document measured.
 
     Raises:
@@ -48,12 +49,19 @@ def plan_sources(
     seconds = time.perf_counter() - started
     tasks = [shard_task(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
-    figures = planned_figures(
-        plan, found.documents["images"].to_numpy().astype(np.int64), sampled, config, seconds, dp_sizes
-    )
-    lost = loss_figures(found.rejects, truncated_by_source(found.documents, "truncated"))
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
-    return {**figures, **lost, "source_documents": found.n_rows, "documents": packed, "rejected": found.n_rows - packed}
+    return plan_report(
+        plan,
+        found.documents["images"].to_numpy().astype(np.int64),
+        sampled,
+        config,
+        dp_sizes=dp_sizes,
+        seconds=seconds,
+        source_documents=found.n_rows,
+        documents=packed,
+        rejected=found.n_rows - packed,
+        lost=losses(found.rejects, found.documents, "truncated"),
+    )
 
 
 def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:

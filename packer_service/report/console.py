@@ -7,60 +7,66 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from packer_service.report.figures import Figures
+from packer_service.report.figures import Balances, DatasetReport, PlanReport, Spread
 
 
-def print_report(figures: Figures, console: Console | None = None) -> None:
-    """The figures as tables for a person."""
+def print_report(report: PlanReport, console: Console | None = None) -> None:
+    """Prints the figures as tables for a person."""
     to = console or Console(width=None if Console().is_terminal else 110, highlight=False)
-    say = partial(to.print, soft_wrap=True, markup=False)  # a source may be named like markup
+    say = partial(to.print, soft_wrap=True, markup=False)  # the name of a source may look like markup
     say(
-        f"{figures['documents']:,} documents in {figures['packs']:,} packs of "
-        f"{figures['seq_len']:,} tokens: {figures['tokens']:,} tokens, {figures['padding_tokens']:,} padding, "
-        f"fill {figures['fill']:.2%}"
+        f"{report.documents:,} documents in {report.packs:,} packs of "
+        f"{report.seq_len:,} tokens: {report.tokens:,} tokens, {report.padding_tokens:,} padding, "
+        f"fill {report.fill:.2%}"
     )
-    causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in figures["padding"].items())
+    causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in report.padding.items())
     say(f"padding by cause: {causes}")
-    rejects = ", ".join(f"{code} {number}" for code, number in figures["rejects"].items())
+    rejects = ", ".join(f"{code} {number}" for code, number in report.rejects.items())
     say(f"rejected: {rejects or 'none'}")
-    for source, codes in figures["rejects_by_source"].items():
+    for source, codes in report.rejects_by_source.items():
         say(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
-    truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in figures["truncated_tokens"].items())
+    truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in report.truncated_tokens.items())
     say(f"truncated tokens: {truncated or 'none'}")
-    stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in figures["straggler_ratio"].items())
+    stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
     say(f"straggler ratio by data-parallel size: {stragglers}")
-    if "seconds" in figures:
-        say(_cost(figures))
-    say(f"balance, means over {figures['balanced_packs']} packs; critical paths as multiples of the tile floor")
-    to.print(_layout_table(figures))
-    for degree, counts in figures["preferred"].items():
-        if int(degree) > 1:
+    if isinstance(report, DatasetReport):
+        say(_cost(report))
+    say(f"balance, means over {report.balanced_packs} packs; critical paths as multiples of the tile floor")
+    to.print(_layout_table(report))
+    for degree, counts in report.preferred.items():
+        if degree > 1:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
-    to.print(_image_table(figures))
+    to.print(_image_table(report))
 
 
-def _cost(figures: Figures) -> str:
-    """What the dataset took: of measuring and writing the time of all tasks of all runs, of planning the last run's."""
-    seconds = {name.removesuffix("_seconds"): f"{value:,.1f} s" for name, value in figures["seconds"].items()}
+def _cost(report: DatasetReport) -> str:
+    """What the dataset took: measuring and writing over all tasks of all runs, planning in the last run."""
+    seconds = {name.removesuffix("_seconds"): f"{value:,.1f} s" for name, value in report.seconds.items()}
     return (
-        f"cost: measuring {seconds.get('measure_task', 'unknown')} of tasks ({figures['measured_per_second']:,.0f} "
-        f"documents a second of one), planning {seconds.get('plan', 'unknown')}, writing "
-        f"{seconds.get('write_task', 'unknown')} of tasks; runs: {figures['attempts']}"
+        f"cost: measuring {seconds.get('measure_task', 'unknown')} of tasks ({report.measured_per_second:,.0f} "
+        f"documents per second of one), planning {seconds.get('plan', 'unknown')}, writing "
+        f"{seconds.get('write_task', 'unknown')} of tasks; runs: {report.attempts}"
     )
 
 
-def _layout_table(figures: Figures) -> Table:
-    table = Table("layout", "ring", "gather path", "ring path", "KV traffic", "imbalance", "tiles of each rank")
-    for scheme, degrees in figures["balance"].items():
+def _layout_table(balances: Balances) -> Table:
+    table = Table("layout", "ring degree", "gather path", "ring path", "KV traffic", "imbalance", "tiles of each rank")
+    for scheme, degrees in balances.balance.items():
         for degree, row in degrees.items():
-            cells = [f"{row[name]:.3f}" for name in ("gather", "ring", "traffic", "imbalance")]
-            table.add_row(scheme, degree, *cells, " ".join(f"{load:,.0f}" for load in row["rank_tiles"]))
+            spreads = (row.gather_path, row.ring_path, row.traffic, row.attention.imbalance)
+            tiles = " ".join(f"{load:,.0f}" for load in row.tiles.rank_mean)
+            table.add_row(scheme, str(degree), *map(_mean, spreads), tiles)
     return table
 
 
-def _image_table(figures: Figures) -> Table:
-    table = Table("image boundaries", "imbalance", "images of each rank")
-    for size, row in figures["images"].items():
-        table.add_row(f"cp {size}", f"{row['imbalance']:.3f}", " ".join(f"{load:g}" for load in row["rank_images"]))
+def _image_table(balances: Balances) -> Table:
+    table = Table("image boundaries", "imbalance", "crops of each rank")
+    for size, row in balances.images.items():
+        crops = " ".join(f"{round(load, 1):g}" for load in row.images.rank_mean)
+        table.add_row(f"cp {size}", _mean(row.images.imbalance), crops)
     return table
+
+
+def _mean(spread: Spread) -> str:
+    return "none" if spread.mean is None else f"{spread.mean:.3f}"

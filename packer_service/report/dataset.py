@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_service.layout.cost import key_weight
 from packer_service.plan.plan import Plan
-from packer_service.report.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
+from packer_service.report.balance import balances
+from packer_service.report.figures import Balances, DatasetReport
+from packer_service.report.fill import plan_as_written, plan_fill
+from packer_service.report.loads import read_loads
+from packer_service.report.losses import losses
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest, decode_table
@@ -26,24 +28,24 @@ def open_dataset(location: str) -> tuple[Folder, Manifest]:
     """A dataset's folder and manifest.
 
     Raises:
-        ConfigError: there is no such folder, or it is no dataset.
+        ConfigError: there is no such folder, or it is not a dataset.
         ManifestInvalid: its manifest cannot be read.
     """
     folder = Folder(location)
     if not folder.exists():
         raise ConfigError(f"DATASET {location}: no such folder")
     if not folder.is_file(MANIFEST):
-        raise ConfigError(f"DATASET {location}: has no {MANIFEST}: it is no dataset, or packing it has not ended")
+        raise ConfigError(f"DATASET {location}: has no {MANIFEST}: it is not a dataset, or packing it has not finished")
     return folder, decode_manifest(folder.read(MANIFEST), MANIFEST)
 
 
-def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> Figures:
-    """Every figure of the report. The keys that other programs rely on are named in ``docs/format.md``.
+def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport:
+    """Every figure of the report, described in ``docs/format.md``.
 
-    Straggler ratios are those of ``dp_sizes``, or else of the powers of two that divide the window.
+    Straggler ratios are given for ``dp_sizes``, by default for the powers of two that divide the window.
 
     Raises:
-        ConfigError: there is no such folder, or it is no dataset.
+        ConfigError: there is no such folder, or it is not a dataset.
         PlanError: a data-parallel size does not divide the window.
         FormatError: the dataset is broken.
     """
@@ -54,53 +56,66 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> Figures:
     )
     config, counts = stored_config(manifest), manifest.counts
     run = json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
-    written = _plan_of_tables(packs, documents, config.seq_len)
+    seconds = run_seconds(run)
+    fill = plan_fill(
+        _written(packs, documents, config.seq_len),
+        images=documents["n_images"].to_numpy(),
+        max_images=config.max_images,
+        window=config.order.window,
+        dp_sizes=dp_sizes,
+    )
+    found = [fill, losses(rejects, documents, "truncated_tokens"), _balances(folder, packs, config)]
+    return DatasetReport(
+        **{name: value for figures in found for name, value in figures if name != "documents"},
+        dataset_id=manifest.dataset_id,
+        source_documents=counts.source_documents,
+        documents=counts.documents,
+        rejected=counts.rejected,
+        shards=len(manifest.shards),
+        n_images=counts.images,
+        plan_seconds=seconds.get("plan_seconds", 0.0),
+        seconds=seconds,
+        attempts=len(run.get("attempts", [])),
+        measured_per_second=_rate(counts.source_documents, seconds.get("measure_task_seconds", 0.0)),
+    )
+
+
+def run_seconds(run: Any) -> dict[str, float]:
+    """The times in ``run.json``."""
+    entries = run.items() if isinstance(run, dict) else ()
     return {
-        "dataset_id": manifest.dataset_id,
-        "source_documents": counts.source_documents,
-        "rejected": counts.rejected,
-        "shards": len(manifest.shards),
-        "n_images": counts.images,
-        **plan_figures(written, documents["n_images"].to_numpy(), config, dp_sizes),
-        "documents": counts.documents,
-        **loss_figures(rejects, truncated_by_source(documents, "truncated_tokens")),
-        "plan_seconds": float(run.get("plan_seconds", 0.0)),
-        "seconds": {name: value for name, value in run.items() if name.endswith("_seconds")},
-        "attempts": len(run.get("attempts", [])),
-        "measured_per_second": _rate(counts.source_documents, run.get("measure_task_seconds", 0.0)),
-        "balanced_packs": counts.packs,
-        **_balance(folder, packs, config),
+        name: float(value) for name, value in entries if name.endswith("_seconds") and isinstance(value, int | float)
     }
 
 
 def _rate(documents: int, seconds: float) -> float:
-    """Documents a second of one task; 0 when the time is not known."""
+    """Documents per second of one task; 0 when the time is not known."""
     return round(documents / seconds, 1) if seconds else 0.0
 
 
-def _plan_of_tables(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
-    """What was written, as the plan that would have given it."""
-    columns = {name: documents[name].to_numpy() for name in ("start", "length", "aligned_length")}
-    return Plan(
+def _written(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
+    names = ("start", "length", "aligned_length")
+    return plan_as_written(
         seq_len=seq_len,
-        document=np.arange(len(documents)),
         cost=packs["cost"].to_numpy(),
-        pack_edges=np.searchsorted(documents["pack_id"].to_numpy(), np.arange(len(packs) + 1)),
-        **columns,
+        pack_ids=documents["pack_id"].to_numpy(),
+        **{name: documents[name].to_numpy() for name in names},
     )
 
 
-def _balance(folder: Folder, packs: pa.Table, config: PackConfig) -> Figures:
-    """Balance figures, a block of packs in memory at a time."""
-    tiles = dict(zip(packs["pack_id"].to_pylist(), packs["attention_tiles"].to_pylist(), strict=True))
-    figures = BalanceFigures(seq_len=config.seq_len, tiles=tiles, key_weight=key_weight(config.cost))
+def _balances(folder: Folder, packs: pa.Table, config: PackConfig) -> Balances:
+    """Balance figures, with the loads of one layout in memory at a time."""
+    name, order, every = "balance.parquet", BalanceOrder.of(config, len(packs)), range(len(packs))
     try:
-        file = pq.ParquetFile(io.BytesIO(folder.read("balance.parquet")))
-        if not file.schema_arrow.equals(BALANCE):
-            raise TableInvalid("balance.parquet", f"has the columns {file.schema_arrow.names}, not {BALANCE.names}")
-        batches = (pa.Table.from_batches([batch]).cast(BALANCE) for batch in file.iter_batches())
-        for block in BalanceOrder.of(config, len(packs)).by_block(batches):
-            figures.add(block)
+        with folder.open(name) as source:
+            file = pq.ParquetFile(source)
+            if not file.schema_arrow.equals(BALANCE):
+                raise TableInvalid(name, f"has the columns {file.schema_arrow.names}, not {BALANCE.names}")
+            if file.metadata.num_rows != len(packs) * order.rows_per_pack:
+                raise TableInvalid(
+                    name, f"has {file.metadata.num_rows} rows, not {order.rows_per_pack} for each of {len(packs)} packs"
+                )
+            tiles = packs["attention_tiles"].to_numpy()
+            return balances(lambda group: read_loads(file, order, group, every), tiles, config)
     except pa.ArrowException as error:
-        raise TableInvalid("balance.parquet", f"cannot be read ({' '.join(str(error).split())[:200]})") from None
-    return figures.as_json()
+        raise TableInvalid(name, f"cannot be read ({' '.join(str(error).split())[:200]})") from None

@@ -1,4 +1,4 @@
-"""What packing documents would give, from their lengths alone; the balance comes from a sample of packs."""
+"""What packing documents would give, from their lengths alone; the balance is that of a sample of packs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from packer_service.layout.cost import key_weight
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
@@ -22,12 +21,16 @@ from packer_service.plan.cost import causal_area
 from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
 from packer_service.plan.plan import Plan
-from packer_service.report.figures import BalanceFigures, Figures, loss_figures, plan_figures, truncated_by_source
+from packer_service.report.balance import balances
+from packer_service.report.figures import Balances, Losses, PlanReport
+from packer_service.report.fill import plan_fill
+from packer_service.report.loads import Block, block_of, numbers_of
+from packer_service.report.losses import losses
+from schemas.balance import BalanceOrder, LoadGroup
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.rejects import rejects_table
 from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
-from schemas.tables import BALANCE
 
 SAMPLED_PACKS = 8
 """Packs whose layouts are solved for the balance figures, spread evenly over the plan."""
@@ -38,19 +41,19 @@ SampledPack = tuple[int, int, pa.Table]
 """A pack's id, its attention tiles, and its rows of balance.parquet."""
 
 
-def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -> Figures:
-    """The figures of packing documents of which only lengths are known; images lie evenly in their documents.
+def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -> PlanReport:
+    """The figures of packing documents of which only lengths are known; images are spread evenly over a document.
 
     Raises:
-        ConfigError: the file is missing, no Parquet, or lacks a column, or a length is null or negative.
+        ConfigError: the file is missing, is not Parquet or lacks a column, or a length is null or negative.
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
     return plan_table(_read_lengths(file), config, dp_sizes)
 
 
-def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> Figures:
-    """The same of a table: ``doc_id`` and ``source`` string, ``tokens`` and ``images`` int64 from 0, without nulls.
+def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> PlanReport:
+    """The same for a table: ``doc_id`` and ``source`` string, ``tokens`` and ``images`` int64 from 0, without nulls.
 
     Raises:
         PlanError: a data-parallel size does not divide the window.
@@ -62,11 +65,19 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
     tokens = kept["tokens"].to_numpy()
     plan = plan_documents(tokens=tokens, images=images, areas=causal_area(tokens), config=config)
     seconds = time.perf_counter() - started
-    sampled = [_solve_lengths(plan, pack, images, config) for pack in sampled_packs(plan)]
-    figures = planned_figures(plan, images, sampled, config, seconds, dp_sizes)
-    packed = pc.count_distinct(kept["doc_id"]).as_py() or 0
-    lost = loss_figures(rejects, truncated_by_source(kept, "truncated"))
-    return {**figures, **lost, "source_documents": len(table), "documents": packed, "rejected": len(rejects)}
+    sampled = [solve_lengths(plan, pack, images, config) for pack in sampled_packs(plan)]
+    return plan_report(
+        plan,
+        images,
+        sampled,
+        config,
+        dp_sizes=dp_sizes,
+        seconds=seconds,
+        source_documents=len(table),
+        documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
+        rejected=len(rejects),
+        lost=losses(rejects, kept, "truncated"),
+    )
 
 
 def sampled_packs(plan: Plan) -> list[int]:
@@ -74,14 +85,19 @@ def sampled_packs(plan: Plan) -> list[int]:
     return np.unique(np.linspace(0, plan.n_packs - 1, SAMPLED_PACKS).astype(int)).tolist() if plan.n_packs else []
 
 
-def planned_figures(
+def plan_report(
     plan: Plan,
     images: Int64[np.ndarray, "measured"],
     sampled: Sequence[SampledPack],
     config: PackConfig,
-    seconds: float,
+    *,
     dp_sizes: Sequence[int],
-) -> Figures:
+    seconds: float,
+    source_documents: int,
+    documents: int,
+    rejected: int,
+    lost: Losses,
+) -> PlanReport:
     """The figures of a plan, with the balance of the packs whose layouts were solved.
 
     Args:
@@ -89,22 +105,36 @@ def planned_figures(
         images: crops of each measured document.
         sampled: the packs of :func:`sampled_packs`, solved.
         config: the job's configuration.
+        dp_sizes: data-parallel sizes to give the straggler ratio for.
         seconds: time that planning took.
-        dp_sizes: data-parallel sizes to give the straggler ratio of.
+        source_documents: documents of the source.
+        documents: those of them that are packed, however many pieces each has.
+        rejected: those of them that are not.
+        lost: what is lost.
     """
-    tiles = {pack: number for pack, number, _ in sampled}
-    balance = BalanceFigures(seq_len=config.seq_len, tiles=tiles, key_weight=key_weight(config.cost))
-    balance.add(pa.concat_tables([BALANCE.empty_table(), *(rows for _, _, rows in sampled)]).unify_dictionaries())
-    return {
-        **plan_figures(plan, images, config, dp_sizes),
-        "plan_seconds": round(seconds, 3),
-        "balanced_packs": len(sampled),
-        **balance.as_json(),
-    }
+    fill = plan_fill(plan, images=images, max_images=config.max_images, window=config.order.window, dp_sizes=dp_sizes)
+    found = [fill, lost, _sample_balances(sampled, config)]
+    return PlanReport(
+        **{name: value for figures in found for name, value in figures if name != "documents"},
+        source_documents=source_documents,
+        documents=documents,
+        rejected=rejected,
+        plan_seconds=round(seconds, 3),
+    )
 
 
-def _solve_lengths(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], config: PackConfig) -> SampledPack:
-    """One planned pack with a mask made up from lengths."""
+def _sample_balances(sampled: Sequence[SampledPack], config: PackConfig) -> Balances:
+    order = BalanceOrder.of(config, len(sampled))
+    parts = order.by_table(rows for _, _, rows in sampled)
+    blocks: dict[LoadGroup, list[Block]] = {}
+    for stretch, part in zip(order.stretches(), parts, strict=True):
+        blocks.setdefault(stretch.group, []).append(block_of(numbers_of(part["load"]), stretch))
+    tiles = np.array([tiles for _, tiles, _ in sampled], np.int64)
+    return balances(lambda group: blocks.get(group, []), tiles, config)
+
+
+def solve_lengths(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], config: PackConfig) -> SampledPack:
+    """One planned pack, its mask made up from lengths."""
     rows = plan.rows(pack)
     starts, lengths = plan.start[rows], plan.length[rows]
     crops = images[plan.document[rows]]
@@ -143,7 +173,7 @@ def _read_lengths(file: Path) -> pa.Table:
     except FileNotFoundError:
         raise ConfigError(f"--lengths {file}: no such file") from None
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"--lengths {file}: is no Parquet file ({' '.join(str(error).split())[:100]})") from None
+        raise ConfigError(f"--lengths {file}: is not a Parquet file ({' '.join(str(error).split())[:100]})") from None
     missing = [name for name in LENGTHS if name not in table.column_names]
     if missing:
         raise ConfigError(f"--lengths {file}: lacks the column {', '.join(missing)}; it takes {', '.join(LENGTHS)}")

@@ -38,7 +38,7 @@ from packer_service.job.finish import ENCODINGS  # noqa: E402
 from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.make import make_plan  # noqa: E402
 from packer_service.plan.plan import Plan  # noqa: E402
-from packer_service.report.what_if import _solve_lengths  # noqa: E402
+from packer_service.report.what_if import solve_lengths  # noqa: E402
 from schemas.balance import BalanceOrder  # noqa: E402
 from schemas.codec import encode_json, sample_key, seal_manifest, shard_name  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -48,7 +48,7 @@ from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402
 SOLVED = 128
 MIXTURE = "mixed"
 SAMPLE_BYTES = 512 * 200
-QUESTIONS_SORTED_BY = ("pack_id", "-cost", "-n_images", "n_tokens", "-attention", "-ring", "-gather", "-images")
+SORTS = ("pack_id", "-cost", "-n_images", "n_tokens", "-attention", "-ring_path", "-gather_path", "-images")
 
 
 def write_dataset(folder: Path, n_packs: int) -> PackConfig:
@@ -91,7 +91,7 @@ def make(config: PackConfig, n_packs: int) -> tuple[Plan, np.ndarray]:
 def solved(plan: Plan, images: np.ndarray, config: PackConfig) -> tuple[np.ndarray, np.ndarray]:
     """Loads of some packs, a row each in the order of a pack's rows, and their tiles."""
     wanted = np.unique(np.linspace(0, plan.n_packs - 1, SOLVED).astype(int)).tolist()
-    packs = [_solve_lengths(plan, pack, images, config) for pack in wanted]
+    packs = [solve_lengths(plan, pack, images, config) for pack in wanted]
     return np.stack([rows["load"].to_numpy() for _, _, rows in packs]), np.array([tiles for _, tiles, _ in packs])
 
 
@@ -226,7 +226,7 @@ def questions(config: PackConfig, n_packs: int) -> list[str]:
     draw = random.Random(0)
     while len(asked) < 2 * len(degrees) * 4:
         layout, ring = draw.choice(degrees)
-        sort, offset = draw.choice(QUESTIONS_SORTED_BY), draw.randrange(0, n_packs - 50)
+        sort, offset = draw.choice(SORTS), draw.randrange(0, n_packs - 50)
         asked.append(f"packs?sort={sort}&layout={layout}&ring={ring}&offset={offset}&limit=50")
     draw.shuffle(asked)
     return [f"/v1/datasets/large/{question}" for question in asked]

@@ -91,7 +91,7 @@ def test_a_token_is_asked_for_once(reader: Callable[..., Any], served: Callable[
         person.follow("dataset")
         person.follow("Packs")
         assert "sesame" not in page.url
-        page.locator("thead a", has_text="Images").click()
+        page.locator("thead a", has_text="Crops").click()
         person.settle()
         page.locator("tbody th a").first.click()
         person.settle()

@@ -17,8 +17,8 @@ def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any
     """Fails when the page's worst shard is not the one whose packs wait longest on average, or it gives no reason."""
     packs = _json(f"{service}/v1/datasets/demo/packs?layout=contiguous&ring=8&cp=8&limit=1000")["items"]
     of_shard = {pack["shard"]: [p for p in packs if p["shard"] == pack["shard"]] for pack in packs}
-    shard = max(of_shard, key=lambda name: sum(p["ring"] for p in of_shard[name]) / len(of_shard[name]))
-    worst = max(of_shard[shard], key=lambda pack: pack["ring"])
+    shard = max(of_shard, key=lambda name: sum(p["ring_path"] for p in of_shard[name]) / len(of_shard[name]))
+    worst = max(of_shard[shard], key=lambda pack: pack["ring_path"])
     person = reader()
     person.open()
     person.follow("demo")
@@ -27,8 +27,8 @@ def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any
     person.settle()
     verdict = person.page.locator(".verdict").inner_text()
     assert verdict.startswith(shard)
-    assert "ring 8, CP 8" in verdict
-    assert f"In pack {worst['pack_id']} the ring critical path is {worst['ring']:.3f} times" in verdict
+    assert "ring degree 8, CP size 8" in verdict
+    assert f"In pack {worst['pack_id']} the ring critical path is {worst['ring_path']:.3f} times" in verdict
     assert "of its tokens" in verdict
     person.page.locator(".verdict a").click()
     person.settle()
@@ -50,7 +50,7 @@ def test_where_did_a_document_go(reader: Callable[..., Any], service: str) -> No
     assert f"{row['start']:,}" in places.inner_text()
     places.get_by_role("link").first.click()
     person.settle()
-    assert f"{row['doc_id']} has {row['length']:,} tokens from {row['start']:,} on." in person.says()
+    assert f"{row['doc_id']} has {row['length']:,} tokens, starting at token {row['start']:,}." in person.says()
     person.page.go_back()
     person.settle()
     person.page.get_by_label("Document id").fill(lost["doc_id"])

@@ -32,7 +32,7 @@ def test_a_reader_clicks_through_everything(reader: Callable[..., Any]) -> None:
     person.follow("Packs")
     page.locator("tbody th a").first.click()
     person.settle()
-    for heading in ("Along the sequence", "The mask, and who owns it", "Work of each rank", "Tokens as text"):
+    for heading in ("Along the sequence", "The mask and its owners", "Work of each rank", "Tokens as text"):
         assert page.get_by_role("heading", name=heading).is_visible()
     person.photograph("8-pack")
     person.follow("← Previous pack")
@@ -49,7 +49,7 @@ def test_the_overview_says_what_the_service_says(reader: Callable[..., Any], ser
     person.open("d/demo")
     facts = dict(zip(*(person.page.locator(f".facts {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
     assert facts["Fill"].startswith(f"{100 * detail['fill']:.1f}%")
-    for name, key in (("Documents", "documents"), ("Rejected", "rejected"), ("Tokens", "tokens"), ("Images", "images")):
+    for name, key in (("Documents", "documents"), ("Rejected", "rejected"), ("Tokens", "tokens"), ("Crops", "images")):
         assert facts[name].startswith(f"{detail['counts'][key]:,}"), name
     page = person.page
     page.get_by_text("The figures as a table").first.click()
@@ -71,7 +71,7 @@ def test_a_pack_shows_the_loads_of_its_ranks(reader: Callable[..., Any], service
         assert cells == [str(rank), *(f"{count:,}" for count in [*tiles, sum(tiles)])]
     waited = steps.nth(ring).locator("td").all_inner_texts()
     most = [max(step["tiles"]) for step in answer["steps"]]
-    assert waited == [f"{count:,}" for count in [*most, answer["ring_path"]]]
+    assert waited == [f"{count:,}" for count in [*most, answer["ring_path_tiles"]]]
     waited_for = [
         sum(tiles == step["most"] for tiles in step["tiles"]) for step in answer["steps"] if len(set(step["tiles"])) > 1
     ]
@@ -154,7 +154,7 @@ def test_an_address_shows_the_same_to_someone_else(reader: Callable[..., Any]) -
     other.open(address)
     assert other.says() == person.says()
     assert other.page.locator("#rank-1").get_attribute("aria-current") == "true"
-    assert "zigzag, ring 2" in other.says()
+    assert "zigzag, ring degree 2" in other.says()
     person.page.go_back()
     person.page.go_back()
     person.settle()

@@ -36,8 +36,9 @@ def test_every_reject_code_is_documented() -> None:
 def test_every_figure_of_the_report_is_documented(tiny_dataset: Path) -> None:
     """Fails when a key of `report --json` is added or renamed, and the page still names what is not there."""
     page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8").partition("## What the commands print as JSON")[2]
-    figures = report_dataset(str(tiny_dataset))
-    rows = figures["balance"]["zigzag"]["2"] | figures["images"]["2"] | figures["padding"]
+    figures = report_dataset(str(tiny_dataset)).model_dump(mode="json")
+    layout = figures["balance"]["zigzag"]["2"]
+    rows = layout | layout["tiles"] | layout["traffic"] | figures["images"]["2"] | figures["padding"]
     assert [key for key in {**figures, **rows} if not re.search(rf"\b{key}\b", page)] == []
 
 

@@ -56,7 +56,7 @@ def path(served_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def report(path: Path) -> dict[str, Any]:
-    return report_dataset(str(path))
+    return report_dataset(str(path)).model_dump(mode="json")
 
 
 @pytest.fixture(scope="module")
@@ -107,28 +107,39 @@ def test_histograms_count_every_value_once(client: TestClient, path: Path) -> No
 
 
 def test_balance_is_the_report(client: TestClient, report: dict[str, Any]) -> None:
-    """Fails when a stretch of balance.parquet is taken for another layout, degree, kind or rank."""
+    """Fails when the service and the report disagree in any figure of any layout or CP size."""
     balance = get(client, "/balance")
-    assert {(row["layout"], str(row["ring"])) for row in balance["layouts"]} == {
-        (layout, ring) for layout, rings in report["balance"].items() for ring in rings
-    }
+    said = [row for degrees in report["balance"].values() for row in degrees.values()]
+    assert balance["layouts"] == said
+    assert balance["images"] == list(report["images"].values())
+    assert len(said) == 16
+    assert len(balance["images"]) == 4
+
+
+def test_balance_is_that_of_the_bytes(client: TestClient, path: Path, n_packs: int) -> None:
+    """Fails when a mean is of other packs, or a rank is given another rank's load."""
+    balance = get(client, "/balance")
     for row in balance["layouts"]:
-        said = report["balance"][row["layout"]][str(row["ring"])]
-        found = {
-            "gather": row["gather"]["mean"],
-            "ring": row["ring_path"]["mean"],
-            "traffic": row["traffic"]["mean"],
-            "imbalance": row["attention"]["imbalance"]["mean"],
-            "cost": row["cost"],
+        found = [
+            measure_layout(sequence.mask, layouts[f"{row['layout']}.ring{row['ring_degree']}"])
+            for _, sequence, layouts in (sample(path, pack_id) for pack_id in range(n_packs))
+        ]
+        paths = {
+            "gather_path": [each.gather_path / each.tile_floor for each in found],
+            "ring_path": [each.ring_path / each.tile_floor for each in found],
+            "traffic": [each.kv_traffic for each in found],
         }
-        assert found == pytest.approx({name: said[name] for name in found}, rel=1e-12)
-        assert row["attention"]["rank_mean"] == pytest.approx(said["rank_attention"], abs=0.06)
-        assert row["tiles"]["rank_mean"] == pytest.approx(said["rank_tiles"], abs=0.06)
-    for row in balance["images"]:
-        said = report["images"][str(row["cp"])]
-        assert row["images"]["imbalance"]["mean"] == pytest.approx(said["imbalance"], rel=1e-12)
-        assert row["pooled_tokens"]["imbalance"]["mean"] == pytest.approx(said["pooled_imbalance"], rel=1e-12)
-        assert row["images"]["rank_mean"] == pytest.approx(said["rank_images"], abs=0.06)
+        for name, values in paths.items():
+            assert row[name]["mean"] == pytest.approx(np.mean(values), rel=1e-12)
+            assert row[name]["max"] == pytest.approx(max(values), rel=1e-12)
+        assert row["tile_floor"] == pytest.approx(np.mean([each.tile_floor for each in found]))
+        assert row["gather_path_tiles"] == np.mean([each.gather_path for each in found])
+        assert row["ring_path_tiles"] == np.mean([each.ring_path for each in found])
+        tiles = np.mean([each.tiles.sum(axis=1) for each in found], axis=0)
+        assert row["tiles"]["rank_mean"] == pytest.approx(tiles, abs=6e-4)
+        area = np.mean([each.area for each in found], axis=0)
+        assert row["attention"]["rank_mean"] == pytest.approx(area, abs=6e-4)
+        assert row["keys_fetched"] == pytest.approx(np.mean([each.keys_fetched for each in found], axis=0), abs=6e-4)
 
 
 def measured(path: Path, pack_id: int, layout: str, ring: int) -> dict[str, float | None]:
@@ -140,8 +151,8 @@ def measured(path: Path, pack_id: int, layout: str, ring: int) -> dict[str, floa
     pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in ranks]
     return {
         "attention": found.area.max() / found.area.mean() if found.area.any() else None,
-        "gather": found.gather_path / found.tile_floor if found.whole_tiles else None,
-        "ring": found.ring_path / found.tile_floor if found.whole_tiles else None,
+        "gather_path": found.gather_path / found.tile_floor if found.whole_tiles else None,
+        "ring_path": found.ring_path / found.tile_floor if found.whole_tiles else None,
         "traffic": found.kv_traffic,
         "images": max(crops) / (sum(crops) / ring) if sum(crops) else None,
         "pooled_tokens": max(pooled) / (sum(pooled) / ring) if sum(pooled) else None,
@@ -154,7 +165,7 @@ def test_packs_have_the_measures_of_their_bytes(
 ) -> None:
     """Fails when a pack is given another pack's loads, or a measure of another layout."""
     page = get(client, "/packs", layout=layout, ring=ring)
-    assert page["chosen"] == {"layout": layout, "ring": ring, "cp": ring}
+    assert page["chosen"] == {"layout": layout, "ring_degree": ring, "cp_size": ring}
     assert [row["pack_id"] for row in page["items"]] == list(range(n_packs))
     for row in page["items"]:
         for name, value in measured(path, row["pack_id"], layout, ring).items():
@@ -164,7 +175,7 @@ def test_packs_have_the_measures_of_their_bytes(
 
 
 @pytest.mark.parametrize(
-    "sort", ["cost", "-cost", "-n_tokens", "attention", "-attention", "-images", "ring", "-pack_id"]
+    "sort", ["cost", "-cost", "-n_tokens", "attention", "-attention", "-images", "ring_path", "-pack_id"]
 )
 def test_packs_are_sorted_with_those_without_a_value_last(client: TestClient, n_packs: int, sort: str) -> None:
     """Fails when a sort loses packs, turns round, or puts a pack without images before the worst."""
@@ -194,16 +205,16 @@ def test_pages_join_to_the_whole_list(client: TestClient, n_packs: int) -> None:
 def test_shards_are_their_packs(client: TestClient, path: Path) -> None:
     """Fails when the worst shard is not the one whose packs are worst, or its worst pack is another shard's."""
     packs = {row["pack_id"]: row for row in get(client, "/packs", layout="zigzag", ring=4, cp=8)["items"]}
-    page = get(client, "/shards", layout="zigzag", ring=4, cp=8, sort="-gather")
+    page = get(client, "/shards", layout="zigzag", ring=4, cp=8, sort="-gather_path")
     means = []
     for shard in page["items"]:
         own = [packs[i] for i in range(shard["first_pack"], shard["first_pack"] + shard["packs"])]
         assert {row["shard"] for row in own} == {shard["name"]}
-        values = [row["gather"] for row in own]
+        values = [row["gather_path"] for row in own]
         means.append(np.mean(values))
-        assert shard["gather"]["mean"] == pytest.approx(np.mean(values))
-        assert (shard["gather"]["max"], shard["worst"]["value"]) == (max(values), max(values))
-        assert packs[shard["worst"]["pack_id"]]["gather"] == max(values)
+        assert shard["gather_path"]["mean"] == pytest.approx(np.mean(values))
+        assert (shard["gather_path"]["max"], shard["worst"]["value"]) == (max(values), max(values))
+        assert packs[shard["worst"]["pack_id"]]["gather_path"] == max(values)
         assert shard["fill"] == pytest.approx(np.mean([row["fill"] for row in own]))
         images = [row["images"] for row in own if row["images"] is not None]
         assert shard["image_imbalance"]["packs"] == len(images)
@@ -225,7 +236,7 @@ def test_why_a_pack_is_worst_is_told_from_its_mask(client: TestClient, path: Pat
         assert worst["heaviest"]["doc_id"] == heaviest.doc_id
         assert worst["heaviest"]["share_of_attention"] == pytest.approx(max(areas) / sum(areas))
         assert heaviest.doc_id in worst["why"]
-    one = next(row for row in answer["layouts"] if (row["layout"], row["ring"]) == ("zigzag", 8))
+    one = next(row for row in answer["layouts"] if (row["layout"], row["ring_degree"]) == ("zigzag", 8))
     assert one["attention"]["imbalance"]["mean"] == pytest.approx(np.mean([row["attention"] for row in packs]))
     assert one["packs"] == len(packs)
 
@@ -276,7 +287,9 @@ def test_a_layout_is_measured_from_the_pack(
     answer = get(client, f"/packs/{pack_id}/layout", layout=layout, ring=ring, ulysses=ulysses)
     assert answer["runs"] == stored.runs.tolist()
     assert answer["tiles"] == found.tiles.tolist()
-    assert (answer["gather_path"], answer["ring_path"]) == (found.gather_path, found.ring_path)
+    assert (answer["gather_path_tiles"], answer["ring_path_tiles"]) == (found.gather_path, found.ring_path)
+    assert answer["gather_path"] == found.gather_path / found.tile_floor
+    assert answer["ring_path"] == found.ring_path / found.tile_floor
     assert answer["tile_floor"] == found.tile_floor
     assert [step["most"] for step in answer["steps"]] == found.ring_steps.tolist()
     for step in answer["steps"]:

@@ -59,7 +59,7 @@ def app(served_root: Path) -> Any:
     lengths = {"doc_id": ["a", "b"], "tokens": [100, 900], "images": [0, 0], "source": ["s", "s"]}
     figures = plan_table(pa.table(lengths), load_config(None, ["seq_len=1024", "block_size=32"]))
     # a process for each request would take minutes; tests/http/test_plan.py starts some
-    app.state.service.planner = SimpleNamespace(make=lambda *_: figures)
+    app.state.service.planner = SimpleNamespace(make=lambda *_: figures.model_dump(mode="json"))
     return app
 
 

@@ -132,13 +132,13 @@ def test_the_report_says_what_all_runs_took(
     pack([str(tiny_source)], out, tiny_config, PlainExecutor(), progress)
     took = time.monotonic() - started
     figures = report_dataset(out)
-    assert figures["attempts"] == 2
-    assert figures["seconds"]["measure_task_seconds"] == 10
-    assert 10 < figures["seconds"]["write_task_seconds"] < 10 + took
-    assert figures["measured_per_second"] == pytest.approx(figures["source_documents"] / 10, abs=0.05)
+    assert figures.attempts == 2
+    assert figures.seconds["measure_task_seconds"] == 10
+    assert 10 < figures.seconds["write_task_seconds"] < 10 + took
+    assert figures.measured_per_second == pytest.approx(figures.source_documents / 10, abs=0.05)
     console = Console(file=io.StringIO(), width=110)
     print_report(figures, console)
-    assert "cost: measuring 10.0 s of tasks (4 documents a second of one), planning " in console.file.getvalue()
+    assert "cost: measuring 10.0 s of tasks (4 documents per second of one), planning " in console.file.getvalue()
     assert "; runs: 2\n" in console.file.getvalue()
 
 

@@ -57,4 +57,4 @@ def test_a_store_can_be_told_by_the_environment(remote_dataset: str, tiny_datase
     command = [sys.executable, "-m", "packer_service", "report", location, "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["packs"] == report_dataset(str(tiny_dataset))["packs"]
+    assert json.loads(done.stdout)["packs"] == report_dataset(str(tiny_dataset)).packs

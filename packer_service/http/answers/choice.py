@@ -1,4 +1,4 @@
-"""Which layout and degrees a question is about: those asked for, where the dataset has them, or sensible ones."""
+"""The layout and degrees that a question is about: those asked for if the dataset has them, or else defaults."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _PREFERRED = "balanced_ring"
 
 
 def choose(config: PackConfig, layout: str | None, ring: int | None, cp: int | None) -> Chosen:
-    """The choice for a dataset. A CP size alone means that ring degree too, and the other way round.
+    """The choice for a dataset. A CP size alone also sets the ring degree, and the other way round.
 
     Raises:
-        ProblemError: 422 the dataset has no such layout, ring degree or CP size; says which it has.
+        ProblemError: 422 the dataset has no such layout, ring degree or CP size; the detail lists what it has.
     """
     usual = _PREFERRED if _PREFERRED in config.layouts else config.layouts[-1]
     return Chosen(
         layout=check("layout", layout, config.layouts) or usual,
-        ring=check("ring", ring, config.ring_degrees) or _like(cp, config.ring_degrees),
-        cp=check("cp", cp, config.cp_sizes) or _like(ring, config.cp_sizes),
+        ring_degree=check("ring", ring, config.ring_degrees) or _like(cp, config.ring_degrees),
+        cp_size=check("cp", cp, config.cp_sizes) or _like(ring, config.cp_sizes),
     )
 
 
 def check(name: str, asked: T | None, there: Sequence[T]) -> T | None:
-    """What was asked for, if it is there.
+    """What was asked for, if the dataset has it.
 
     Raises:
-        ProblemError: 422 it is not; says what is.
+        ProblemError: 422 it does not; the detail lists what it has.
     """
     if asked is not None and asked not in there:
         raise not_legal(f"{name}: {asked!r:.80} is not in this dataset; there is {', '.join(map(str, there))}")

@@ -1,4 +1,4 @@
-"""Why a pack is badly balanced: the document that weighs most in it, told in a sentence."""
+"""Why a pack is badly balanced: a sentence about the document that weighs most in it."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ _COLUMNS = ("doc_id", "source", "length", "n_images")
 _OF_IMAGES = ("images", "pooled_tokens")
 
 _DOMINATES = 0.1
-"""Share of tokens or pairs from which a document is told as the cause."""
+"""Share of tokens or pairs from which a document is named as the cause."""
 
 _WORDS = {
-    "attention": "the busiest rank has {value:.3f} times the mean of attention pairs ({layout}, ring degree {ring})",
-    "gather": "the gather critical path is {value:.3f} times the tile floor ({layout}, ring degree {ring})",
-    "ring": "the ring critical path is {value:.3f} times the tile floor ({layout}, ring degree {ring})",
-    "traffic": "ranks fetch {value:.3f} of the keys that gathering everything moves ({layout}, ring degree {ring})",
-    "images": "the busiest rank has {value:.3f} times the mean of crops (CP size {cp})",
-    "pooled_tokens": "the busiest rank has {value:.3f} times the mean of pooled rows (CP size {cp})",
+    "attention": "the busiest rank has {value:.3f} times the mean of attention pairs ({at})",
+    "gather_path": "the gather critical path is {value:.3f} times the tile floor ({at})",
+    "ring_path": "the ring critical path is {value:.3f} times the tile floor ({at})",
+    "traffic": "ranks fetch {value:.3f} of the keys that gathering everything moves ({at})",
+    "images": "the busiest rank has {value:.3f} times the mean of crops (CP size {cp_size})",
+    "pooled_tokens": "the busiest rank has {value:.3f} times the mean of pooled rows (CP size {cp_size})",
 }
 
 
 def worst_pack(dataset: Dataset, pack_id: int, measure: str, value: float, chosen: Chosen, *, read: bool) -> WorstPack:
-    """A pack that is bad by a measure, and why.
+    """A pack that is badly balanced by a measure, and why.
 
     Args:
         dataset: the dataset.
         pack_id: the pack.
-        measure: what it is bad by.
+        measure: the measure.
         value: the measure's value.
         chosen: the layout and degrees at which it has that value.
-        read: whether to weigh its documents by the pack's own mask, which reads its shard; else by their lengths.
+        read: whether to weigh its documents by the pack's own mask, which means reading its shard, or by their lengths.
     """
     heaviest = _heaviest(dataset, pack_id, by_images=measure in _OF_IMAGES, read=read)
-    what = _WORDS[measure].format(value=value, **chosen.model_dump())
+    at = f"{chosen.layout}, ring degree {chosen.ring_degree}"
+    what = _WORDS[measure].format(value=value, at=at, cp_size=chosen.cp_size)
     return WorstPack(
         pack_id=pack_id,
         value=value,
         heaviest=heaviest,
-        why=f"In pack {pack_id} {what}: {_because(heaviest, measure, chosen.cp)}.",
+        why=f"In pack {pack_id} {what}: {_because(heaviest, measure, chosen.cp_size)}.",
     )
 
 
 def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) -> Heaviest | None:
     first, end = np.searchsorted(dataset.numbers("documents.parquet", "pack_id"), [pack_id, pack_id + 1])
     if first == end:
-        return None  # every document of the pack was lost in writing
+        return None  # every document of the pack was lost while writing
     rows = dataset.rows("documents.parquet", np.arange(first, end), _COLUMNS)
     areas = read_sample(dataset, pack_id).document_areas().tolist() if read else None
     weights = [row["n_images"] for row in rows] if by_images else areas or [row["length"] for row in rows]

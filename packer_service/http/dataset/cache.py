@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from cachetools import LRUCache
+from pydantic import BaseModel
 
 T = TypeVar("T")
 
@@ -88,3 +92,22 @@ class Cache:
         finally:
             with self._lock:
                 del self._making[key]
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a value and everything in it: arrays, records and containers of them. Shared parts count each time."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return sys.getsizeof(value) + sum(map(size_of, _parts_of(value)))
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, BaseModel):
+        return value.__dict__.values()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return ()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from packer_service.http.dataset.cache import Cache
 from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
 from packer_service.http.problems import ProblemError, damaged
+from packer_service.report.loads import numbers_of
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest, shard_name
 from schemas.config import PackConfig, stored_config
@@ -159,11 +160,6 @@ class Dataset:
             if len(data) != size:
                 raise ShardChanged(f"{SHARDS}/{shard}", f"gives {len(data)} of the {size} bytes from byte {offset}")
             return data
-
-
-def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of numbers without nulls as an array. Arrow's own conversion imports pandas, which takes 0.25 s."""
-    return np.from_dlpack(column.combine_chunks())
 
 
 def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) -> Dataset:

@@ -1,12 +1,13 @@
-"""The header part of one pack's sample: its head, arrays and layouts, from one range of its shard."""
+"""The header part of one pack's sample: its head, arrays and layouts, read as one range of its shard."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
 
+from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.problems import not_found
 from packer_service.layout.area import area_by_rank
@@ -19,11 +20,12 @@ from schemas.manifest import SHARDS, SampleHead
 from schemas.sequence import PackedSequence
 
 _LARGEST_HEADER = 1 << 30
+"""Most bytes of a header part: it is read into memory, so a table with a wild size must not decide how many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a pack lies."""
+    """Where a pack lies in its shard."""
 
     pack_id: int
     key: str
@@ -46,12 +48,12 @@ class Sample:
 
     @property
     def where(self) -> str:
-        """How errors name it."""
+        """How errors name the sample."""
         return f"{SHARDS}/{self.place.shard}, sample {self.place.key}"
 
     @property
     def spans(self) -> Int64[np.ndarray, "docs 3"]:
-        """Rows (number, start, length), one a document."""
+        """Rows (number, start, length), one per document."""
         spans = [(number, span.start, span.length) for number, span in enumerate(self.head.documents)]
         return np.array(spans, np.int64).reshape(-1, 3)
 
@@ -61,7 +63,7 @@ class Sample:
 
 
 def rows_per_crop(head: SampleHead) -> Int64[np.ndarray, "crops"]:
-    """Pooled rows of each crop. Those of a unit have equally many."""
+    """Pooled rows of each crop. All crops of a unit have equally many."""
     crops, pooled = (
         np.diff(np.array(bounds, np.int64), prepend=0)
         for bounds in (head.cum_image_bounds, head.cum_token_pooling_bounds)
@@ -70,10 +72,10 @@ def rows_per_crop(head: SampleHead) -> Int64[np.ndarray, "crops"]:
 
 
 def place_of(dataset: Dataset, pack_id: int) -> Place:
-    """Where a pack lies.
+    """Where a pack lies in its shard.
 
     Raises:
-        ProblemError: 404 there is no such pack; 409 the table points out of the shard.
+        ProblemError: 404 no such pack; 409 the table points outside the shard.
     """
     if not 0 <= pack_id < dataset.n_packs:
         raise not_found("pack", f"There is no pack {pack_id}; this dataset has the packs 0 to {dataset.n_packs - 1}.")
@@ -83,7 +85,7 @@ def place_of(dataset: Dataset, pack_id: int) -> Place:
     shard = dataset.manifest.shards[pack_id // dataset.config.packs_per_shard]
     with dataset.reading():
         if not (offset >= 0 and 0 < header <= size <= shard.bytes - offset and header <= _LARGEST_HEADER):
-            raise PackRowInvalid("packs.parquet", f"pack {pack_id} lies outside of its shard")
+            raise PackRowInvalid("packs.parquet", f"pack {pack_id} lies outside its shard")
     return Place(
         pack_id=pack_id,
         key=sample_key(pack_id),
@@ -99,10 +101,10 @@ def read_sample(dataset: Dataset, pack_id: int) -> Sample:
     """A pack's header part, kept while there is room.
 
     Raises:
-        ProblemError: 404 there is no such pack; 409 its sample breaks the format.
+        ProblemError: 404 no such pack; 409 its sample breaks the format.
     """
     place = place_of(dataset, pack_id)
-    return dataset.kept(("sample", pack_id), lambda: _read(dataset, place), _size)
+    return dataset.kept(("sample", pack_id), lambda: _read(dataset, place), size_of)
 
 
 def _read(dataset: Dataset, place: Place) -> Sample:
@@ -117,10 +119,3 @@ def _read(dataset: Dataset, place: Place) -> Sample:
             layouts=header.layouts,
             index=MaskIndex.of(header.sequence.mask),
         )
-
-
-def _size(sample: Sample) -> int:
-    arrays = [getattr(sample.sequence, field.name) for field in fields(sample.sequence)]
-    arrays += [array for layout in sample.layouts.values() for array in (layout.runs, layout.needs)]
-    # a head's records are Python objects
-    return sum(array.nbytes for array in arrays) + 2000 * (len(sample.head.documents) + len(sample.head.images) + 1)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from packer_service.http.models.common import Answer, Histogram, JsonObject, PageOf
+from packer_service.report.figures import Fill, Losses
 from schemas.manifest import Counts, TokenizerEntry
 
 State = Literal["whole", "unfinished", "damaged"]
@@ -23,20 +24,20 @@ class DatasetEntry(Answer):
     """A dataset in the list."""
 
     name: str = Field(
-        description="Names it in every other path: its folder below the root, `/` written as `:` (and `~` as `~0`, "
-        "`:` as `~1`); the root's own name, where the root is the dataset.",
+        description="Identifies it in every other path: its folder below the root, `/` written as `:` (and `~` as "
+        "`~0`, `:` as `~1`); the root's own name where the root is the dataset.",
         examples=["demo"],
     )
     state: State = Field(
-        description="`whole`; `unfinished`: no manifest yet; `damaged`: cannot be served, see `reason`."
+        description="`whole`; `unfinished` (no manifest yet); `damaged` (cannot be served, see `reason`)."
     )
     reason: str | None = Field(description="Why it is damaged or unfinished.")
     dataset_id: str | None = Field(description="SHA-256 of configuration, tokenizer and plan; whole datasets only.")
     counts: Counts | None = Field(description="The manifest's totals; whole datasets only.")
     seq_len: int | None = Field(description="Tokens of a pack; whole datasets only.", examples=[36864])
     fill: float | None = Field(description="Real tokens over all tokens of the packs.", examples=[0.934])
-    shards_done: int = Field(description="Shards that are there.", examples=[4])
-    shards_total: int | None = Field(description="Shards that there will be, where that is known.", examples=[4])
+    shards_done: int = Field(description="Shards that are written.", examples=[4])
+    shards_total: int | None = Field(description="Shards that there will be, if known.", examples=[4])
     bytes: int = Field(description="Bytes of the shards.", examples=[48127488])
     changed: str | None = Field(description="When the manifest (or the folder) last changed, RFC 3339.")
 
@@ -48,19 +49,19 @@ class DatasetPage(PageOf[DatasetEntry]):
 
 
 class SourceTotals(Answer):
-    """What became of the documents of one source."""
+    """What became of one source's documents."""
 
     source: str = Field(examples=["text"])
     documents: int = Field(description="Documents that are packed, whole or in part.")
     tokens: int
-    images: int
-    truncated_tokens: int = Field(description="Tokens lost behind pieces.")
+    images: int = Field(description="Crops.")
+    truncated_tokens: int = Field(description="Tokens lost by truncation.")
     rejected: int = Field(description="Rows of rejects.parquet.")
-    rejects: dict[str, int] = Field(description="Those by code.")
+    rejects: dict[str, int] = Field(description="The same by code.")
 
 
 class Histograms(Answer):
-    """Spreads of sizes, for pictures."""
+    """How sizes are distributed."""
 
     document_tokens: Histogram
     document_images: Histogram
@@ -70,33 +71,17 @@ class Histograms(Answer):
     pack_documents: Histogram
 
 
-class DatasetDetail(Answer):
+class DatasetDetail(Fill, Losses):
     """How full a dataset is, how even its steps are, what was lost and why: the figures of `preshard report`."""
 
     name: str
     dataset_id: str
     preshard_version: str = Field(description="Version that wrote it.")
-    seq_len: int
     block_size: int
     shards: int
     bytes: int = Field(description="Bytes of the shards.")
     counts: Counts
-    fill: float
-    padding: dict[str, int] = Field(
-        description="Padding tokens by cause: `alignment` (behind documents), `image_budget` (packs that images need "
-        "beyond tokens), `packing` (packs beyond both), `remainder` (what tokens lack to whole packs).",
-    )
-    packs_for_tokens: int = Field(description="Packs that the tokens need at the least.")
-    packs_for_images: int = Field(description="Packs that the images need at the least.")
-    truncated_tokens: dict[str, int] = Field(description="By source.")
-    rejects: dict[str, int] = Field(description="Rejected documents by code.")
-    rejects_by_source: dict[str, dict[str, int]]
     sources: list[SourceTotals]
-    straggler_ratio: dict[str, float] = Field(
-        description="By data-parallel size: mean over steps of the step's largest cost over its mean cost.",
-        examples=[{"1": 1.0, "2": 1.0004}],
-    )
-    cost_percentiles: dict[str, float] = Field(description="Cost of a pack in GFLOP, by percentile.")
     histograms: Histograms
     layouts: list[str] = Field(description="Token layouts that every pack has.", examples=[["zigzag", "balanced_ring"]])
     ring_degrees: list[int] = Field(description="Ring degrees that every layout has.", examples=[[1, 2, 4, 8]])

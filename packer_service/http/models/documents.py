@@ -18,28 +18,28 @@ class DocumentRow(Answer):
     start: int
     length: int
     n_images: int
-    truncated_tokens: int = Field(description="Tokens lost behind this piece.")
+    truncated_tokens: int = Field(description="Tokens that truncation cut off after this piece.")
 
 
 class DocumentPage(PageOf[DocumentRow]):
-    """Packed documents in the order in which they lie."""
+    """Packed documents in the order of their packs."""
 
 
 class TokensOnRank(Answer):
-    """How much of a document a ring rank holds."""
+    """How many tokens of a document a ring rank holds."""
 
     ring_rank: int
     tokens: int
 
 
 class PlacedPiece(DocumentRow):
-    """Where a piece lies, and who holds it."""
+    """Where a piece lies, and which ranks hold it."""
 
     key: str
     shard: str
     aligned_length: int
     ranks: list[TokensOnRank]
-    images: list[int] | None = Field(description="Crops of the pack that are this piece's: first and behind the last.")
+    images: list[int] | None = Field(description="Its range of the pack's crops: the first, and one past the last.")
 
 
 class RejectRow(Answer):
@@ -54,7 +54,7 @@ class RejectRow(Answer):
 
 
 class RejectPage(PageOf[RejectRow]):
-    """Rejected documents in source order, and how many there are of each kind among those asked for."""
+    """Rejected documents in source order, with counts of all that match."""
 
     by_code: dict[str, int]
     by_source: dict[str, int]
@@ -62,11 +62,11 @@ class RejectPage(PageOf[RejectRow]):
 
 
 class Whereabouts(Answer):
-    """Where a document went: its pieces, and its rejects. One of the two is empty unless it was lost in part, or
-    another row of the source has the same id."""
+    """Where a document went: its pieces and its rejects. One of the two is empty unless part of it was lost, or another
+    row of the source has the same id."""
 
     doc_id: str
     chosen: Chosen
     pieces: list[PlacedPiece]
     rejects: list[RejectRow]
-    summary: str = Field(description="The same in a sentence.")
+    summary: str = Field(description="The same as a sentence.")

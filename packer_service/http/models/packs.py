@@ -11,7 +11,7 @@ from packer_service.http.models.common import Answer, PageOf
 
 
 class PackRow(Answer):
-    """A pack in the list, with its balance at the chosen layout, ring degree and CP size (null: nothing to balance)."""
+    """A pack in the list with its balance at the chosen layout, ring degree and CP size, null where there is none."""
 
     pack_id: int
     key: str = Field(examples=["0000000007"])
@@ -27,15 +27,15 @@ class PackRow(Answer):
     attention_tiles: int = Field(description="128 x 128 tiles with an allowed pair, in natural order.")
     cost: float = Field(description="GFLOP.")
     attention: float | None = Field(description="Imbalance of allowed pairs.")
-    gather: float | None = Field(description="Gather critical path over the tile floor.")
-    ring: float | None = Field(description="Ring critical path over the tile floor.")
+    gather_path: float | None = Field(description="Gather critical path as a multiple of the tile floor.")
+    ring_path: float | None = Field(description="Ring critical path as a multiple of the tile floor.")
     traffic: float | None
     images: float | None = Field(description="Imbalance of crops.")
     pooled_tokens: float | None = Field(description="Imbalance of pooled rows.")
 
 
 class PackPage(PageOf[PackRow]):
-    """Packs in the asked order."""
+    """Packs in the requested order."""
 
     chosen: Chosen
     sort: str
@@ -57,7 +57,7 @@ class DocumentInPack(Answer):
 
 
 class ImageInPack(Answer):
-    """A crop. Its bytes are at `url`; its pooled rows fill `tokens` tokens between `start` and `end`."""
+    """A crop. Its bytes are at `url`; its pooled rows fill tokens between `start` and `end`."""
 
     index: int
     url: str
@@ -67,12 +67,12 @@ class ImageInPack(Answer):
     height: int
     timestamp: float | None = Field(description="Seconds from the clip's start; null for a still image.")
     bytes: int
-    start: int = Field(description="First token that one of its pooled rows fills.")
-    end: int = Field(description="Behind the last one.")
+    start: int = Field(description="First token that its pooled rows fill.")
+    end: int = Field(description="One past the last such token.")
 
 
 class RankBoundary(Answer):
-    """The images of one CP rank: crops and pooled rows, half open."""
+    """Half-open ranges of the crops and pooled rows of one CP rank."""
 
     rank: int
     start_image: int
@@ -82,13 +82,13 @@ class RankBoundary(Answer):
 
 
 class PackDetail(Answer):
-    """Everything that the head of a pack's sample says."""
+    """Everything in the head of a pack's sample."""
 
     pack_id: int
     key: str
     shard: str
     index_in_shard: int
-    offset: int = Field(description="Of the sample's first tar header in the shard, in bytes.")
+    offset: int = Field(description="Byte in the shard at which the sample's first tar header begins.")
     header_size: int
     size: int
     seq_len: int
@@ -117,7 +117,7 @@ class RingStep(Answer):
     step: int
     tiles: list[int] = Field(description="Tiles of each rank in this step.")
     most: int
-    slowest: int = Field(description="The first rank that has the most.")
+    slowest: int = Field(description="The first of the ranks with the most tiles.")
 
 
 class RingRank(Answer):
@@ -129,12 +129,12 @@ class RingRank(Answer):
     loss_tokens: int
     attention_area: int
     tiles: int
-    keys_fetched: int = Field(description="Keys that it needs and does not hold, in tokens.")
-    needs: list[tuple[int, int]] = Field(description="Half-open ranges of key blocks that its queries see.")
+    keys_fetched: int = Field(description="Keys that it needs but does not hold, in tokens.")
+    needs: list[tuple[int, int]] = Field(description="Half-open ranges of the key blocks that its queries see.")
 
 
 class CpRank(Answer):
-    """A CP rank's own tokens and images. `runs` are natural ranges (start, length), in slice order."""
+    """A CP rank's tokens and crops. `runs` are ranges (start, length) in natural order, listed in slice order."""
 
     cp_rank: int
     ring_rank: int
@@ -146,25 +146,25 @@ class CpRank(Answer):
 
 
 class PackLayout(Answer):
-    """Who owns what, and who does how much, under one layout at one ring and Ulysses degree."""
+    """What each rank owns and computes under one layout at one ring and Ulysses degree."""
 
     pack_id: int
     layout: str
-    ring: int
-    ulysses: int
-    cp: int = Field(description="ring x ulysses.")
+    ring_degree: int
+    ulysses_degree: int
+    cp_size: int = Field(description="Ring degree times Ulysses degree.")
     seq_len: int
     block_size: int
     tile: int = Field(description="Side of a tile, in tokens.")
     runs: list[tuple[int, int, int]] = Field(description="(ring_rank, start, length), rank after rank, as stored.")
     whole_tiles: int
     tile_floor: float
-    gather_path: int = Field(description="Tiles of the busiest rank.")
-    ring_path: int = Field(description="Sum over ring steps of the busiest rank's tiles in that step.")
-    gather: float | None = Field(description="gather_path over the tile floor.")
-    ring_multiple: float | None = Field(description="ring_path over the tile floor.")
+    gather_path_tiles: int = Field(description="Tiles of the busiest rank.")
+    ring_path_tiles: int = Field(description="Sum over ring steps of the busiest rank's tiles in that step.")
+    gather_path: float | None = Field(description="Gather critical path as a multiple of the tile floor.")
+    ring_path: float | None = Field(description="Ring critical path as a multiple of the tile floor.")
     traffic: float
-    imbalance: float | None = Field(description="Of allowed pairs.")
+    imbalance: float | None = Field(description="Imbalance of allowed pairs.")
     gather_cost: float = Field(description="Modelled, in tiles.")
     ring_cost: float = Field(description="Modelled, in tiles.")
     tiles: list[list[int]] = Field(description="tiles[r][s]: rows along rank r's slice, columns along rank s's.")
@@ -179,11 +179,11 @@ class MaskPicture(Answer):
     pack_id: int
     seq_len: int
     size: int = Field(description="Cells along one side.")
-    cell: int = Field(description="Tokens along a cell's side; the last cell may be cut short.")
+    cell: int = Field(description="Tokens along a cell's side; the last cell may be smaller.")
     share: list[list[float]] = Field(description="Share of each cell's pairs that the mask allows, 0 to 1.")
     documents: list[int] = Field(description="Document with most tokens in each cell's range; -1 for padding.")
     layout: str
-    ring: int
+    ring_degree: int
     owners: list[int] = Field(description="Ring rank with most tokens in each cell's range.")
 
 
@@ -195,20 +195,20 @@ class TokenSpan(Answer):
     kind: Literal["text", "image", "padding"]
     document: int = Field(description="Number of the document; -1 for padding.")
     branch: int
-    loss: bool = Field(description="Whether a label asks for these tokens: the token before each predicts it.")
-    weight: float = Field(description="Weight of that loss; 0 without.")
+    loss: bool = Field(description="Whether the token before each of these has it as its label.")
+    weight: float = Field(description="Weight of that loss; 0 where there is none.")
     text: str | None
-    image: int | None = Field(description="First crop whose pooled rows these tokens are.")
+    image: int | None = Field(description="The crop whose pooled rows these tokens are.")
 
 
 class PackText(Answer):
-    """Tokens of a range, and what they spell."""
+    """A range of tokens, and their text."""
 
     pack_id: int
     start: int
     end: int
     tokenizer: str
     tokens: list[int]
-    labels: list[int] = Field(description="The token to predict at each place; -100 for none.")
+    labels: list[int] = Field(description="The token to predict at each position; -100 for none.")
     loss_weights: list[float]
     spans: list[TokenSpan]

@@ -1,4 +1,4 @@
-"""How evenly ranks are loaded: every layout beside each other, over a dataset or a shard."""
+"""How evenly ranks are loaded: layouts side by side, over a dataset or a shard."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from packer_service.http.service import DatasetRoute
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["balance"], route_class=DatasetRoute)
 
 WORST = 5
+"""Packs of a shard that are explained: each is read from the shard, which takes some milliseconds."""
 
 
-@router.get("/balance", summary="Every layout at every degree beside each other")
+@router.get("/balance", summary="Layouts at all degrees side by side")
 def balance(dataset: ServedDataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
-    """Of the layouts, ring degrees and CP sizes asked for; of all where none is."""
+    """For the layouts, ring degrees and CP sizes asked for, or else for all."""
     return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
 
 
-@router.get("/shards/{shard}/balance", summary="The same of one shard, and its worst packs")
+@router.get("/shards/{shard}/balance", summary="The same for one shard, and its worst packs")
 def shard_balance(
     dataset: ServedDataset,
     shard: ShardName,
     layout: Layout = None,
     ring: Ring = None,
     cp: Cp = None,
-    measure: Annotated[Measure, Query(description="What the worst packs are worst by.")] = "attention",
+    measure: Annotated[Measure, Query(description="The measure by which packs are the worst.")] = "attention",
 ) -> ShardBalance:
-    """Why each of them is bad is told from the pack's own mask."""
+    """Each of them is explained from its own mask."""
     own, chosen = packs_of_shard(dataset, shard), choose(dataset.config, layout, ring, cp)
     values = measures(dataset, chosen, slice(own.start, own.stop))[measure]
     order = np.argsort(-values, kind="stable")[: min(WORST, int((~np.isnan(values)).sum()))]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Request
 
-from packer_service.http.answers.measures import doubling_histogram, histogram
+from packer_service.http.answers.histograms import doubling_histogram, histogram
 from packer_service.http.dataset.catalog import Found
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.unfinished import Unfinished
@@ -24,7 +24,10 @@ from packer_service.http.models.datasets import (
 from packer_service.http.parameters import Paged, ServedDataset
 from packer_service.http.service import DatasetRoute, service_of
 from packer_service.plan.plan import Plan
-from packer_service.report.figures import count_by, loss_figures, plan_figures, truncated_by_source
+from packer_service.report.dataset import run_seconds
+from packer_service.report.figures import Fill
+from packer_service.report.fill import plan_as_written, plan_fill
+from packer_service.report.losses import count_by, losses
 from schemas.manifest import RUN
 
 listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -33,7 +36,7 @@ router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=
 
 @listing.get("", summary="Every dataset below the root")
 def datasets(request: Request, part: Paged) -> DatasetPage:
-    """Whole, unfinished and damaged ones, by name. New and changed ones appear by themselves."""
+    """Whole, unfinished and damaged ones, by name. New and changed ones appear without a restart."""
     catalog = service_of(request).catalog
     found = list(catalog.look().values())
     entries = [_entry(each) for each in found[part.wanted]]
@@ -76,25 +79,27 @@ def _entry_of(name: str, **known: Any) -> DatasetEntry:
 
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
 def dataset(dataset: ServedDataset) -> DatasetDetail:
-    """The figures of `preshard report --json`, with histograms and each source's totals. Balance has its own path."""
+    """The figures of `preshard report --json` except balance, which has its own path; histograms and source totals."""
     config, manifest = dataset.config, dataset.manifest
     documents = _table(dataset, "documents.parquet", ["source", "n_images", "length", "truncated_tokens", "doc_id"])
     rejects = _table(dataset, "rejects.parquet", ["source", "code"])
-    lost = loss_figures(rejects, truncated_by_source(documents, "truncated_tokens"))
-    figures = plan_figures(_plan(dataset), dataset.numbers("documents.parquet", "n_images"), config, ())
-    times = _times(dataset)
+    fill = plan_fill(
+        _written(dataset),
+        images=dataset.numbers("documents.parquet", "n_images"),
+        max_images=config.max_images,
+        window=config.order.window,
+    )
+    seconds = _seconds(dataset)
     return DatasetDetail(
         name=dataset.name,
         dataset_id=manifest.dataset_id,
         preshard_version=manifest.preshard_version,
-        seq_len=config.seq_len,
         block_size=config.block_size,
         shards=len(manifest.shards),
         bytes=dataset.shard_bytes,
         counts=manifest.counts,
-        **{name: figures[name] for name in ("fill", "padding", "packs_for_tokens", "packs_for_images")},
-        **{name: figures[name] for name in ("straggler_ratio", "cost_percentiles")},
-        **lost,
+        **{name: value for name, value in fill if name in Fill.model_fields},
+        **dict(losses(rejects, documents, "truncated_tokens")),
         sources=_sources(documents, rejects),
         histograms=_histograms(dataset),
         layouts=list(config.layouts),
@@ -103,8 +108,8 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         files=manifest.sources,
         tokenizer=manifest.tokenizer,
         config=manifest.config,
-        seconds={name: value for name, value in times.items() if name.endswith("_seconds")},
-        plan_seconds=times.get("plan_seconds", 0.0),
+        seconds=seconds,
+        plan_seconds=seconds.get("plan_seconds", 0.0),
     )
 
 
@@ -112,27 +117,22 @@ def _table(dataset: Dataset, name: str, columns: list[str]) -> pa.Table:
     return pa.table({column: dataset.column(name, column) for column in columns})
 
 
-def _plan(dataset: Dataset) -> Plan:
-    """What was written, as the plan that would have given it."""
-    packs = dataset.numbers("documents.parquet", "pack_id")
+def _written(dataset: Dataset) -> Plan:
     columns = {name: dataset.numbers("documents.parquet", name) for name in ("start", "length", "aligned_length")}
-    return Plan(
+    return plan_as_written(
         seq_len=dataset.config.seq_len,
-        document=np.arange(len(packs)),
         cost=dataset.numbers("packs.parquet", "cost"),
-        pack_edges=np.searchsorted(packs, np.arange(dataset.n_packs + 1)),
+        pack_ids=dataset.numbers("documents.parquet", "pack_id"),
         **columns,
     )
 
 
-def _times(dataset: Dataset) -> dict[str, float]:
-    """What run.json says of times: nothing, where it is missing or is not as it should be."""
+def _seconds(dataset: Dataset) -> dict[str, float]:
+    """The times in run.json; none where it is missing or malformed."""
     try:
-        run = json.loads(dataset.folder.read(RUN))
+        return run_seconds(json.loads(dataset.folder.read(RUN)))
     except (OSError, ValueError):
         return {}
-    numbers = run.items() if isinstance(run, dict) else ()
-    return {name: float(value) for name, value in numbers if isinstance(value, int | float)}
 
 
 def _sources(documents: pa.Table, rejects: pa.Table) -> list[SourceTotals]:
@@ -165,9 +165,9 @@ def _histograms(dataset: Dataset) -> Histograms:
 
     return Histograms(
         document_tokens=doubling_histogram(documents("length"), "tokens"),
-        document_images=doubling_histogram(documents("n_images"), "images"),
+        document_images=doubling_histogram(documents("n_images"), "crops"),
         pack_cost=histogram(packs("cost"), "GFLOP"),
         pack_tokens=histogram(packs("n_tokens"), "tokens"),
-        pack_images=histogram(packs("n_images"), "images"),
+        pack_images=histogram(packs("n_images"), "crops"),
         pack_documents=histogram(packs("n_documents"), "documents"),
     )

@@ -35,6 +35,9 @@ DOCUMENTS, REJECTS = "documents.parquet", "rejects.parquet"
 ROW = ("doc_id", "piece", "source", "pack_id", "start", "length", "n_images", "truncated_tokens")
 REJECT = ("doc_id", "source", "location", "stage", "code", "message")
 
+MENTIONED = 3
+"""Pieces and rejects that a summary names; the answer lists all."""
+
 Text = Annotated[str | None, Query(max_length=1024)]
 
 
@@ -42,7 +45,7 @@ Text = Annotated[str | None, Query(max_length=1024)]
 def documents(
     dataset: ServedDataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
 ) -> DocumentPage:
-    """Those whose id begins with `prefix` and has `contains` in it, of one `source`; all where nothing is asked."""
+    """Those whose id begins with `prefix` and contains `contains`, from one `source`; all without these parameters."""
     ids = dataset.column(DOCUMENTS, "doc_id")
     conditions = [pc.starts_with(ids, prefix)] if prefix else []
     conditions += [pc.match_substring(ids, contains)] if contains else []
@@ -67,14 +70,14 @@ def document(
     layout: Layout = None,
     ring: Ring = None,
 ) -> Whereabouts:
-    """Its packs, places and owners, or why it is in none."""
+    """Its packs, positions and owners, or why it is in no pack."""
     chosen = choose(dataset.config, layout, ring, None)
     placed, lost = (
         _where([pc.equal(dataset.column(table, "doc_id"), pa.scalar(doc_id, pa.string()))], dataset.n_rows(table))
         for table in (DOCUMENTS, REJECTS)
     )
     if not len(placed) and not len(lost):
-        raise not_found("document", f"No document {doc_id!r:.200} was packed or rejected; ids are matched whole.")
+        raise not_found("document", f"No document {doc_id!r:.200} was packed or rejected; only whole ids match.")
     pieces = [_placed(dataset, row, chosen) for row in dataset.rows(DOCUMENTS, placed, (*ROW, "aligned_length"))]
     rejects = [RejectRow(**row) for row in dataset.rows(REJECTS, lost, REJECT)]
     return Whereabouts(doc_id=doc_id, chosen=chosen, pieces=pieces, rejects=rejects, summary=_summary(pieces, rejects))
@@ -82,7 +85,7 @@ def document(
 
 def _placed(dataset: Dataset, row: dict[str, int | str], chosen: Chosen) -> PlacedPiece:
     sample = read_sample(dataset, int(row["pack_id"]))
-    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
+    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring_degree)
     return PlacedPiece.model_validate(
         {
             **row,
@@ -95,7 +98,7 @@ def _placed(dataset: Dataset, row: dict[str, int | str], chosen: Chosen) -> Plac
 
 
 def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
-    """How many tokens of a range each ring rank holds, those that hold none left out."""
+    """How many tokens of a range each ring rank holds; ranks that hold none are left out."""
     begin, stop = stored.runs[:, 1], stored.runs[:, 1] + stored.runs[:, 2]
     inside = np.maximum(np.minimum(stop, end) - np.maximum(begin, start), 0)
     tokens = np.bincount(stored.runs[:, 0], weights=inside, minlength=stored.ring_degree).astype(int)
@@ -103,7 +106,7 @@ def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
 
 
 def _crops(sample: Sample, start: int) -> list[int] | None:
-    """The crops of the document that begins at a token: the first and the one behind the last."""
+    """The range of crops of the document that begins at a token: the first, and one past the last."""
     before = 0
     for span in sample.head.documents:
         if span.start == start:
@@ -113,25 +116,25 @@ def _crops(sample: Sample, start: int) -> list[int] | None:
 
 
 def _summary(pieces: list[PlacedPiece], rejects: list[RejectRow]) -> str:
-    told = [
+    sentences = [
         f"Packed in pack {piece.pack_id} ({piece.shard}), tokens {piece.start:,} to {piece.start + piece.length:,}"
         + (f", as piece {piece.piece}" if len(pieces) > 1 else "")
-        for piece in pieces[:3]
+        for piece in pieces[:MENTIONED]
     ]
-    told += [f"and {len(pieces) - 3} more pieces"] if len(pieces) > 3 else []
-    told += [
+    sentences += [f"and {len(pieces) - MENTIONED} more pieces"] if len(pieces) > MENTIONED else []
+    sentences += [
         f"{'Another row of the same id was rejected' if pieces else 'Rejected'} at the stage {reject.stage}: "
         f"{reject.code} ({reject.message})"
-        for reject in rejects[:3]
+        for reject in rejects[:MENTIONED]
     ]
-    return "; ".join(told) + "."
+    return "; ".join(sentences) + "."
 
 
 @router.get("/rejects", summary="What was lost, and why")
 def rejects(
     dataset: ServedDataset, part: Paged, code: Text = None, source: Text = None, stage: Text = None
 ) -> RejectPage:
-    """Rejected documents in source order, those of one code, source or stage where asked."""
+    """Rejected documents in source order, all or those of one code, source or stage."""
     asked = {"code": code, "source": source, "stage": stage}
     conditions = [pc.equal(dataset.column(REJECTS, name), value) for name, value in asked.items() if value is not None]
     found = _where(conditions, dataset.n_rows(REJECTS))

@@ -29,12 +29,12 @@ def image(dataset: ServedDataset, pack_id: PackId, index: ImageIndex) -> Respons
     """Read as one range of the shard, and sent as it is stored."""
     sample = read_sample(dataset, pack_id)
     if index >= len(sample.head.images):
-        raise not_found("image", f"There is no image {index}; pack {pack_id} has {len(sample.head.images)}.")
+        raise not_found("image", f"There is no crop {index}; pack {pack_id} has {len(sample.head.images)}.")
     stored, place = sample.head.images[index], sample.place
     name = image_member(place.key, index, dataset.config.image_format)
     with dataset.reading():
         if stored.offset + TAR_BLOCK + stored.size > place.size - place.header_size:
-            raise ImagesInvalid(sample.where, f"image {index} lies outside of its sample")
+            raise ImagesInvalid(sample.where, f"image {index} lies outside its sample")
         data = dataset.read_range(
             place.shard, place.offset + place.header_size + stored.offset, TAR_BLOCK + stored.size
         )

@@ -1,4 +1,4 @@
-"""Who owns what of a pack, and who does how much, under one layout."""
+"""What each rank owns and computes of a pack under one layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from jaxtyping import Bool, Int64
 
 from packer_service.http.answers.choice import choose
 from packer_service.http.answers.layouts import stored_layout
-from packer_service.http.dataset.loads import imbalances
 from packer_service.http.dataset.sample import Sample, read_sample
 from packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
 from packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
@@ -19,6 +18,7 @@ from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute
 from packer_service.layout.cost import gather_cost, key_weight, ring_cost
 from packer_service.layout.measures import LayoutMeasures, measure_layout
+from packer_service.report.loads import imbalances
 from schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
 from schemas.sequence import IGNORE_INDEX
 
@@ -31,14 +31,13 @@ Ulysses = Annotated[int, Query(description="Ulysses degree: pieces of each ring 
 def layout(
     dataset: ServedDataset, pack_id: PackId, layout: Layout = None, ring: Ring = None, ulysses: Ulysses = 1
 ) -> PackLayout:
-    """Measured from the pack's own mask and stored layout, as `preshard verify` does. CP size is ring x ulysses."""
+    """Measured from the pack's own mask and stored layout, as by `preshard verify`. The CP size is ring x ulysses."""
     chosen = choose(dataset.config, layout, ring, None)
-    if dataset.config.seq_len // chosen.ring % ulysses:
-        raise not_legal(
-            f"query.ulysses: a slice of {dataset.config.seq_len // chosen.ring} tokens does not divide by {ulysses}"
-        )
+    slice_tokens = dataset.config.seq_len // chosen.ring_degree
+    if slice_tokens % ulysses:
+        raise not_legal(f"query.ulysses: {ulysses} does not divide a slice of {slice_tokens} tokens")
     sample = read_sample(dataset, pack_id)
-    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
+    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring_degree)
     measured = measure_layout(sample.index, stored)
     weight = key_weight(dataset.config.cost)
     imbalance = float(imbalances(measured.area[:, None])[0])
@@ -46,19 +45,19 @@ def layout(
     return PackLayout(
         pack_id=pack_id,
         layout=stored.scheme,
-        ring=stored.ring_degree,
-        ulysses=ulysses,
-        cp=stored.ring_degree * ulysses,
+        ring_degree=stored.ring_degree,
+        ulysses_degree=ulysses,
+        cp_size=stored.ring_degree * ulysses,
         seq_len=dataset.config.seq_len,
         block_size=dataset.config.block_size,
         tile=TILE,
         runs=[(rank, start, length) for rank, start, length in stored.runs.tolist()],
         whole_tiles=measured.whole_tiles,
         tile_floor=floor,
-        gather_path=measured.gather_path,
-        ring_path=measured.ring_path,
-        gather=measured.gather_path / floor if floor else None,
-        ring_multiple=measured.ring_path / floor if floor else None,
+        gather_path_tiles=measured.gather_path,
+        ring_path_tiles=measured.ring_path,
+        gather_path=measured.gather_path / floor if floor else None,
+        ring_path=measured.ring_path / floor if floor else None,
         traffic=measured.kv_traffic,
         imbalance=None if np.isnan(imbalance) else imbalance,
         gather_cost=gather_cost(measured.gather_path, int(measured.keys_fetched.max()), weight),
@@ -94,7 +93,7 @@ def _ring_rank(sample: Sample, stored: TokenLayout, measured: LayoutMeasures, ra
 
 
 def ranges(flags: Bool[np.ndarray, "blocks"]) -> list[tuple[int, int]]:
-    """Half-open ranges of the true ones."""
+    """Half-open ranges of the flags that are set."""
     changes = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return [(int(start), int(end)) for start, end in changes.reshape(-1, 2)]
 
@@ -121,7 +120,7 @@ def _cp_ranks(sample: Sample, stored: TokenLayout, ulysses: int) -> list[CpRank]
 
 
 def _runs(positions: Int64[np.ndarray, "local"]) -> list[tuple[int, int]]:
-    """Natural ranges (start, length) of positions in slice order."""
+    """Ranges (start, length) in natural order of positions that come in slice order."""
     breaks = np.flatnonzero(np.diff(positions) != 1) + 1
     edges = np.concatenate([[0], breaks, [len(positions)]])
     return [(int(positions[a]), int(b - a)) for a, b in pairwise(edges) if b > a]

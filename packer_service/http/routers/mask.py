@@ -20,18 +20,18 @@ from schemas.layout import TokenLayout
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 
 
-@router.get("/{pack_id}/mask", summary="The mask as a block picture, with owners")
+@router.get("/{pack_id}/mask", summary="The mask as a picture in cells, with owners")
 def mask(
     dataset: ServedDataset,
     pack_id: PackId,
-    size: Annotated[int, Query(description="Cells along one side, at the most.", ge=1, le=512)] = 128,
+    size: Annotated[int, Query(description="Most cells along one side.", ge=1, le=512)] = 128,
     layout: Layout = None,
     ring: Ring = None,
 ) -> MaskPicture:
-    """Exact shares: no cell is a guess from samples of it."""
+    """The shares are exact, not estimated from a sample of each cell."""
     chosen = choose(dataset.config, layout, ring, None)
     sample = read_sample(dataset, pack_id)
-    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring)
+    stored = stored_layout(dataset, sample, chosen.layout, chosen.ring_degree)
     cell = -(-dataset.config.seq_len // size)
     share = shares(sample.index, cell)
     return MaskPicture(
@@ -42,7 +42,7 @@ def mask(
         share=share.round(4).tolist(),
         documents=most_common(sample.sequence.doc_ids, cell).tolist(),
         layout=stored.scheme,
-        ring=stored.ring_degree,
+        ring_degree=stored.ring_degree,
         owners=most_common(_owners(stored), cell).tolist(),
     )
 

@@ -1,4 +1,4 @@
-"""The packs of a dataset in any order, and one of them."""
+"""The packs of a dataset in any order, and single packs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
 from packer_service.http.answers.choice import choose
-from packer_service.http.answers.measures import MEASURES, measures
+from packer_service.http.answers.measures import measures
 from packer_service.http.answers.shards import packs_of_shard
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
-from packer_service.http.models.balance import Chosen
+from packer_service.http.models.balance import MEASURES, Chosen
 from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
 from packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
@@ -32,7 +32,7 @@ SORTS = ("pack_id", *COLUMNS, *MEASURES)
 Sort = Annotated[
     str,
     Query(
-        description=f"One of {', '.join(SORTS)}; `-` before it for the largest first.",
+        description=f"One of {', '.join(SORTS)}; with `-` in front for the largest first.",
         max_length=64,
         examples=["-cost"],
     ),
@@ -49,7 +49,7 @@ def packs(
     cp: Cp = None,
     shard: Annotated[str | None, Query(description="Only the packs of this shard.", max_length=256)] = None,
 ) -> PackPage:
-    """Packs without the measure that they are sorted by come last."""
+    """Packs without a value for what they are sorted by come last."""
     chosen = choose(dataset.config, layout, ring, cp)
     order = sorted_packs(dataset, sort, chosen)
     if shard is not None:
@@ -60,18 +60,18 @@ def packs(
 
 
 def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen) -> Int64[np.ndarray, "packs"]:
-    """Every pack in the asked order; equal ones by number.
+    """Every pack in the requested order; equal ones by number.
 
     Raises:
-        ProblemError: 422 nothing is sorted by that.
+        ProblemError: 422 packs cannot be sorted by that.
     """
     name, descending = sort.removeprefix("-"), sort.startswith("-")
     if name not in SORTS:
-        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, with - for descending")
+        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, and with - in front")
     if name == "pack_id":
         every = np.arange(dataset.n_packs)
         return every[::-1] if descending else every
-    key = ("order", sort, *((chosen.layout, chosen.ring, chosen.cp) if name in MEASURES else ()))
+    key = ("order", sort, *((chosen.layout, chosen.ring_degree, chosen.cp_size) if name in MEASURES else ()))
     return dataset.kept(key, lambda: _order(dataset, name, descending, chosen), lambda order: order.nbytes)
 
 
@@ -82,7 +82,7 @@ def _order(dataset: Dataset, name: str, descending: bool, chosen: Chosen) -> Int
 
 
 def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
-    """Rows of some packs with their measures."""
+    """Some packs with their measures."""
     columns = {name: dataset.numbers("packs.parquet", name)[wanted].tolist() for name in COLUMNS}
     measured = measures(dataset, chosen, wanted)
     columns |= {name: [None if np.isnan(v) else float(v) for v in values] for name, values in measured.items()}
@@ -145,7 +145,7 @@ def _documents(sample: Sample) -> list[DocumentInPack]:
 
 
 def image_tokens(sample: Sample) -> list[tuple[int, int]]:
-    """For each crop the first token that one of its pooled rows fills, and the one behind the last."""
+    """For each crop, the range from the first token that its pooled rows fill to one past the last."""
     filled = np.flatnonzero(sample.sequence.pool_ids >= 0)
     each = rows_per_crop(sample.head)
     ends = np.cumsum(each)

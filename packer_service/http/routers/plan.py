@@ -7,10 +7,11 @@ from typing import Any
 import pyarrow as pa
 from fastapi import APIRouter, Request
 
-from packer_service.http.models.plan import PlanAnswer, PlanRequest
+from packer_service.http.models.plan import PlanRequest
 from packer_service.http.problems import ProblemError, not_legal
 from packer_service.http.service import Service, service_of
 from packer_service.plan.order import check_dp_sizes
+from packer_service.report.figures import PlanReport
 from schemas.config import parse_config
 from schemas.errors import ConfigError, PlanError
 
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["plan"])
 
 
 @router.post("/plan", summary="What would packing these documents give?")
-def plan(request: Request, asked: PlanRequest) -> PlanAnswer:
+def plan(request: Request, asked: PlanRequest) -> PlanReport:
     """The answer of `preshard plan --lengths`, for lengths in the request or for the packed documents of a dataset.
 
     For a dataset, the lengths are those of its documents as packed, and the request's configuration overrides its own:
@@ -38,7 +39,7 @@ def plan(request: Request, asked: PlanRequest) -> PlanAnswer:
         check_dp_sizes(asked.dp, window)
     except PlanError as error:
         raise not_legal(f"dp: {error}") from None
-    return PlanAnswer.model_validate(service.planner.make(table, config, asked.dp))
+    return PlanReport.model_validate(service.planner.make(table, config, asked.dp))
 
 
 def _lengths_and_config(service: Service, asked: PlanRequest) -> tuple[pa.Table, dict[str, Any]]:

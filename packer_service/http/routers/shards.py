@@ -9,14 +9,15 @@ from fastapi import APIRouter, Query
 from jaxtyping import Float64, Int64
 
 from packer_service.http.answers.choice import choose
-from packer_service.http.answers.measures import MEASURES, measures, spread
+from packer_service.http.answers.measures import measures
 from packer_service.http.answers.worst import worst_pack
 from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.balance import Chosen, ShardEntry, ShardPage
+from packer_service.http.models.balance import MEASURES, Chosen, ShardPage, ShardRow
 from packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute
-from schemas.manifest import ShardEntry as StoredShard
+from packer_service.report.balance import spread
+from schemas.manifest import ShardEntry
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=DatasetRoute)
 
@@ -33,7 +34,7 @@ def shards(
     sort: Annotated[
         str,
         Query(
-            description=f"One of {', '.join(SORTS)}; `-` before it for the largest first. A measure is a shard's mean.",
+            description=f"One of {', '.join(SORTS)}; `-` in front: the largest first. A measure is a shard's mean.",
             max_length=64,
         ),
     ] = "-attention",
@@ -41,11 +42,11 @@ def shards(
     ring: Ring = None,
     cp: Cp = None,
 ) -> ShardPage:
-    """Each with its worst pack and the document that dominates it: `?cp=8` asks about 8 ranks."""
+    """Each with its worst pack and the document that dominates it; `?cp=8` asks about 8 ranks."""
     chosen = choose(dataset.config, layout, ring, cp)
     name = sort.removeprefix("-")
     if name not in SORTS:
-        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, with - for descending")
+        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, and with - in front")
     measured = measures(dataset, chosen)
     keys = _keys(dataset, name, measured)
     order = np.argsort(-keys if sort.startswith("-") else keys, kind="stable")[part.wanted]
@@ -55,7 +56,7 @@ def shards(
 
 
 def _keys(dataset: Dataset, name: str, measured: PackMeasures) -> Float64[np.ndarray, "shards"]:
-    """What each shard is sorted by; nan, which comes last, where it has none."""
+    """The value by which each shard is sorted; nan, which comes last, where it has none."""
     stored = dataset.manifest.shards
     if name in ("first_pack", "bytes"):
         return np.array([getattr(shard, name) for shard in stored], np.float64)
@@ -76,7 +77,7 @@ def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shard
     return means
 
 
-def _entry(dataset: Dataset, shard: StoredShard, measured: PackMeasures, by: str, chosen: Chosen) -> ShardEntry:
+def _entry(dataset: Dataset, shard: ShardEntry, measured: PackMeasures, by: str, chosen: Chosen) -> ShardRow:
     own = slice(shard.first_pack, shard.first_pack + shard.packs)
     tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own] for name in COLUMNS)
     spreads = {name: spread(values[own]) for name, values in measured.items()}
@@ -85,13 +86,13 @@ def _entry(dataset: Dataset, shard: StoredShard, measured: PackMeasures, by: str
     if spreads[by].packs:
         at = int(np.nanargmax(values))
         worst = worst_pack(dataset, shard.first_pack + at, by, float(values[at]), chosen, read=False)
-    return ShardEntry(
+    return ShardRow(
         **shard.model_dump(include={"name", "first_pack", "packs", "bytes", "sha256"}),
         fill=float(tokens.sum()) / (shard.packs * dataset.config.seq_len),
         documents=int(documents.sum()),
         images=int(images.sum()),
         cost=float(cost.mean()),
-        **{name: spreads[name] for name in ("attention", "gather", "ring", "traffic")},
+        **{name: spreads[name] for name in ("attention", "gather_path", "ring_path", "traffic")},
         image_imbalance=spreads["images"],
         pooled_imbalance=spreads["pooled_tokens"],
         worst=worst,

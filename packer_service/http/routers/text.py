@@ -1,4 +1,4 @@
-"""The tokens of a pack, and what they spell."""
+"""The tokens of a pack and their text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from schemas.sequence import IGNORE_INDEX, PackedSequence
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 
 MOST_TOKENS = 8192
+"""Most tokens of one answer, so that one request cannot ask for the text of a whole pack of a million tokens."""
+
+USUAL_TOKENS = 1024
+"""Tokens of an answer when the request names no end."""
+
 KINDS = ("text", "image", "padding")
 
 
@@ -29,13 +34,13 @@ def text(
     dataset: ServedDataset,
     pack_id: PackId,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
-    end: Annotated[int | None, Query(ge=0, lt=2**31, description="Behind the last one; default 1,024 later.")] = None,
+    end: Annotated[int | None, Query(ge=0, lt=2**31, description="One past the last; default: 1,024 tokens.")] = None,
 ) -> PackText:
     """In spans of one kind, document, branch and loss; a span of image tokens is one crop."""
     seq_len = dataset.config.seq_len
-    end = min(start + 1024, seq_len) if end is None else end
+    end = min(start + USUAL_TOKENS, seq_len) if end is None else end
     if not start <= end <= seq_len or end - start > MOST_TOKENS:
-        raise not_legal(f"query: {start} to {end} is no range of at most {MOST_TOKENS} of the {seq_len} tokens")
+        raise not_legal(f"query: {start} to {end} is not a range of at most {MOST_TOKENS} of the {seq_len} tokens")
     sample = read_sample(dataset, pack_id)
     decode = find_decoder(dataset, service_of(request).settings.tokenizers)
     tokens = sample.sequence
@@ -52,7 +57,7 @@ def text(
 
 
 def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float32[np.ndarray, "seq"]]:
-    """Which tokens the token before them has as its label, and the weight of that loss."""
+    """Which tokens are the label of the token before them, and the weight of that loss."""
     asked = np.concatenate([[False], sequence.labels[:-1] != IGNORE_INDEX])
     weights = np.where(asked, np.concatenate([[0], sequence.loss_weights[:-1]]), 0).astype(np.float32)
     return asked, weights
@@ -63,7 +68,7 @@ def _spans(sample: Sample, start: int, end: int, decode: Decode) -> list[TokenSp
     asked, weights = predicted(sequence)
     pooled = sequence.pool_ids[start:end]
     each = rows_per_crop(sample.head)
-    crops = np.append(np.repeat(np.arange(len(each)), each), -1)[pooled]  # pool_ids is -1 where there is none
+    crops = np.append(np.repeat(np.arange(len(each)), each), -1)[pooled]  # pool_ids is -1 for other tokens
     kinds = np.where(sequence.doc_ids[start:end] < 0, 2, np.where(pooled >= 0, 1, 0))
     columns = (
         kinds, sequence.doc_ids[start:end], sequence.branch_ids[start:end], asked[start:end], weights[start:end], crops,

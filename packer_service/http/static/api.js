@@ -1,4 +1,4 @@
-// The REST client: answers or problems, with the token where the service asks for one.
+// The REST client: answers or problems, with the token if the service asks for one.
 
 const TOKEN = "preshard-token";
 const remembered = new Map();
@@ -16,7 +16,7 @@ export const token = {
   set: (value) => sessionStorage.setItem(TOKEN, value),
 };
 
-/** The path of a resource: segments are encoded, parameters that are null or empty left out. */
+/** The path of a resource: segments are encoded; parameters that are null or empty are left out. */
 export function address(segments, params = {}) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params)) {
@@ -41,7 +41,7 @@ async function send(url, options = {}) {
   throw new Problem(response.status, problem.title || `Status ${response.status}`, problem.detail);
 }
 
-/** A JSON answer. Within one view the same question is asked once. */
+/** A JSON answer. Within one view the same request is sent only once. */
 export function get(segments, params) {
   const url = address(segments, params);
   if (!remembered.has(url)) {
@@ -52,7 +52,7 @@ export function get(segments, params) {
   return remembered.get(url);
 }
 
-/** Forget all answers: the next view asks anew, since datasets change while they are looked at. */
+/** Forgets all answers, so that the next view asks again: datasets change while people look at them. */
 export function forget() {
   remembered.clear();
 }
@@ -62,7 +62,7 @@ export async function post(segments, body) {
   return (await send(address(segments), options)).json();
 }
 
-/** The bytes of an image as an address that an <img> can show; for a service with a token, which an <img> cannot send. */
+/** The bytes of an image as an address for an <img>: where the service wants a token, an <img> cannot send it. */
 export async function imageBytes(segments) {
   return URL.createObjectURL(await (await send(address(segments))).blob());
 }

@@ -1,4 +1,4 @@
-// From the address to a view: loads what it needs, shows it, and says what went wrong.
+// From the address to a view: loads what the view needs, shows it, and says what went wrong.
 
 import { Problem, forget, token } from "./api.js";
 import { announce, h } from "./dom.js";
@@ -10,6 +10,8 @@ import { pack } from "./views/pack.js";
 import { whatIf } from "./views/plan.js";
 
 const main = document.getElementById("main");
+/** Milliseconds before a view counts as slow: shorter waits would only make the page flicker. */
+const PATIENCE = 150;
 let shown = { path: null, turn: 0 };
 
 function viewOf(segments) {
@@ -25,7 +27,7 @@ function viewOf(segments) {
   return { nav: null, title: "No such page", build: () => h("p", { class: "empty" }, "There is no such page.") };
 }
 
-/** A problem as sentences; a 401 with the field that settles it. */
+/** A problem in sentences, or for a 401 the field for the token. */
 function problemView(error) {
   if (!(error instanceof Problem)) console.error(error);
   const known = error instanceof Problem;
@@ -46,7 +48,7 @@ function askForToken() {
     show();
   };
   const refused = token.get()
-    ? h("p", { class: "problem", role: "alert" }, "The service did not take that token.")
+    ? h("p", { class: "problem", role: "alert" }, "The service did not accept that token.")
     : null;
   return h(
     "form",
@@ -58,8 +60,8 @@ function askForToken() {
 }
 
 /**
- * Puts a view in place of the last. A change of parameters alone keeps the place on the page and the focus, also where
- * that lies in a card whose content comes later: until then the page stays as high as it was.
+ * Replaces the view. A change of parameters alone keeps the scroll position and the focus, even if the focus is in a card
+ * whose content arrives later: until then the page keeps its height.
  */
 function swap(node, samePath) {
   const focused = document.activeElement?.id;
@@ -98,7 +100,7 @@ async function show() {
   const slow = setTimeout(() => {
     announce("Loading");
     if (!samePath) main.replaceChildren(h("p", { class: "loading" }, "Loading…"));
-  }, 150);
+  }, PATIENCE);
   let node;
   try {
     node = await view.build();
@@ -106,10 +108,10 @@ async function show() {
     node = problemView(error);
   }
   clearTimeout(slow);
-  if (turn !== shown.turn) return; // the reader has gone on meanwhile
+  if (turn !== shown.turn) return; // the reader has moved on
   swap(node, samePath || first);
   main.removeAttribute("aria-busy");
-  main.dataset.address = location.hash; // what is shown, which may be behind what is asked for
+  main.dataset.address = location.hash; // what is shown, which may lag behind the address bar
   announce(samePath ? "" : `${view.title} shown`);
 }
 

@@ -1,4 +1,4 @@
-// Charts: Plotly's drawing, our colours, and the same figures as a table under each.
+// Charts: drawn by Plotly in our colours, each with its figures as a table below it.
 
 import { h } from "./dom.js";
 import { variable } from "./palette.js";
@@ -8,7 +8,7 @@ const CONFIG = { displayModeBar: false, displaylogo: false, showTips: false, scr
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let library = null;
 
-/** Plotly is 5 MB, so it is loaded when the first chart is to be drawn. */
+/** Plotly is 5 MB, so it is loaded only when the first chart is drawn. */
 function plotly() {
   library ??= new Promise((resolve, reject) => {
     const script = h("script", { src: "/static/plotly.min.js" });

@@ -1,16 +1,16 @@
-// Numbers as people read them: thousands separators, units, never more digits than mean something.
+// Numbers as people read them: thousands separators, units, and no more digits than are meaningful.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fourDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const integer = (value) => whole.format(value);
-/** For the marks of an axis whose steps are powers of two. */
+/** For the ticks of an axis whose steps are powers of two. */
 export const binary = (value) => (value >= 1024 && value % 1024 === 0 ? `${integer(value / 1024)}Ki` : integer(value));
-/** A mean of counts: a decimal only where it is small enough to matter. */
+/** A mean of counts, with a decimal only where the mean is small enough for it to matter. */
 export const mean = (value) => (Math.abs(value) < 1000 ? tenth : whole).format(value);
 export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%`;
-/** A multiple of something, as of the tile floor or of a mean. */
+/** A multiple of something, such as the tile floor or a mean. */
 export const times = (value) => `${value.toFixed(3)}×`;
 export const plural = (count, one, many = `${one}s`) => `${integer(count)} ${count === 1 ? one : many}`;
 
@@ -21,7 +21,7 @@ function scaled(value, base, units, number = tenth) {
 }
 
 export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-/** A cost in GFLOP, exact enough to compare packs by it. */
+/** A cost in GFLOP, precise enough to compare packs. */
 export const flops = (value) => scaled(value, 1000, ["GFLOP", "TFLOP", "PFLOP", "EFLOP"], fourDigits);
 /** Seconds from the start of a video. */
 export const timestamp = (value) => `${value.toFixed(2)} s`;

@@ -1,13 +1,13 @@
-// Colours that stay apart for colour-blind readers: for ranks after Okabe and Ito, the yellow darkened for white paper,
-// for sources after Tol's muted ones, since both stand beside each other. Colour is never the only sign: ranks carry
-// their number, sources their name.
+// Colours that colour-blind readers can tell apart: for ranks those of Okabe and Ito, with a yellow darkened for white
+// paper; for sources Tol's muted ones, since both appear side by side. Colour is never the only sign: ranks show their
+// number, sources their name.
 
 const SOURCES = ["#5f55b5", "#cc6677", "#44aa99", "#ddcc77", "#88ccee", "#aa4499", "#3d8f5a", "#a8385f"];
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8a2b", "#8c8f94"];
 
 /** The colour of a rank. */
 export const colour = (index) => COLOURS[index % COLOURS.length];
-/** Black or white, whichever is read on that colour. */
+/** Black or white, whichever is legible on that colour. */
 export const inkOn = (index) => (index % COLOURS.length === 0 ? "#ffffff" : "#000000");
 
 export const rgb = (index) => {
@@ -21,5 +21,5 @@ export function colours(names) {
   return new Map(sorted.map((name, index) => [name, SOURCES[index % SOURCES.length]]));
 }
 
-/** The value of a CSS variable of the present theme. */
+/** The value of a CSS variable in the current theme. */
 export const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -11,7 +11,7 @@ function decoded(segment) {
   try {
     return decodeURIComponent(segment);
   } catch {
-    return segment; // an address typed by hand: the service will say that there is no such thing
+    return segment; // an address typed by hand: the service will say that nothing is there
   }
 }
 
@@ -24,7 +24,7 @@ export function href(segments, params = {}) {
   return query.size ? `${path}?${query}` : path;
 }
 
-/** The address of the present view with some parameters changed. */
+/** The address of the current view with some parameters changed. */
 export function withParams(changes) {
   const { segments, params } = current();
   return href(segments, { ...Object.fromEntries(params), ...changes });

@@ -1,11 +1,11 @@
-// A card whose content may come later than the view, and may fail alone.
+// A card whose content may arrive later than the view, and may fail on its own.
 
 import { Problem } from "./api.js";
 import { h } from "./dom.js";
 
 const awaited = new Set();
 
-/** Promises of the cards that were made since this was last asked. */
+/** Promises of the cards that were made since the last call. */
 export function takeAwaited() {
   const taken = [...awaited];
   awaited.clear();
@@ -41,7 +41,7 @@ export function card(title, content, { note = null, id = null } = {}) {
   return whole;
 }
 
-/** Where this view stands: links up to the list of datasets. */
+/** Where this view is: links up to the list of datasets. */
 export function crumbs(...steps) {
   const items = steps.map(([label, href], index) =>
     h(
@@ -53,7 +53,7 @@ export function crumbs(...steps) {
   return h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("ol", {}, items));
 }
 
-/** A name, its value and a line of explanation for each fact. */
+/** Facts, each with a name, a value and an optional line of explanation. */
 export function facts(entries) {
   return h(
     "dl",
@@ -69,7 +69,7 @@ export function field(label, control) {
   return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
 }
 
-/** A select that goes to another address when changed; `text` is what an option is called. */
+/** A select that calls `onchoose` when it changes; `text` gives an option's label. */
 export function chooser(id, label, options, chosen, onchoose, text = String) {
   const entries = options.map((option) =>
     h("option", { value: option, selected: String(option) === String(chosen) }, text(option)),

@@ -1,24 +1,24 @@
 // What each measure means, in one place, so that all views say the same.
 
 export const MEASURES = {
-  gather: {
+  gather_path: {
     label: "Gather path",
     unit: "× tile floor",
     explain:
       "The busiest rank's tiles, when every rank first gathers the keys it needs. 1 is perfect: every rank computes " +
       "the tile floor, which is the tiles of the whole mask divided by the ring degree.",
   },
-  ring: {
+  ring_path: {
     label: "Ring path",
     unit: "× tile floor",
     explain:
-      "Keys go round the ring, and every step waits for its slowest rank: the sum over steps of the busiest rank's tiles. " +
-      "1 is perfect, and never less than the gather path.",
+      "Keys travel around the ring, and every step waits for its slowest rank: the sum over steps of the busiest rank's tiles. " +
+      "1 is perfect; it is never less than the gather path.",
   },
   traffic: {
     label: "KV traffic",
     unit: "of all keys",
-    explain: "Keys that ranks need and do not hold, as a share of what gathering everything would move. 0 is nothing.",
+    explain: "Keys that ranks need but do not hold, as a share of what gathering everything would move. 0 means that none move.",
   },
   attention: {
     label: "Attention imbalance",
@@ -29,30 +29,30 @@ export const MEASURES = {
     label: "Image imbalance",
     unit: "max ÷ mean",
     explain:
-      "Crops of the rank that encodes most over the mean of all ranks. Frames are not split, so 1 is not always possible.",
+      "Crops of the rank that encodes the most over the mean of all ranks. Frames are not split, so 1 is not always possible.",
   },
   pooled_tokens: {
     label: "Pooled-token imbalance",
     unit: "max ÷ mean",
-    explain: "Pooled vision tokens of the rank that has most over the mean of all ranks.",
+    explain: "Pooled vision tokens of the rank that has the most over the mean of all ranks.",
   },
 };
 
 export const PADDING = {
   alignment: "behind documents, so that layouts can cut them evenly",
-  image_budget: "in packs that the images need beyond what the tokens need",
-  packing: "in packs beyond what tokens and images need",
-  remainder: "what the tokens lack to fill whole packs: unavoidable",
+  image_budget: "in packs that the images need beyond those that the tokens need",
+  packing: "in packs beyond those that tokens and images need",
+  remainder: "what is missing to fill a whole number of packs: unavoidable",
 };
 
 export const CODES = {
   bad_row: "the row cannot be read",
   duplicate_id: "another document has this id",
-  empty: "there is nothing to learn from",
-  missing_media: "an image or video is not there",
+  empty: "it holds nothing to learn from",
+  missing_media: "an image or video is missing",
   bad_image: "an image cannot be decoded",
   bad_video: "a video cannot be decoded",
   too_long: "longer than a pack",
-  too_many_images: "more images than a pack may hold",
-  decode_failed: "media broke between measuring and writing",
+  too_many_images: "more crops than a pack may hold",
+  decode_failed: "an image or video changed or broke between measuring and writing",
 };

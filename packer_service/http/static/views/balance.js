@@ -1,4 +1,4 @@
-// All layouts at all ring degrees beside each other, and how the images are shared.
+// All layouts at all ring degrees side by side, and how the images are shared.
 
 import { get } from "../api.js";
 import { chart } from "../charts.js";
@@ -12,21 +12,21 @@ import { MEASURES } from "../words.js";
 import { choice, layoutControls } from "./controls.js";
 
 const STATISTICS = { mean: "mean of all packs", p95: "the pack at 95%", max: "the worst pack" };
-/** Hatchings beside the colours, for those who cannot tell them apart. */
+/** Hatching as well as colours, for readers who cannot tell the colours apart. */
 const SHAPES = ["", "/", "x", "."];
-/** Where a measure lies in the answer. */
+/** Where each measure is in an entry of the answer. */
 const SPREAD = {
-  gather: (entry) => entry.gather,
-  ring: (entry) => entry.ring_path,
+  gather_path: (entry) => entry.gather_path,
+  ring_path: (entry) => entry.ring_path,
   traffic: (entry) => entry.traffic,
   attention: (entry) => entry.attention.imbalance,
 };
 
 function compared(answer, measure, statistic) {
   const value = (entry) => SPREAD[measure](entry)[statistic];
-  const degrees = [...new Set(answer.layouts.map((entry) => entry.ring))].sort((a, b) => a - b);
+  const degrees = [...new Set(answer.layouts.map((entry) => entry.ring_degree))].sort((a, b) => a - b);
   const layouts = [...new Set(answer.layouts.map((entry) => entry.layout))];
-  const at = (layout, ring) => answer.layouts.find((entry) => entry.layout === layout && entry.ring === ring);
+  const at = (layout, degree) => answer.layouts.find((entry) => entry.layout === layout && entry.ring_degree === degree);
   const { label, unit, explain } = MEASURES[measure];
   return chart({
     title: `${label}, ${STATISTICS[statistic]}`,
@@ -35,8 +35,8 @@ function compared(answer, measure, statistic) {
       layouts.map((layout, index) => ({
         type: "bar",
         name: layout,
-        x: degrees.map((ring) => `ring ${ring}`),
-        y: degrees.map((ring) => at(layout, ring) && value(at(layout, ring))),
+        x: degrees.map((degree) => `ring degree ${degree}`),
+        y: degrees.map((degree) => at(layout, degree) && value(at(layout, degree))),
         marker: {
           color: colour(index),
           pattern: {
@@ -53,10 +53,10 @@ function compared(answer, measure, statistic) {
     rows: layouts,
     columns: [
       { label: "Layout", head: true, value: (layout) => layout },
-      ...degrees.map((ring) => ({
-        label: `Ring ${ring}`,
+      ...degrees.map((degree) => ({
+        label: `Ring degree ${degree}`,
         number: true,
-        value: (layout) => (at(layout, ring) ? (value(at(layout, ring))?.toFixed(3) ?? "–") : "–"),
+        value: (layout) => (at(layout, degree) ? (value(at(layout, degree))?.toFixed(3) ?? "–") : "–"),
       })),
     ],
   });
@@ -74,17 +74,17 @@ function everything(answer, chosen) {
   return table({
     caption: "Mean / 95% / worst pack. Paths are multiples of the tile floor.",
     rows: answer.layouts,
-    rowClass: (entry) => (entry.layout === chosen.layout && entry.ring === chosen.ring ? "chosen" : null),
+    rowClass: (entry) => (entry.layout === chosen.layout && entry.ring_degree === chosen.ring_degree ? "chosen" : null),
     columns: [
       {
         label: "Layout",
         head: true,
-        value: (entry) => h("a", { href: withParams({ layout: entry.layout, ring: entry.ring }) }, entry.layout),
+        value: (entry) => h("a", { href: withParams({ layout: entry.layout, ring: entry.ring_degree }) }, entry.layout),
       },
-      { label: "Ring", number: true, value: (entry) => entry.ring },
+      { label: "Ring degree", number: true, value: (entry) => entry.ring_degree },
       { label: "Tile floor", number: true, value: (entry) => mean(entry.tile_floor) },
-      spread("Gather path", SPREAD.gather),
-      spread("Ring path", SPREAD.ring),
+      spread("Gather path", SPREAD.gather_path),
+      spread("Ring path", SPREAD.ring_path),
       spread("KV traffic", SPREAD.traffic, (value) => percent(value)),
       spread("Attention imbalance", SPREAD.attention),
     ],
@@ -121,17 +121,17 @@ function imageTable(answer, chosen) {
   return table({
     caption: "Imbalance of crops and of pooled tokens: mean / 95% / worst pack",
     rows: answer.images,
-    rowClass: (entry) => (entry.cp === chosen.cp ? "chosen" : null),
+    rowClass: (entry) => (entry.cp_size === chosen.cp_size ? "chosen" : null),
     empty: "No image boundaries were planned.",
     columns: [
-      { label: "CP size", head: true, value: (entry) => h("a", { href: withParams({ cp: entry.cp }) }, entry.cp) },
+      { label: "CP size", head: true, value: (entry) => h("a", { href: withParams({ cp: entry.cp_size }) }, entry.cp_size) },
       { label: "Crops", number: true, value: (entry) => spread(entry.images.imbalance) },
       { label: "Pooled tokens", number: true, value: (entry) => spread(entry.pooled_tokens.imbalance) },
     ],
   });
 }
 
-/** What the address asks for where the dataset has it, else the service's own preference. */
+/** What the address asks for if the dataset has it, else the service's default. */
 export function chosenOf(detail, params) {
   const last = (list) => list[list.length - 1];
   const one = (list, value, preferred) =>
@@ -140,24 +140,29 @@ export function chosenOf(detail, params) {
   const ring = one(detail.ring_degrees, params.get("ring"), last(detail.ring_degrees));
   return {
     layout: one(detail.layouts, params.get("layout"), preferred),
-    ring,
-    cp: one(detail.cp_sizes, params.get("cp"), detail.cp_sizes.includes(ring) ? ring : last(detail.cp_sizes)),
+    ring_degree: ring,
+    cp_size: one(detail.cp_sizes, params.get("cp"), detail.cp_sizes.includes(ring) ? ring : last(detail.cp_sizes)),
   };
 }
+
+/** The choice as parameters of a request or an address. */
+export const asParams = ({ layout, ring_degree: ring, cp_size: cp }) => ({ layout, ring, cp });
 
 export async function balance(detail, params) {
   const answer = await get(["datasets", detail.name, "balance"]);
   const chosen = chosenOf(detail, params);
-  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring";
+  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring_path";
   const statistic = params.get("of") in STATISTICS ? params.get("of") : "mean";
-  const entry = answer.layouts.find(({ layout, ring }) => layout === chosen.layout && ring === chosen.ring);
-  const images = answer.images.find(({ cp }) => cp === chosen.cp);
+  const entry = answer.layouts.find(
+    (each) => each.layout === chosen.layout && each.ring_degree === chosen.ring_degree,
+  );
+  const images = answer.images.find((each) => each.cp_size === chosen.cp_size);
   return h(
     "div",
     { class: "view" },
     h(
       "section",
-      { class: "card", "aria-label": "Layouts beside each other" },
+      { class: "card", "aria-label": "Layouts side by side" },
       h(
         "form",
         { class: "controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
@@ -175,13 +180,13 @@ export async function balance(detail, params) {
         { class: "columns" },
         entry &&
           ranksOf(
-            `Tiles of each ring rank: ${entry.layout}, ring ${entry.ring}`,
-            "Mean over packs. Equal bars: over many packs no rank has more to do; a single pack may still be uneven.",
+            `Tiles of each ring rank: ${entry.layout}, ring degree ${entry.ring_degree}`,
+            "Mean over packs. Equal bars mean that no rank has more to do over many packs; a single pack may still be uneven.",
             entry.tiles.rank_mean,
             "tiles",
           ),
         images &&
-          ranksOf(`Crops of each CP rank: CP size ${images.cp}`, "Mean over packs.", images.images.rank_mean, "crops"),
+          ranksOf(`Crops of each CP rank: CP size ${images.cp_size}`, "Mean over packs.", images.images.rank_mean, "crops"),
       ),
     ),
     card("All layouts", everything(answer, chosen)),

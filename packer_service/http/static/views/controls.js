@@ -1,4 +1,4 @@
-// The choice of layout and degrees that several views share; it lies in the address.
+// The choice of layout and degrees that several views share; it is part of the address.
 
 import { h } from "../dom.js";
 import { go, withParams } from "../router.js";
@@ -6,24 +6,24 @@ import { chooser } from "../section.js";
 
 const choose = (name) => (value) => go(withParams({ [name]: value, offset: null }));
 
-/** Selects for layout, ring degree and CP size. `also` are further selects. */
+/** Selects for layout, ring degree and CP size; `also` holds further selects. */
 export function layoutControls(detail, chosen, also = []) {
   return h(
     "form",
     { class: "controls", "aria-label": "What to show", onsubmit: (event) => event.preventDefault() },
     chooser("layout", "Layout", detail.layouts, chosen.layout, choose("layout")),
-    chooser("ring", "Ring degree", detail.ring_degrees, chosen.ring, choose("ring")),
-    chooser("cp", "CP size (images)", detail.cp_sizes, chosen.cp, choose("cp")),
+    chooser("ring", "Ring degree", detail.ring_degrees, chosen.ring_degree, choose("ring")),
+    chooser("cp", "CP size (images)", detail.cp_sizes, chosen.cp_size, choose("cp")),
     also,
   );
 }
 
-/** A select of one parameter of the address; `text` is what an option is called. */
+/** A select for one parameter of the address; `text` gives an option's label. */
 export function choice(name, label, options, chosen, text = String) {
   return chooser(name, label, options, chosen, choose(name), text);
 }
 
-/** Links to the parts of a list before and behind this one. */
+/** Links to the previous and the next part of a list. */
 export function pages(page) {
   if (page.total <= page.items.length) return null;
   const link = (label, offset) =>

@@ -1,4 +1,4 @@
-// One dataset: its heading, its parts as tabs, and the part that is asked for.
+// One dataset: its heading, its parts as tabs, and the requested part.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";

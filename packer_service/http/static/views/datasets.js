@@ -24,7 +24,7 @@ export async function datasets() {
     caption: "Datasets by name",
     rows: page.items,
     empty:
-      "There is no dataset here yet. Pack one below the folder that this service was started on; it appears by itself.",
+      "There is no dataset here yet. Pack one below the folder that this service was started with, and it will appear.",
     columns: [
       {
         label: "Name",
@@ -46,10 +46,10 @@ export async function datasets() {
     "div",
     { class: "view" },
     h("h1", {}, "Datasets"),
-    h("p", { class: "note" }, "What was packed, how full and how even it is, and what was lost. Choose a dataset."),
+    h("p", { class: "note" }, "What was packed, how full and how balanced it is, and what was lost. Choose a dataset."),
     h("section", { class: "card" }, list),
     page.total > page.items.length &&
-      h("p", { class: "note" }, `The first ${integer(PAGE)} of ${integer(page.total)} are shown.`),
+      h("p", { class: "note" }, `Showing the first ${integer(PAGE)} of ${integer(page.total)}.`),
     !page.complete &&
       h("p", { class: "note" }, "There may be more: the folder is deeper or wider than the service looks."),
   );

@@ -33,7 +33,7 @@ function search(detail, value) {
     { class: "controls", role: "search", onsubmit: find },
     field("Document id", input),
     h("button", { class: "main", value: "find" }, "Where did it go?"),
-    h("button", { value: "list" }, "List ids that begin so"),
+    h("button", { value: "list" }, "List ids that start with this"),
   );
 }
 
@@ -41,7 +41,7 @@ function pieces(detail, answer) {
   const ranks = (piece) =>
     piece.ranks.map(({ ring_rank: rank, tokens }) => `rank ${rank}: ${integer(tokens)}`).join(", ");
   return table({
-    caption: `Its places; ranks at ${answer.chosen.layout}, ring ${answer.chosen.ring}`,
+    caption: `Its positions; ranks at ${answer.chosen.layout}, ring degree ${answer.chosen.ring_degree}`,
     rows: answer.pieces,
     columns: [
       {
@@ -53,7 +53,7 @@ function pieces(detail, answer) {
             {
               href: href(["d", detail.name, "packs", piece.pack_id], {
                 layout: answer.chosen.layout,
-                ring: answer.chosen.ring,
+                ring: answer.chosen.ring_degree,
                 document: piece.doc_id,
               }),
             },
@@ -114,10 +114,10 @@ async function list(detail, params) {
     { class: "card", "aria-label": "Documents" },
     table({
       caption: prefix
-        ? `Packed documents whose id begins with ${prefix}`
-        : "Packed documents in the order in which they lie",
+        ? `Packed documents whose id starts with ${prefix}`
+        : "Packed documents in the order of their packs",
       rows: page.items,
-      empty: "No packed document's id begins so. A rejected one is found by its whole id.",
+      empty: "No packed document's id starts with this. A rejected one is found only by its whole id.",
       columns: [
         {
           label: "Document",
@@ -138,7 +138,7 @@ async function list(detail, params) {
         },
         { label: "First token", number: true, value: (row) => integer(row.start) },
         { label: "Tokens", number: true, value: (row) => integer(row.length) },
-        { label: "Images", number: true, value: (row) => integer(row.n_images) },
+        { label: "Crops", number: true, value: (row) => integer(row.n_images) },
       ],
     }),
     pages(page),

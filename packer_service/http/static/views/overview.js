@@ -1,4 +1,4 @@
-// How full a dataset is, how even its steps are, and what its documents and packs look like.
+// How full a dataset is, how even its steps are, and how large its documents and packs are.
 
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
@@ -25,7 +25,7 @@ function summary(detail) {
     ["Rejected", h("a", { href: href(["d", detail.name, "rejects"]) }, integer(counts.rejected))],
     ["Tokens", integer(counts.tokens)],
     ["Padding", integer(counts.padding_tokens), "tokens"],
-    ["Images", integer(counts.images), "crops"],
+    ["Crops", integer(counts.images), "of images and frames"],
     ["Size", bytes(detail.bytes), plural(detail.shards, "shard")],
     ["Straggler at 8", detail.straggler_ratio["8"] ? times(detail.straggler_ratio["8"]) : "–", "data-parallel ranks"],
   ]);
@@ -36,7 +36,7 @@ function padding(detail) {
   const all = detail.counts.packs * detail.seq_len;
   return chart({
     title: "Padding by cause",
-    note: "Why places of packs are empty. What lacks to the last whole pack cannot be avoided; the rest could be less with another configuration.",
+    note: "Why positions in packs are empty. What is missing to fill the last pack cannot be avoided; another configuration may reduce the rest.",
     traces: () => [
       {
         type: "bar",
@@ -62,7 +62,7 @@ function stragglers(detail) {
   const rows = Object.entries(detail.straggler_ratio).sort(([a], [b]) => a - b);
   return chart({
     title: "Stragglers by data-parallel size",
-    note: "A step waits for the rank with the costliest pack: the mean over steps of the largest cost over the mean cost. 1 is no waiting.",
+    note: "A step waits for the rank with the most expensive pack: the mean over steps of the largest cost over the mean cost. 1 means no waiting.",
     traces: () => [
       {
         type: "scatter",
@@ -86,7 +86,7 @@ function stragglers(detail) {
   });
 }
 
-/** Whether all bars are equally wide; if not they are drawn side by side, each under where its range begins. */
+/** Whether all bars are equally wide; if not, they are drawn side by side, each labelled with the start of its range. */
 function even(edges) {
   const width = edges[1] - edges[0];
   return edges.every(
@@ -94,13 +94,13 @@ function even(edges) {
   );
 }
 
-/** A unit in which the edges are short to read: GFLOP of a pack go into millions. */
+/** A unit in which the edges are short to read: a pack may cost millions of GFLOP. */
 function readable({ unit, edges, counts }) {
   if (unit !== "GFLOP" || edges[edges.length - 1] < 1e5) return { unit, edges, counts };
   return { unit: "TFLOP", edges: edges.map((edge) => edge / 1000), counts };
 }
 
-/** Bars without the empty ones before the first. */
+/** The bars from the first that is not empty. */
 function bars({ edges, counts }) {
   const rows = counts.map((count, index) => ({ from: edges[index], to: edges[index + 1], count }));
   return rows.slice(
@@ -115,7 +115,7 @@ function histogram(title, note, given, counted) {
   const { unit, edges, counts } = readable(given);
   const linear = even(edges);
   const rows = bars({ edges, counts });
-  const few = Math.max(...counts) <= 5; // or the axis would have halves of documents
+  const few = Math.max(...counts) <= 5; // or the axis would show half documents
   return chart({
     title,
     note: linear ? note : `${note} Each bar's range is twice as wide as the one before.`,
@@ -153,7 +153,7 @@ function sources(detail) {
       { label: "Source", head: true, value: (row) => row.source },
       count("Documents", (row) => row.documents),
       count("Tokens", (row) => row.tokens),
-      count("Images", (row) => row.images),
+      count("Crops", (row) => row.images),
       count("Cut-off tokens", (row) => row.truncated_tokens),
       {
         label: "Rejected",
@@ -207,14 +207,14 @@ export function overview(detail) {
       h(
         "section",
         { class: "card" },
-        histogram("Images of documents", "Crops of each packed document.", histograms.document_images, "documents"),
+        histogram("Crops of documents", "Crops of each packed document.", histograms.document_images, "documents"),
       ),
       h(
         "section",
         { class: "card" },
         histogram(
           "Cost of packs",
-          "What the cost model expects a pack to take, all of attention, linear layers and vision.",
+          "What the cost model expects a pack to take: attention, linear layers and vision.",
           histograms.pack_cost,
           "packs",
         ),
@@ -222,7 +222,7 @@ export function overview(detail) {
       h(
         "section",
         { class: "card" },
-        histogram("Images of packs", "Crops of each pack.", histograms.pack_images, "packs"),
+        histogram("Crops of packs", "Crops of each pack.", histograms.pack_images, "packs"),
       ),
     ),
     card("Sources", sources(detail)),

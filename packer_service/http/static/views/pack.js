@@ -1,4 +1,4 @@
-// One pack: what lies in it, who owns it at the chosen layout, and who does how much.
+// One pack: what it holds, which rank owns what at the chosen layout, and how much each rank does.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
@@ -16,7 +16,7 @@ import { text } from "./pack/text.js";
 const ULYSSES = [1, 2, 4, 8];
 const MOST_CELLS = 320;
 
-/** Cells along the mask's side: whole blocks, so that every cell has one owner, and few enough to be drawn at once. */
+/** Cells along the mask's side: whole blocks, so that every cell has one owner, and few enough to draw at once. */
 function cells({ seq_len: length, block_size: block }) {
   const blocks = Math.ceil(length / block);
   return Math.ceil(blocks / Math.ceil(blocks / MOST_CELLS));
@@ -41,7 +41,7 @@ function summary(detail) {
       `${integer(detail.n_tokens)} of ${integer(detail.seq_len)} tokens`,
     ],
     ["Documents", integer(detail.n_documents)],
-    ["Images", integer(detail.n_images), `crops, ${integer(detail.n_pooled_tokens)} pooled tokens`],
+    ["Crops", integer(detail.n_images), `${integer(detail.n_pooled_tokens)} pooled tokens`],
     ["Tokens with loss", integer(detail.loss_tokens), percent(detail.loss_tokens / Math.max(1, detail.n_tokens))],
     ["Attention", integer(detail.attention_tiles), "tiles of 128 × 128"],
     ["Cost", flops(detail.cost)],
@@ -54,9 +54,9 @@ function controls(detail, chosen) {
     "form",
     { class: "controls", "aria-label": "What to show", onsubmit: (event) => event.preventDefault() },
     choice("layout", "Layout", detail.layouts, chosen.layout),
-    choice("ring", "Ring degree", detail.ring_degrees, chosen.ring),
+    choice("ring", "Ring degree", detail.ring_degrees, chosen.ring_degree),
     choice("ulysses", "Ulysses degree", ULYSSES, chosen.ulysses),
-    h("p", { class: "note" }, `${chosen.ring} × ${chosen.ulysses} = CP size ${chosen.ring * chosen.ulysses}`),
+    h("p", { class: "note" }, `${chosen.ring_degree} × ${chosen.ulysses} = CP size ${chosen.ring_degree * chosen.ulysses}`),
   );
 }
 
@@ -65,7 +65,7 @@ export async function pack(name, id, params) {
   const detail = await get(path);
   const ulysses = ULYSSES.find((degree) => String(degree) === params.get("ulysses")) ?? 1;
   const chosen = { ...chosenOf(detail, params), ulysses };
-  const { layout, ring } = chosen;
+  const { layout, ring_degree: ring } = chosen;
   const owned = get([...path, "layout"], { layout, ring, ulysses });
   const mask = owned.then((answer) => get([...path, "mask"], { layout, ring, size: cells(answer) }));
   return h(
@@ -85,14 +85,14 @@ export async function pack(name, id, params) {
       owned.then((answer) => alongTheSequence(name, detail, answer, params)),
     ),
     card(
-      "The mask, and who owns it",
+      "The mask and its owners",
       Promise.all([mask, owned]).then(([picture, answer]) => maskPicture(detail, picture, answer, params)),
     ),
     card(
       "Work of each rank",
       owned.then((answer) => loads(answer)),
     ),
-    card(`Images of each rank at CP size ${ring * ulysses}`, images(path, detail, ring * ulysses)),
+    card(`Crops of each rank at CP size ${ring * ulysses}`, images(path, detail, ring * ulysses)),
     card("Tokens as text", text(path, detail, params)),
   );
 }

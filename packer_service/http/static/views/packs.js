@@ -5,13 +5,13 @@ import { h } from "../dom.js";
 import { flops, integer, percent } from "../format.js";
 import { href, withParams } from "../router.js";
 import { table } from "../table.js";
-import { chosenOf } from "./balance.js";
+import { asParams, chosenOf } from "./balance.js";
 import { layoutControls, pages } from "./controls.js";
 
-const FIRST = "-ring";
+const FIRST = "-ring_path";
 const decimals = (value) => (value === null ? "–" : value.toFixed(3));
 
-/** A column whose header sorts by it: first the largest, then, asked again, the smallest. */
+/** A column whose heading sorts by it: the largest first, then, chosen again, the smallest first. */
 function sortable(field, label, value, sort) {
   const falling = sort === `-${field}`;
   const rising = sort === field;
@@ -29,7 +29,7 @@ export async function packs(detail, params) {
   const wanted = chosenOf(detail, params);
   const sort = params.get("sort") ?? FIRST;
   const page = await get(["datasets", detail.name, "packs"], {
-    ...wanted,
+    ...asParams(wanted),
     sort,
     offset: params.get("offset"),
     limit: 50,
@@ -43,19 +43,19 @@ export async function packs(detail, params) {
       value: (pack) =>
         h(
           "a",
-          { href: href(["d", detail.name, "packs", pack.pack_id], { layout: chosen.layout, ring: chosen.ring }) },
+          { href: href(["d", detail.name, "packs", pack.pack_id], { layout: chosen.layout, ring: chosen.ring_degree }) },
           integer(pack.pack_id),
         ),
     },
     { label: "Shard", className: "name", value: (pack) => pack.shard.replace(/\.tar$/, "") },
-    column("ring", "Ring path", decimals),
-    column("gather", "Gather path", decimals),
+    column("ring_path", "Ring path", decimals),
+    column("gather_path", "Gather path", decimals),
     column("attention", "Attention", decimals),
     column("traffic", "KV traffic", (value) => (value === null ? "–" : percent(value))),
-    column("images", "Image imb.", decimals),
+    column("images", "Crop imb.", decimals),
     column("cost", "Cost", flops),
     column("n_documents", "Documents", integer),
-    column("n_images", "Images", integer),
+    column("n_images", "Crops", integer),
     column("n_padding", "Padding", integer),
   ];
   return h(
@@ -65,10 +65,10 @@ export async function packs(detail, params) {
     h(
       "p",
       { class: "note" },
-      "Choose a column's head to sort by it, and again to turn the order. Paths are multiples of the tile floor, imbalances the largest rank over the mean: 1 is perfect.",
+      "Choose a column's heading to sort by it, and again to reverse the order. Paths are multiples of the tile floor; imbalances are the largest rank over the mean: 1 is perfect.",
     ),
     table({
-      caption: `Packs, balance at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}`,
+      caption: `Packs, balance at ${chosen.layout}, ring degree ${chosen.ring_degree}, CP size ${chosen.cp_size}`,
       rows: page.items,
       columns,
     }),

@@ -1,4 +1,4 @@
-// What would another configuration give? Lengths, or a dataset's own documents, packed anew without writing anything.
+// What would another configuration give? Lengths, or a dataset's own documents, are planned again; nothing is written.
 
 import { Problem, get, post } from "../api.js";
 import { announce, h } from "../dom.js";
@@ -17,7 +17,7 @@ function parsedLengths(given) {
   if (!rows.length || rows.flat().some((value) => !Number.isInteger(value) || value < 0)) {
     throw new Problem(
       0,
-      "Each line holds the tokens of one document and, if it has any, its images: two whole numbers.",
+      "Each line holds the tokens of one document and the number of its crops, if any: two whole numbers.",
     );
   }
   return { tokens: rows.map(([tokens]) => tokens), images: rows.map(([, images = 0]) => images) };
@@ -30,25 +30,23 @@ function parsedConfig(given) {
   } catch {
     // said below
   }
-  throw new Problem(0, 'The configuration is a JSON object, as {"seq_len": 32768}.');
+  throw new Problem(0, 'The configuration is a JSON object, such as {"seq_len": 32768}.');
 }
 
 function compared(answer) {
-  const rows = Object.entries(answer.balance).flatMap(([layout, degrees]) =>
-    Object.entries(degrees).map(([degree, means]) => ({ layout, degree: Number(degree), ...means })),
-  );
-  const column = (label, field) => ({ label, number: true, value: (row) => row[field].toFixed(3) });
+  const rows = Object.values(answer.balance).flatMap(Object.values);
+  const column = (label, spread) => ({ label, number: true, value: (row) => spread(row).mean?.toFixed(3) ?? "–" });
   return table({
     caption: `Balance, means over ${integer(answer.balanced_packs)} packs`,
     rows,
     empty: "No pack to balance.",
     columns: [
       { label: "Layout", head: true, value: (row) => row.layout },
-      { label: "Ring", number: true, value: (row) => row.degree },
-      column("Gather path", "gather"),
-      column("Ring path", "ring"),
-      column("KV traffic", "traffic"),
-      column("Attention imbalance", "imbalance"),
+      { label: "Ring degree", number: true, value: (row) => row.ring_degree },
+      column("Gather path", (row) => row.gather_path),
+      column("Ring path", (row) => row.ring_path),
+      column("KV traffic", (row) => row.traffic),
+      column("Attention imbalance", (row) => row.attention.imbalance),
     ],
   });
 }
@@ -69,7 +67,7 @@ function answered(answer) {
       [
         "Packs",
         integer(answer.packs),
-        `tokens alone need ${integer(answer.packs_for_tokens)}, images ${integer(answer.packs_for_images)}`,
+        `tokens alone need ${integer(answer.packs_for_tokens)}, crops alone ${integer(answer.packs_for_images)}`,
       ],
       ["Padding", integer(answer.padding_tokens), "tokens"],
       ["Straggler at 8", answer.straggler_ratio["8"] ? times(answer.straggler_ratio["8"]) : "–", "data-parallel ranks"],
@@ -93,14 +91,14 @@ export async function whatIf() {
   const source = h(
     "select",
     { id: "source" },
-    h("option", { value: "" }, "lengths given below"),
+    h("option", { value: "" }, "the lengths below"),
     whole.map((name) => h("option", { value: name }, name)),
   );
   const lengths = h("textarea", { id: "lengths", class: "mono", spellcheck: "false" });
   lengths.value = LENGTHS;
   const config = h("textarea", { id: "config", class: "mono", spellcheck: "false" });
   config.value = '{"seq_len": 32768}';
-  const result = h("div", { class: "view", id: "answer" }, h("p", { class: "empty" }, "Nothing asked yet."));
+  const result = h("div", { class: "view", id: "answer" }, h("p", { class: "empty" }, "No plan yet."));
   const button = h("button", { class: "main" }, "Plan it");
   source.addEventListener("change", () => (lengths.disabled = source.value !== ""));
 
@@ -128,8 +126,8 @@ export async function whatIf() {
       "form",
       { class: "card", onsubmit: ask },
       field("Documents", source),
-      field("Lengths: one document a line, tokens and images", lengths),
-      field("Configuration, as JSON; on top of the dataset's own where one is chosen", config),
+      field("Lengths: one document per line, its tokens and crops", lengths),
+      field("Configuration as JSON; overrides the dataset's own if one is chosen", config),
       h("div", { class: "controls" }, button),
     ),
     card("Answer", result),

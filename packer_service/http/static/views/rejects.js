@@ -84,7 +84,7 @@ export async function rejects(detail, params) {
         caption: `${plural(page.total, "reject")}${said ? ` of ${said}` : ""}`,
         rows: page.items,
         columns,
-        empty: "No reject is like that.",
+        empty: "No reject matches.",
       }),
       pages(page),
     ),

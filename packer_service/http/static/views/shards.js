@@ -6,13 +6,13 @@ import { bytes, integer, percent } from "../format.js";
 import { href } from "../router.js";
 import { table } from "../table.js";
 import { MEASURES } from "../words.js";
-import { chosenOf } from "./balance.js";
+import { asParams, chosenOf } from "./balance.js";
 import { choice, layoutControls, pages } from "./controls.js";
 
-/** Where each measure lies in a shard's entry. */
+/** Where each measure is in a shard's entry. */
 const SPREAD = {
-  ring: (shard) => shard.ring,
-  gather: (shard) => shard.gather,
+  ring_path: (shard) => shard.ring_path,
+  gather_path: (shard) => shard.gather_path,
   attention: (shard) => shard.attention,
   traffic: (shard) => shard.traffic,
   images: (shard) => shard.image_imbalance,
@@ -30,7 +30,7 @@ function worst(page, measure, packHref) {
   const [first] = page.items;
   if (!first?.worst || page.offset > 0) return null;
   const { chosen } = page;
-  const at = `at ${chosen.layout}, ring ${chosen.ring}, CP ${chosen.cp}`;
+  const at = `at ${chosen.layout}, ring degree ${chosen.ring_degree}, CP size ${chosen.cp_size}`;
   return h(
     "p",
     { class: "verdict" },
@@ -42,14 +42,14 @@ function worst(page, measure, packHref) {
 
 export async function shards(detail, params) {
   const wanted = chosenOf(detail, params);
-  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring";
+  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring_path";
   const page = await get(["datasets", detail.name, "shards"], {
-    ...wanted,
+    ...asParams(wanted),
     sort: `-${measure}`,
     offset: params.get("offset"),
   });
   const { chosen } = page;
-  const packHref = (id) => href(["d", detail.name, "packs", id], { layout: chosen.layout, ring: chosen.ring });
+  const packHref = (id) => href(["d", detail.name, "packs", id], { layout: chosen.layout, ring: chosen.ring_degree });
   const columns = [
     { label: "Shard", head: true, value: (shard) => shard.name },
     {
@@ -59,7 +59,7 @@ export async function shards(detail, params) {
     },
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
-    { label: "Images", number: true, value: (shard) => integer(shard.images) },
+    { label: "Crops", number: true, value: (shard) => integer(shard.images) },
     { label: "Mean", number: true, value: (shard) => decimals(SPREAD[measure](shard).mean) },
     { label: "Worst pack", number: true, value: (shard) => decimals(SPREAD[measure](shard).max) },
     {

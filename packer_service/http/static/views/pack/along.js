@@ -8,7 +8,7 @@ import { table } from "../../table.js";
 
 const WIDTH = 1000;
 
-/** Ranges of the sequence as coloured rectangles; `ranges` have start, length, colour, said, and perhaps href. */
+/** Ranges of the sequence as coloured rectangles; each range has a start, length, colour and label, and may have an href. */
 function strip(label, seqLen, ranges, className) {
   const scale = WIDTH / seqLen;
   return svg(
@@ -46,7 +46,7 @@ function documentRanges(detail, palette, wanted) {
     length: document.length,
     fill: palette.get(document.source),
     opacity: wanted && document.doc_id !== wanted ? 0.2 : index % 2 ? 0.72 : 1,
-    said: `${document.doc_id} (${document.source}): ${integer(document.length)} tokens from ${integer(document.start)}, ${integer(document.n_images)} images`,
+    said: `${document.doc_id} (${document.source}): ${integer(document.length)} tokens from ${integer(document.start)}, ${integer(document.n_images)} crops`,
     href: withParams({ tokens: document.start, document: document.doc_id }),
   }));
 }
@@ -87,7 +87,7 @@ function documentTable(name, detail, wanted) {
       { label: "Source", value: (document) => document.source },
       { label: "First token", number: true, value: (document) => integer(document.start) },
       { label: "Tokens", number: true, value: (document) => integer(document.length) },
-      { label: "Images", number: true, value: (document) => integer(document.n_images) },
+      { label: "Crops", number: true, value: (document) => integer(document.n_images) },
       { label: "Annotations", number: true, value: (document) => integer(document.branches) },
       { label: "Of the attention", number: true, value: (document) => percent(document.attention_area / all) },
     ],
@@ -106,7 +106,7 @@ export function alongTheSequence(name, detail, answer, params) {
       h(
         "p",
         { class: "verdict" },
-        `${found.doc_id} has ${integer(found.length)} tokens from ${integer(found.start)} on.`,
+        `${found.doc_id} has ${integer(found.length)} tokens, starting at token ${integer(found.start)}.`,
       ),
     h(
       "figure",
@@ -114,7 +114,7 @@ export function alongTheSequence(name, detail, answer, params) {
       h(
         "figcaption",
         { class: "note" },
-        `Documents, coloured by source; what is bare is padding (${integer(detail.n_padding)} tokens). The table below holds the same.`,
+        `Documents, coloured by source; bare stretches are padding (${integer(detail.n_padding)} tokens). The table below shows the same.`,
       ),
       strip("Documents along the sequence", length, documentRanges(detail, sources, wanted), "strip"),
       legend([...sources]),
@@ -129,7 +129,7 @@ export function alongTheSequence(name, detail, answer, params) {
     h(
       "figure",
       {},
-      h("figcaption", { class: "note" }, `The ring rank that holds each token: ${answer.layout}, ring ${answer.ring}`),
+      h("figcaption", { class: "note" }, `The ring rank that holds each token: ${answer.layout}, ring degree ${answer.ring_degree}`),
       strip("Owning ring rank along the sequence", length, ownerRanges(answer), "strip thin"),
       legend(answer.ranks.map(({ ring_rank: rank }) => [`rank ${rank}`, colour(rank)])),
       h(

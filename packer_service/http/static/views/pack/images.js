@@ -1,4 +1,4 @@
-// The images that each rank encodes, with the boundaries between ranks.
+// The crops that each rank encodes, with the boundaries between ranks.
 
 import { address, imageBytes, token } from "../../api.js";
 import { h } from "../../dom.js";
@@ -12,7 +12,7 @@ function described(image) {
   return `Crop ${image.index} of ${image.doc_id}${when}, ${image.width} × ${image.height}, ${bytes(image.bytes)}`;
 }
 
-/** Does something once an element comes into sight, as `loading="lazy"` does for what a browser fetches itself. */
+/** Acts once an element scrolls into view, as `loading="lazy"` does for images that the browser fetches itself. */
 function whenSeen(element, act) {
   const sight = new IntersectionObserver(
     (entries) => {
@@ -78,7 +78,7 @@ function ofRank(path, images, boundary, all) {
       { class: "note" },
       own.length
         ? `Crops ${integer(boundary.start_image)} to ${integer(boundary.end_image - 1)}`
-        : "No image: this rank only takes part in the exchange.",
+        : "No crop: this rank only takes part in the exchange.",
     ),
     list,
     more,
@@ -86,13 +86,13 @@ function ofRank(path, images, boundary, all) {
 }
 
 export function images(path, detail, cp) {
-  if (!detail.n_images) return h("p", { class: "empty" }, "This pack holds no image.");
+  if (!detail.n_images) return h("p", { class: "empty" }, "This pack holds no images.");
   const boundaries = detail.boundaries[String(cp)];
   if (!boundaries) {
     return h(
       "p",
       { class: "empty" },
-      `No image boundaries were planned for CP size ${cp}. Planned are ${detail.cp_sizes.join(", ")}: choose degrees whose product is one of them.`,
+      `No image boundaries were planned for CP size ${cp}. The planned sizes are ${detail.cp_sizes.join(", ")}: choose degrees whose product is one of them.`,
     );
   }
   return h(

@@ -1,4 +1,4 @@
-// How much each rank does, in all and in each ring step, and which rank the others wait for.
+// How much each rank does, in total and in each ring step, and which rank the others wait for.
 
 import { h } from "../../dom.js";
 import { integer, mean, percent, times } from "../../format.js";
@@ -11,9 +11,9 @@ const name = (rank) => h("span", { class: "rankname", style: { background: colou
 function paths(answer) {
   const multiple = (value) => (value === null ? "nothing to compute" : `${times(value)} the tile floor`);
   return facts([
-    ["Tile floor", mean(answer.tile_floor), "tiles: the whole mask, evenly shared"],
-    ["Gather path", integer(answer.gather_path), multiple(answer.gather)],
-    ["Ring path", integer(answer.ring_path), multiple(answer.ring_multiple)],
+    ["Tile floor", mean(answer.tile_floor), "tiles: an even share of the whole mask"],
+    ["Gather path", integer(answer.gather_path_tiles), multiple(answer.gather_path)],
+    ["Ring path", integer(answer.ring_path_tiles), multiple(answer.ring_path)],
     ["KV traffic", percent(answer.traffic), "of gathering every key"],
     ["Attention imbalance", answer.imbalance === null ? "–" : times(answer.imbalance), "largest rank over the mean"],
   ]);
@@ -45,7 +45,7 @@ function ranks(answer) {
   });
 }
 
-/** A cell of the table of steps, tinted by its tiles; the rank that the step waits for stands out. */
+/** A cell of the table of steps, tinted by its tiles; the rank that the step waits for is marked. */
 function stepCell(tiles, most, slowest) {
   const tint = `color-mix(in srgb, var(--accent) ${Math.round((45 * tiles) / most)}%, transparent)`;
   return h(
@@ -56,7 +56,7 @@ function stepCell(tiles, most, slowest) {
   );
 }
 
-/** Whether others wait for a rank in a step: it has the most tiles, and not all have as many. */
+/** Whether others wait for a rank in a step: it has the most tiles, and some have fewer. */
 const slow = (step, rank) => step.tiles[rank] === step.most && step.tiles.some((tiles) => tiles < step.most);
 
 function steps(answer) {
@@ -77,7 +77,7 @@ function steps(answer) {
       {
         label: "Sum",
         number: true,
-        value: ({ ring_rank: rank }) => integer(rank === null ? answer.ring_path : answer.ranks[rank].tiles),
+        value: ({ ring_rank: rank }) => integer(rank === null ? answer.ring_path_tiles : answer.ranks[rank].tiles),
       },
     ],
   });
@@ -92,7 +92,7 @@ export function loads(answer) {
     h(
       "p",
       { class: "verdict" },
-      `Rank ${busiest.ring_rank} computes most, ${integer(busiest.tiles)} tiles where an even share is ${mean(answer.tile_floor)}. ` +
+      `Rank ${busiest.ring_rank} computes the most: ${integer(busiest.tiles)} tiles, where an even share is ${mean(answer.tile_floor)}. ` +
         `The longest ring step is ${pace.step}: it waits for rank ${pace.slowest} with ${integer(pace.most)} tiles.`,
     ),
     paths(answer),

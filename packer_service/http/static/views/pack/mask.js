@@ -5,8 +5,12 @@ import { integer, percent } from "../../format.js";
 import { colour, inkOn, rgb } from "../../palette.js";
 import { withParams } from "../../router.js";
 
-/** Faint cells still show: a cell with a single allowed pair is a tile that a kernel computes. */
-const opacity = (share) => (share > 0 ? 60 + 195 * Math.sqrt(share) : 0);
+const OPAQUE = 255;
+/** The faintest cell is still visible: one with a single allowed pair is a tile that a kernel computes. */
+const FAINTEST = 60;
+/** The square root keeps sparse cells apart, which would all look empty on a linear scale. */
+const opacity = (share) => (share > 0 ? FAINTEST + (OPAQUE - FAINTEST) * Math.sqrt(share) : 0);
+/** How much of its opacity a cell keeps that is not part of what was chosen. */
 const DIMMED = 0.14;
 
 function painted(width, height, pixel) {
@@ -26,7 +30,7 @@ function chosenPart(rank, step, ring) {
 }
 
 function reading(canvas, picture) {
-  const line = h("p", { class: "note", "aria-hidden": "true" }, "Point at the picture to read a cell.");
+  const line = h("p", { class: "note", "aria-hidden": "true" }, "Point at the picture to read off a cell.");
   const range = (index) =>
     `${integer(index * picture.cell)} – ${integer(Math.min((index + 1) * picture.cell, picture.seq_len) - 1)}`;
   canvas.addEventListener("pointermove", (event) => {
@@ -41,7 +45,7 @@ function reading(canvas, picture) {
   return line;
 }
 
-/** Links that choose one of `count` things by its number, or all. */
+/** Links that choose one of `count` things by its number, or all of them. */
 function chips(name, label, count, chosen, coloured) {
   const chip = (value, text) =>
     h(
@@ -70,16 +74,16 @@ function number(params, name, count) {
 }
 
 export function maskPicture(detail, picture, answer, params) {
-  const rank = number(params, "rank", answer.ring);
-  const step = number(params, "step", answer.ring);
-  const part = chosenPart(rank, step, answer.ring);
+  const rank = number(params, "rank", answer.ring_degree);
+  const step = number(params, "step", answer.ring_degree);
+  const part = chosenPart(rank, step, answer.ring_degree);
   const { size, share, owners } = picture;
   const cells = painted(size, size, (x, y) => [
     ...rgb(owners[y]),
     opacity(share[y][x]) * (part(owners[y], owners[x]) ? 1 : DIMMED),
   ]);
   const strip = (across) =>
-    across ? painted(size, 1, (x) => [...rgb(owners[x]), 255]) : painted(1, size, (_, y) => [...rgb(owners[y]), 255]);
+    across ? painted(size, 1, (x) => [...rgb(owners[x]), OPAQUE]) : painted(1, size, (_, y) => [...rgb(owners[y]), OPAQUE]);
   const allowed = detail.attention_area / detail.seq_len ** 2;
   const said = `Attention mask of ${integer(detail.seq_len)} by ${integer(detail.seq_len)} tokens: ${percent(allowed, 2)} of the pairs are allowed.`;
   return h(
@@ -105,7 +109,7 @@ export function maskPicture(detail, picture, answer, params) {
       h(
         "p",
         {},
-        "Queries run downwards, keys to the right. A cell has the colour of the ring rank that owns its queries, and is stronger " +
+        "Queries run downwards, keys to the right. A cell has the colour of the ring rank that owns its queries, stronger " +
           "the more of its pairs are allowed. The strips show who owns the queries (left) and the keys (top).",
       ),
       h(
@@ -113,8 +117,8 @@ export function maskPicture(detail, picture, answer, params) {
         {},
         `In ring step t, rank r has the keys of rank r − t. A tile of ${answer.tile} × ${answer.tile} tokens costs the same whether one of its pairs is allowed or all.`,
       ),
-      chips("rank", "Queries of rank", answer.ring, rank, true),
-      chips("step", "Ring step", answer.ring, step, false),
+      chips("rank", "Queries of rank", answer.ring_degree, rank, true),
+      chips("step", "Ring step", answer.ring_degree, step, false),
     ),
   );
 }

@@ -47,7 +47,7 @@ export async function text(path, detail, params) {
       "p",
       { class: "note" },
       h("mark", { class: "sample" }, "Marked"),
-      " tokens are learnt: a label asks for them. The rest is only read. Decoded by ",
+      " tokens carry loss: they are the label of the token before them. The rest is only context. Decoded by ",
       answer.tokenizer,
       ".",
     ),

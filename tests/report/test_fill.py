@@ -3,7 +3,7 @@ import pytest
 
 from packer_service.plan.cost import CostModel, causal_area
 from packer_service.plan.make import make_plan
-from packer_service.plan.summary import summarise
+from packer_service.report.fill import plan_fill
 from schemas.config import PackConfig
 from schemas.errors import PlanError
 
@@ -14,7 +14,7 @@ def summary_of(tokens: list[int], images: list[int], max_images: int | None, win
         tokens=lengths, images=crops, areas=causal_area(lengths), seq_len=16, max_images=max_images, alignment=4,
         window=window, seed=0, cost_model=CostModel.of(PackConfig()),
     )  # fmt: skip
-    return plan, summarise(plan, images=crops, max_images=max_images, window=window)
+    return plan, plan_fill(plan, images=crops, max_images=max_images, window=window)
 
 
 def test_padding_by_cause_by_hand() -> None:
@@ -56,4 +56,4 @@ def test_a_wrong_window_is_refused() -> None:
     """Fails when a window of zero gives an empty table of ratios."""
     plan, _ = summary_of([3], [0], 5)
     with pytest.raises(PlanError, match=r"order\.window is 0"):
-        summarise(plan, images=np.zeros(1, np.int64), max_images=5, window=0)
+        plan_fill(plan, images=np.zeros(1, np.int64), max_images=5, window=0)

@@ -1,0 +1,33 @@
+"""Histograms of sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.http.models.common import Histogram
+
+BARS = 32
+"""Bars of a histogram: as many as can be told apart in a card of the page."""
+
+
+def histogram(values: np.ndarray, unit: str) -> Histogram:
+    """Bars of equal width over the values' range; for whole numbers, at least one wide."""
+    if not len(values):
+        return Histogram(unit=unit, edges=[0, 1], counts=[0])
+    low, high = values.min(), values.max()
+    if np.issubdtype(values.dtype, np.integer):
+        width = max(-(-int(high - low + 1) // BARS), 1)
+        edges = np.arange(int(low), int(high) + width + 1, width)[: -(-int(high - low + 1) // width) + 1]
+    else:
+        edges = np.linspace(low, high if high > low else low + 1, BARS + 1)
+    counts, _ = np.histogram(values, edges)
+    return Histogram(unit=unit, edges=edges.tolist(), counts=counts.tolist())
+
+
+def doubling_histogram(values: Int64[np.ndarray, "values"], unit: str) -> Histogram:
+    """Bars that double in width: for lengths, some of which are a thousand times others."""
+    top = int(values.max(initial=0)).bit_length()
+    edges = [0, *(1 << power for power in range(top + 1))]
+    counts, _ = np.histogram(values, edges)
+    return Histogram(unit=unit, edges=edges, counts=counts.tolist())
