@@ -73,7 +73,7 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["plan"], "give either SOURCE files and folders or --lengths FILE.parquet"),
         (["plan", "--lengths", "/nowhere.parquet"], "--lengths /nowhere.parquet: no such file"),
         (["report", "/nowhere"], "DATASET /nowhere: no such folder"),
-        (["report", "SOURCE"], "has no manifest.json: it is no dataset"),
+        (["report", "SOURCE"], "has no manifest.json: it is not a dataset"),
         (["verify", "nope://x"], "nope://x: Unrecognized filesystem"),
         (["verify", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["nonsense"], "No such command 'nonsense'"),
