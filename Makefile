@@ -1,23 +1,26 @@
-# Two commands do everything: `make demo` and `make test`. Both make the virtual environment first.
+# `make demo` shows what it does and `make test` checks it; each first makes the virtual environment. `make help` lists all.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
+# Processes that run tests. More than two pay only where there are as many cores and several GiB for each.
+WORKERS ?= 2
 BIN := .venv/bin
 DEMO := demo
 
-.PHONY: demo train test test-cluster lint docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test test-cluster docs bench peers clean help
 
 help:
-	@echo "make demo   install, make a real source, pack it, verify it, print the report"
-	@echo "make train  pack the demo source into short packs and train a tiny model on them, two ranks a pack"
-	@echo "make test   install, lint, check types and imports, run all tests"
-	@echo "make test-cluster  more of what happens when nodes are lost: minutes"
-	@echo "make lint   the first part of make test: lint, types, imports"
-	@echo "make docs   build these pages and the reference into build/docs, warnings as errors"
-	@echo "make bench  run the benchmarks and print their figures"
-	@echo "make peers  install TRL and compare packing and the split of images with others"
-	@echo "make clean  remove the environment and the demo"
+	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
+	@echo "make train         pack the demo source into short packs and train a tiny model, two ranks per pack"
+	@echo "make check         lint, types, import contracts, and the tests that start no process: a minute"
+	@echo "make test          lint, types, import contracts, and all tests"
+	@echo "make lint          lint, types and import contracts alone"
+	@echo "make test-cluster  more of what happens when nodes are lost: some minutes"
+	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
+	@echo "make bench         run the benchmarks and print their figures"
+	@echo "make peers         install TRL and compare packing and the split of images with others"
+	@echo "make clean         remove the environment and the demo"
 
-# Installed once, and again when what is to be installed changes.
+# Installs once, and again when the requirements change.
 .venv/installed: pyproject.toml constraints.txt
 	@echo "==> making .venv with $(PYTHON) and installing (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "preshard needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
@@ -43,30 +46,44 @@ train: .venv/installed
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
 	@echo "==> packing $(DEMO)/source into short packs in $(DEMO)/short"
 	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/short $(addprefix --set ,$(SHORT))
-	@echo "==> training on 2 processes, each with half of every pack; figures of each step in $(DEMO)/metrics.jsonl"
+	@echo "==> training on 2 processes, each with half of every pack; the figures of each step go to $(DEMO)/metrics.jsonl"
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m trainer.train --data $(DEMO)/short --ring 2 \
 		--attention ring --layout balanced_ring --steps 200 --lr 3e-3 --log-every 20 --metrics $(DEMO)/metrics.jsonl
 
-lint: .venv/installed
+# The four parts of `make check`, two at a time, the longest first.
+check: .venv/installed
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit types contracts ruff
+
+lint: ruff types contracts
+
+ruff: .venv/installed
 	@echo "==> ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+types: .venv/installed
 	@echo "==> mypy"
 	@$(BIN)/mypy
+
+contracts: .venv/installed
 	@echo "==> import contracts"
 	@$(BIN)/lint-imports
 
+unit: .venv/installed
+	@echo "==> unit tests: no process, no browser, no Ray"
+	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m "not process"
+
 test: lint
 	@sh tests/browser/chromium.sh
-	@echo "==> tests"
-	@$(BIN)/python -m pytest
+	@echo "==> all tests, in $(WORKERS) workers"
+	@$(BIN)/python -m pytest --quiet -n $(WORKERS) --durations=10
 
 docs: .venv/installed
 	@$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "build/docs/index.html"
 
 test-cluster: .venv/installed
-	@echo "==> jobs on several nodes that are lost, with loops compiled as on a fresh cluster"
+	@echo "==> jobs that lose nodes, with loops compiled as on a fresh cluster"
 	@$(BIN)/python -m pytest -m cluster tests/cluster
 
 bench: .venv/installed

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import pickle
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gloo_pool import GlooPool
+from kinds import Guard, longest_first, mark
+from once import MadeOnce
 from PIL import Image
 
 from packer_service.config import load_config
@@ -35,6 +34,36 @@ TINY_SETTINGS = [
     "packs_per_shard=2",
     "order.window=4",
 ]
+
+
+GUARD = Guard()
+
+# Several workers share the cores, and processes that tests start inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        longest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with GUARD.watch(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with GUARD.watch(item):
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """``made_once("name", make)``: a folder that ``make(folder)`` fills once in a run, for all workers. Read only."""
+    return MadeOnce(tmp_path_factory.getbasetemp())
 
 
 class StoppingExecutor(PlainExecutor):
@@ -148,9 +177,12 @@ def tiny_rejects() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_source(made_once: MadeOnce) -> Path:
     """A folder with a JSON Lines file and the images it names: 29 good documents and the rejects of TINY_REJECTS."""
-    folder = tmp_path_factory.mktemp("source") / "tiny"
+    return made_once("source", lambda folder: _write_tiny_source(folder / "tiny")) / "tiny"
+
+
+def _write_tiny_source(folder: Path) -> None:
     folder.mkdir()
     noise = np.random.default_rng(0)
     for i in range(4):
@@ -158,23 +190,26 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "zero.png").write_bytes(b"")
     lines = [json.dumps(row) for row in _rows()]
     (folder / "rows.jsonl").write_text("\n".join([*lines, "{not json", ""]), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="session")
-def tiny_dataset(
-    tmp_path_factory: pytest.TempPathFactory, tiny_source: Path, tiny_config: PackConfig, progress: Silent
-) -> Path:
-    """The tiny source packed in this process. Read only: copy it before changing anything."""
-    out = tmp_path_factory.mktemp("packed") / "dataset"
-    pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress)
-    return out
+def tiny_dataset(made_once: MadeOnce, tiny_source: Path, tiny_config: PackConfig, progress: Silent) -> Path:
+    """The tiny source packed in one process. Read only: copy it before changing anything."""
+
+    def make(folder: Path) -> None:
+        pack([str(tiny_source)], str(folder / "dataset"), tiny_config, PlainExecutor(), progress)
+
+    return made_once("tiny", make) / "dataset"
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(made_once: MadeOnce) -> Path:
     """The project's wheel, built from the files that git tracks."""
-    folder = tmp_path_factory.mktemp("wheel")
+    [built] = made_once("wheel", _build_wheel).glob("preshard-*.whl")
+    return built
+
+
+def _build_wheel(folder: Path) -> None:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
     for name in filter(None, tracked.decode().split("\0")):
         if (REPOSITORY / name).is_file():
@@ -185,18 +220,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", *build, "--wheel-dir", str(folder), str(folder / "source")], check=True
     )
-    [built] = folder.glob("preshard-*.whl")
-    return built
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int], list[str]]:
-    """The demo source: its folder, its counts, and what was said while it was made."""
+def demo(made_once: MadeOnce) -> tuple[Path, dict[str, int], list[str]]:
+    """The demo source: its folder, its counts, and the lines printed while it was made."""
     from packer_service.demo.source import write_demo_source
 
-    folder = tmp_path_factory.mktemp("demo") / "source"
-    said: list[str] = []
-    return folder, write_demo_source(folder, log=said.append), said
+    def make(folder: Path) -> None:
+        lines: list[str] = []
+        counts = write_demo_source(folder / "source", log=lines.append)
+        (folder / "printed.json").write_text(json.dumps([counts, lines]), encoding="utf-8")
+
+    folder = made_once("demo", make)
+    counts, lines = json.loads((folder / "printed.json").read_text(encoding="utf-8"))
+    return folder / "source", counts, lines
 
 
 @pytest.fixture(scope="session")
@@ -211,102 +249,20 @@ def ray_session() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def demo_dataset(
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+    made_once: MadeOnce,
     demo: tuple[Path, dict[str, int], list[str]],
-    ray_session: None,
     progress: Silent,
 ) -> Path:
     """The demo source packed on Ray as `make demo` does it. Read only: copy it before changing anything."""
-    from packer_service.job.pack import pack
     from packer_service.runtime.ray import ray_cluster
 
-    out = tmp_path_factory.mktemp("demo") / "dataset"
-    with ray_cluster(None, None) as executor:
-        pack([str(demo[0])], str(out), PackConfig(packs_per_shard=4), executor, progress)
-    return out
+    def make(folder: Path) -> None:
+        request.getfixturevalue("ray_session")  # only in the worker that packs
+        with ray_cluster(None, None) as executor:
+            pack([str(demo[0])], str(folder / "dataset"), PackConfig(packs_per_shard=4), executor, progress)
 
-
-class GlooPool:
-    """Long-lived processes, each a rank with one thread, so that a distributed example costs no process start."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._worlds, self._store, self._size = folder, 0, "", 0
-        self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        ulysses: int = 1,
-        ring: int = 1,
-        dp_shard: int = 1,
-        dp_replicate: int = 1,
-    ) -> list[Any]:
-        """``function(mesh, *args)`` on every rank of a ``Mesh`` of these degrees; results in rank order.
-
-        The default process group is a gloo world of just these ranks. The function is a top-level one of a test file
-        or a conftest; arguments and results are plain values, arrays and tensors.
-
-        Raises:
-            AssertionError: a rank raised, with its traceback. The next run starts afresh.
-        """
-        degrees = (dp_replicate, dp_shard, ring, ulysses)
-        size = math.prod(degrees)
-        while len(self._workers) < size:
-            self._workers.append(self._start())
-        if size != self._size:
-            self._worlds, self._size = self._worlds + 1, size
-            self._store = str(self._folder / f"store-{self._worlds}")
-        code = function.__code__
-        pipes = [pipe for _, pipe in self._workers[:size]]
-        for rank, pipe in enumerate(pipes):
-            task = (code.co_filename, function.__name__, self._store, rank, degrees, args)
-            pipe.send_bytes(pickle.dumps(task))
-        answers = self._collect(pipes)
-        failed = {pipes.index(pipe): said for pipe, (good, said) in answers.items() if not good}
-        if failed or len(answers) < size:
-            self.close()
-            said = "\n".join(f"rank {rank} of {size} failed:\n{text}" for rank, text in sorted(failed.items()))
-            raise AssertionError(said or f"only {len(answers)} of {size} ranks answered")
-        return [answers[pipe][1] for pipe in pipes]
-
-    def _collect(self, pipes: list[Connection]) -> dict[Connection, tuple[bool, Any]]:
-        """What each rank said; after a failure the others, who may wait for it, get a few seconds more."""
-        answers: dict[Connection, tuple[bool, Any]] = {}
-        patience = 240.0
-        while len(answers) < len(pipes):
-            ready = wait([pipe for pipe in pipes if pipe not in answers], timeout=patience)
-            if not ready:
-                break
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                try:
-                    answers[pipe] = pickle.loads(pipe.recv_bytes())
-                except EOFError:
-                    answers[pipe] = (False, "the process has gone")
-                if not answers[pipe][0]:
-                    patience = 2.0
-        return answers
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        ours, theirs = Pipe()
-        worker = Path(__file__).with_name("gloo_worker.py")
-        process = subprocess.Popen(
-            # Without -P the folder of the tests would stand first in sys.path, with folders named as our packages.
-            [sys.executable, "-P", str(worker), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        theirs.close()
-        return process, ours
-
-    def close(self) -> None:
-        """End all processes."""
-        for process, pipe in self._workers:
-            pipe.close()
-            process.kill()
-            process.wait()
-        self._workers, self._size = [], 0
+    return made_once("demo-dataset", make) / "dataset"
 
 
 @pytest.fixture(scope="session")

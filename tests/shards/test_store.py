@@ -37,6 +37,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert folder.read("a.bin") == b"new and longer"
 
 
+@pytest.mark.process
 def test_a_killed_writer_leaves_only_a_temporary_name(tmp_path: Path) -> None:
     """Fails when `kill -9` in the middle of a write leaves something under the final name."""
     program = (

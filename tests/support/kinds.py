@@ -1,0 +1,136 @@
+"""Which tests start processes, which run in one worker, and in what order.
+
+A test gets the mark ``process`` from the folder it lies in, from a fixture it uses, or, alone among others that start
+none, by hand. ``make check`` leaves those tests out. Any other test that starts a process fails, so the lists cannot
+fall behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+PROCESS_FOLDERS = (
+    "tests/browser",
+    "tests/cluster",
+    "tests/corrupt",
+    "tests/demo",
+    "tests/docs",
+    "tests/golden",
+    "tests/hostile",
+    "tests/http",
+    "tests/install/test_bare",
+    "tests/interop",
+    "tests/isolation",
+    "tests/job",
+    "tests/k8s",
+    "tests/runtime",
+    "tests/s3",
+    "tests/test_cli.py",
+    "tests/trainer/training",
+    "tests/verify",
+)
+"""Folders, and files by their beginning, whose tests start processes or read what was packed with some."""
+
+PROCESS_FIXTURES = {
+    "demo",
+    "demo_dataset",
+    "gloo_pool",
+    "packed",
+    "packed_in_tiles",
+    "ray_session",
+    "tiny_dataset",
+    "wheel",
+}
+"""Fixtures that start processes. Packing is one of them, since media are decoded in a process of their own."""
+
+GROUPS = {"ray_session": "ray", "gloo_pool": "gloo"}
+"""Fixtures too costly to have in two workers, and the group of tests that share one."""
+
+FIRST = (
+    "ray",
+    "gloo",
+    "tests/job/test_kill.py",
+    "tests/trainer/training",
+    "tests/cluster",
+    "tests/browser",
+    "tests/hostile",
+    "tests/job",
+    "tests/corrupt",
+    "tests/s3",
+    "tests/http",
+    "tests/docs",
+    "tests/k8s",
+    "tests/install",
+)
+"""Groups that take longest, in the order in which workers take them: the short ones fill the gaps at the end."""
+
+STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"}
+"""Events of Python's audit hooks. What ``multiprocessing`` spawns raises none, and is heard where it does so."""
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Gives each test its mark and its group."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.nodeid.startswith(PROCESS_FOLDERS) or fixtures & PROCESS_FIXTURES:
+            item.add_marker(pytest.mark.process)
+        item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid, fixtures)))
+
+
+def group_of(nodeid: str, fixtures: set[str]) -> str:
+    """Tests of one group run in one worker, one after the other: those that share a costly fixture, or a file."""
+    shared = [group for fixture, group in GROUPS.items() if fixture in fixtures]
+    return shared[0] if shared else nodeid.partition("::")[0]
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sorts tests by their groups, in place; within a group they keep their order."""
+
+    def place(item: pytest.Item) -> int:
+        [group] = [one.args[0] for one in item.iter_markers("xdist_group")]
+        return next((number for number, first in enumerate(FIRST) if group.startswith(first)), len(FIRST))
+
+    items.sort(key=place)
+
+
+class Guard:
+    """Fails a test that starts a process and is not marked as one that does."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._watching = False
+        self._started: list[str] = []
+        sys.addaudithook(self._hear)
+        self._spawn: Callable[..., int] = multiprocessing.util.spawnv_passfds
+        multiprocessing.util.spawnv_passfds = self._hear_spawn  # type: ignore[assignment]
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in STARTS:
+            self._note(f"{event} {arguments[:2]}")
+
+    def _hear_spawn(self, path: bytes, arguments: Sequence[bytes], passed: Sequence[int]) -> int:
+        self._note(f"multiprocessing {arguments}")
+        return self._spawn(path, arguments, passed)
+
+    def _note(self, what: str) -> None:
+        if self._watching and os.getpid() == self._pid:
+            self._started.append(what)
+            raise RuntimeError(f"a test without the mark `process` starts a process: {what}")
+
+    @contextmanager
+    def watch(self, item: pytest.Item) -> Iterator[None]:
+        """While a step of a test runs."""
+        self._watching, self._started = item.get_closest_marker("process") is None, []
+        try:
+            yield
+        finally:
+            self._watching = False
+        if self._started:  # the error itself may have been caught on its way
+            pytest.fail(f"starts a process that tests/support/kinds.py does not know of: {self._started[0]}")
