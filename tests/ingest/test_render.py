@@ -1,9 +1,8 @@
-"""Hand-made documents with their arrays written out: labels, positions, branches, groups, pooling at boundaries."""
+"""Hand-made documents with their arrays written out: labels, positions, branches and units."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from packer_service.ingest.document import Document, Medium, Message
 from packer_service.ingest.media.image import ImageGrid
@@ -11,8 +10,6 @@ from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.render import render
 from packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer
 from packer_service.packs.rendered import RenderedDocument
-from packer_service.packs.sequence import build_sequence
-from schemas.errors import PlanError
 from schemas.manifest import TokenizerEntry
 
 BOS, EOS, PAD, IMG, BREAK, END, USER, SLASH = 1, 2, 0, 10, 12, 13, 3, 4
@@ -121,43 +118,3 @@ def test_the_crops_of_an_image_are_one_unit() -> None:
     np.testing.assert_array_equal(document.unit_ids[2:11], [0, 0, -1, 0, 0, -1, 0, 0, -1])
     assert document.unit_crops.tolist() == [3]
     assert document.n_images == 3
-
-
-def test_a_pack_numbers_documents_groups_and_pooled_rows_through() -> None:
-    """Fails when a group or a pooled row of one document is given to another, or padding is not inert."""
-    pack = build_sequence([CHAT, TEXT, CHAT], [0, 16, 24], seq_len=40, pad_id=PAD, bidirectional="within_image")
-    np.testing.assert_array_equal(pack.doc_ids, [*[0] * 15, -1, *[1] * 4, *[-1] * 4, *[2] * 15, -1])
-    np.testing.assert_array_equal(np.flatnonzero(pack.pool_ids >= 0), [2, 3, 26, 27])
-    np.testing.assert_array_equal(pack.pool_ids[[2, 3, 26, 27]], [0, 1, 2, 3])
-    np.testing.assert_array_equal(pack.group_ids[[2, 3, 26, 27]], [0, 0, 1, 1])
-    assert (pack.group_ids >= 0).sum() == 4
-    np.testing.assert_array_equal(pack.labels[:16], [*CHAT.labels, X])
-    np.testing.assert_array_equal(pack.position_ids[14:22], [14, 0, 0, 1, 2, 3, 0, 0])
-    padding = pack.doc_ids < 0
-    for array, inert in (
-        (pack.tokens, PAD),
-        (pack.labels, X),
-        (pack.loss_weights, 0),
-        (pack.branch_ids, 0),
-        (pack.group_ids, -1),
-        (pack.pool_ids, -1),
-    ):
-        assert (array[padding] == inert).all()
-
-
-@pytest.mark.parametrize(
-    ("bidirectional", "groups"),
-    [("within_image", [0, 0, 1, 1, 2, 2]), ("image_tokens", [0, 0, 0, 0, 1, 1]), ("none", [-1] * 6)],
-)
-def test_groups_follow_the_bidirectional_rule(bidirectional: str, groups: list[int]) -> None:
-    """Fails when frames of a video see each other where only tokens within an image may, or vice versa."""
-    pack = build_sequence([TREE, CHAT], [0, 26], seq_len=41, pad_id=PAD, bidirectional=bidirectional)
-    np.testing.assert_array_equal(pack.group_ids[pack.pool_ids >= 0], groups)
-
-
-def test_overlapping_documents_are_refused() -> None:
-    """Fails when a wrong plan writes one document over another."""
-    with pytest.raises(PlanError, match="document 1 lies at 3:7"):
-        build_sequence([TEXT, TEXT], [0, 3], seq_len=8, pad_id=PAD, bidirectional="none")
-    with pytest.raises(PlanError, match="free is 0:3"):
-        build_sequence([TEXT], [0], seq_len=3, pad_id=PAD, bidirectional="none")
