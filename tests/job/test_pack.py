@@ -21,8 +21,7 @@ from packer_service.report.console import print_report
 from packer_service.report.dataset import report_dataset
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
-from packer_service.shards.write import shard_name
-from schemas.codec import encode_json, encode_table
+from schemas.codec import encode_json, encode_table, shard_name
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.manifest import SHARDS, WORK, Manifest
