@@ -21,9 +21,18 @@ from schemas.errors import ConfigError, PreshardError
 TOKEN = "PRESHARD_TOKEN"
 """Environment variable that holds the bearer token."""
 
+GRACE_SECONDS = 10
+"""Time that requests in progress have to be answered before the process ends, well within Kubernetes' 30 seconds."""
+
+MOST_CONNECTIONS = 1000
+"""Connections at once; more are answered 503, so that memory stays bounded whoever connects."""
+
+BACKLOG = 2048
+"""Clients that may wait to be connected, uvicorn's own default."""
+
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
+    """Whether only this machine can reach a host."""
     if host == "localhost":
         return True
     try:
@@ -33,10 +42,10 @@ def is_loopback(host: str) -> bool:
 
 
 def settings_for(root: str, host: str, token: str | None, **others: Any) -> ServiceSettings:
-    """The settings for an address. Without a token only this machine may ask, and only under its own names.
+    """The settings for an address. Without a token only this machine gets answers, and only under its own names.
 
-    A page from elsewhere cannot read a loopback service, unless its host name leads to this machine: then the request
-    names that host, and is refused.
+    A page from elsewhere can read a loopback service only if its own host name resolves to this machine; then the
+    request names that host and is refused.
 
     Raises:
         ConfigError: other machines would reach the datasets, and no token keeps them out.
@@ -52,11 +61,11 @@ def settings_for(root: str, host: str, token: str | None, **others: Any) -> Serv
 
 
 def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
-    """Serves until SIGINT or SIGTERM; requests under way are answered first. The token is that of the environment.
+    """Serves until SIGINT or SIGTERM, then answers the requests in progress. The token comes from the environment.
 
     Raises:
-        ConfigError: there is no such root, or other machines would reach it without a token.
-        PreshardError: the address cannot be listened on.
+        ConfigError: there is no such root, or other machines could reach it without a token.
+        PreshardError: the service cannot listen on the address.
     """
     settings = settings_for(root, host, os.environ.get(TOKEN), **others)
     app = create_app(settings)
@@ -70,10 +79,10 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=10,
-            limit_concurrency=1000,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            limit_concurrency=MOST_CONNECTIONS,
         )
-        with suppress(Interrupted):  # uvicorn has ended in order, and raises its signal once more
+        with suppress(Interrupted):  # uvicorn has shut down in order, and raises the signal once more
             uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -83,7 +92,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)  # from now on a client waits and is not refused
+        listener.listen(BACKLOG)  # from now on clients wait instead of being refused
     except OSError as error:
         raise PreshardError(
             f"--host {host} --port {port}: cannot be listened on ({error.strerror}); give another --port, or 0 for any"
@@ -92,7 +101,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _log_to_stdout() -> None:
-    """One line a request on standard output, for whoever collects it; everything else on standard error."""
+    """One line per request on standard output, for log collectors; everything else on standard error."""
     access = logging.getLogger("preshard.access")
     access.setLevel(logging.INFO)
     access.propagate = False

@@ -13,7 +13,7 @@ from schemas.balance import LoadGroup, load_groups
 from schemas.config import PackConfig
 
 RANK_MEAN_DIGITS = 3
-"""Decimals of a rank's mean load: loads are whole numbers, and thousandths of one tell nobody anything."""
+"""Decimals of a rank's mean load: loads are whole numbers, of which thousandths are more than enough."""
 
 
 def balances(

@@ -36,7 +36,7 @@ def test_ids_that_need_encoding_are_found(reader: Callable[..., Any]) -> None:
 
 
 def test_a_dataset_that_is_not_whole_says_so(reader: Callable[..., Any]) -> None:
-    """Fails when a damaged or unfinished dataset is shown as whole, takes others down, or its error is no sentence."""
+    """Fails when a damaged or unfinished dataset is shown as whole, takes others down, or has no sentence as its error."""
     person = reader()
     person.open()
     states = person.page.locator("tbody tr").all_inner_texts()
@@ -50,7 +50,7 @@ def test_a_dataset_that_is_not_whole_says_so(reader: Callable[..., Any]) -> None
         assert name in person.page.get_by_role("alert").inner_text()
     person.page.get_by_role("link", name="Datasets", exact=True).click()
     person.settle()
-    # The browser tells the answers' statuses as errors of its own.
+    # The browser logs failed answers as errors of its own.
     assert all("the server responded with a status of 4" in complaint for complaint in person.complaints)
     assert len(person.complaints) == 3
     person.complaints.clear()

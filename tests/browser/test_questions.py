@@ -1,4 +1,4 @@
-"""The three questions that people come with, and what-if, answered by clicks and typing alone."""
+"""The three questions that people have, and what-if, answered by clicking and typing alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_how_much_was_lost_and_why(reader: Callable[..., Any], service: str) -> 
 
 
 def test_what_if(reader: Callable[..., Any], service: str) -> None:
-    """Fails when a plan is not asked for with what was typed, or a mistake is not told."""
+    """Fails when a plan is not asked for with what was typed, or a mistake is not pointed out."""
     person = reader()
     person.open("plan")
     page = person.page

@@ -1,4 +1,4 @@
-"""A service over copies of the packed tiny dataset; a changed copy never changes another test's."""
+"""A service over copies of the packed tiny dataset; a test that changes its copy never affects another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client(served_root: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts services over other roots, with other settings: ``start(root, token=...)``. They look anew each time."""
+    """Starts services over other roots, with other settings: ``start(root, token=...)``. They scan at every request."""
     with ExitStack() as stack:
 
         def begin(root: Path, **settings: Any) -> TestClient:

@@ -71,7 +71,7 @@ def get(client: TestClient, where: str, **parameters: Any) -> Any:
 
 
 def test_the_overview_is_the_report(client: TestClient, report: dict[str, Any], path: Path) -> None:
-    """Fails when the service counts otherwise than the report: fill, padding, losses, stragglers."""
+    """Fails when the service and the report count differently: fill, padding, losses, stragglers."""
     detail = get(client, "")
     names = ("dataset_id", "seq_len", "fill", "padding", "packs_for_tokens", "packs_for_images", "rejects", "seconds")
     names += ("rejects_by_source", "truncated_tokens", "straggler_ratio", "cost_percentiles", "plan_seconds", "shards")
@@ -223,7 +223,7 @@ def test_shards_are_their_packs(client: TestClient, path: Path) -> None:
     assert len(set(means)) > 1
 
 
-def test_why_a_pack_is_worst_is_told_from_its_mask(client: TestClient, path: Path) -> None:
+def test_why_a_pack_is_worst_comes_from_its_mask(client: TestClient, path: Path) -> None:
     """Fails when another document is blamed, or its share is not that of the mask."""
     shard = get(client, "/shards", cp=8)["items"][0]["name"]
     answer = get(client, f"/shards/{shard}/balance", layout="zigzag", ring=8)
@@ -334,7 +334,7 @@ def test_the_mask_picture_is_the_dense_mask_in_cells(client: TestClient, path: P
             assert answer["documents"][i] == np.bincount(sequence.doc_ids[rows] + 1).argmax() - 1
 
 
-def test_text_is_what_the_tokens_spell_and_marks_what_is_learnt(client: TestClient, path: Path, n_packs: int) -> None:
+def test_text_is_what_the_tokens_spell_and_marks_carries_loss(client: TestClient, path: Path, n_packs: int) -> None:
     """Fails when a span mixes kinds, the loss is marked one token off, or images name another crop."""
     from packer_service.ingest.text.tokenizer import load_tokenizer
     from schemas.config import SpecialTokensConfig
@@ -455,7 +455,7 @@ def test_lists_of_datasets_are_read_with_the_bytes_that_are_there(client: TestCl
 
 
 def test_crops_are_images(client: TestClient) -> None:
-    """Fails when what is served as an image is none."""
+    """Fails when what is served as an image is not one."""
     from PIL import Image
 
     url = next(pack["images"] for i in range(4) if (pack := get(client, f"/packs/{i}"))["images"])[0]["url"]

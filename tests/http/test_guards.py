@@ -1,4 +1,4 @@
-"""What keeps strangers, large bodies, long questions and paths outside of the root away."""
+"""What keeps out strangers, large bodies, slow requests and paths outside the root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-SECRET = "a secret that lies outside of the root"
+SECRET = "a secret that lies outside the root"
 TOKEN = "correct horse battery staple"
 
 
@@ -159,7 +159,7 @@ def test_other_machines_are_not_let_in_without_a_token(served_root: Path, host: 
     assert settings_for(str(served_root), host, TOKEN).hosts == ()
 
 
-def test_every_answer_tells_the_browser_to_be_careful(client: TestClient) -> None:
+def test_every_answer_has_the_headers_that_make_browsers_careful(client: TestClient) -> None:
     """Fails when a kind of answer lacks the headers: a success, a kept one, a problem, a file, a 304."""
     first = client.get("/v1/datasets/tiny/packs")
     answers = [client.get(path) for path in ("/", "/static/app.js", "/nowhere", "/v1/datasets/tiny/packs", "/docs")]
@@ -271,7 +271,7 @@ def test_what_means_nothing_is_a_problem_that_says_so(client: TestClient, where:
 
 
 def test_an_answer_that_a_client_has_is_not_sent_again(root: Path, start: Callable[..., TestClient]) -> None:
-    """Fails when a tag stays after a change, differs without one, or is given to what is no answer."""
+    """Fails when a tag stays after a change, differs without one, or is given to an answer that is an error."""
     client = start(root)
     first = client.get("/v1/datasets/one/balance")
     tag = first.headers["etag"]
@@ -305,7 +305,7 @@ def test_the_service_imports_neither_ray_nor_a_decoder() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_metrics_tell_requests_cache_and_datasets(root: Path, start: Callable[..., TestClient]) -> None:
+def test_metrics_count_requests_cache_and_datasets(root: Path, start: Callable[..., TestClient]) -> None:
     """Fails when a counter stands still, or paths of requests become labels without end."""
     client = start(root)
     client.get("/v1/datasets/one/packs/0")

@@ -41,7 +41,7 @@ def test_a_plan_is_that_of_the_command(client: TestClient, overrides: dict[str, 
     assert answer.json()["rejects"] == {"empty": 1, "too_long": 1}
 
 
-def test_a_datasets_documents_are_planned_anew(client: TestClient) -> None:
+def test_a_datasets_documents_are_planned_again(client: TestClient) -> None:
     """Fails when the dataset's own configuration gives another plan than the one it was packed by."""
     packed = client.get("/v1/datasets/tiny").json()
     answer = client.post("/v1/plan", json={"dataset": "tiny"}).json()

@@ -1,4 +1,4 @@
-"""`preshard serve` as a process: says where it is, answers, logs, and goes when it is told to."""
+"""`preshard serve` as a process: says where it is, answers, logs, and ends when it is told to."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
     assert (line["path"], line["status"]) == ("/v1/datasets", 200)
 
 
-def test_what_cannot_be_served_is_told_in_a_line(
+def test_what_cannot_be_served_is_said_in_one_line(
     served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails when a wrong root, host or port ends in a traceback or another status."""

@@ -75,7 +75,7 @@ def folder_for_a_table(root: Path) -> None:
 
 
 def replaced_table(root: Path) -> None:
-    """Another table of the same size: only its hash tells."""
+    """Another table of the same size: only its hash differs."""
     table = root / "one" / "packs.parquet"
     data = bytearray(table.read_bytes())
     data[len(data) // 3] ^= 1
@@ -102,7 +102,7 @@ def test_damage_is_one_datasets_and_ends_when_it_is_whole_again(
     if damage in SEEN_AT_ONCE:
         assert states(client) == {"one": "damaged", "two": "whole"}
     elif damage is cut_shard:
-        os.utime(touch)  # no folder tells that a file in it was cut: see the next test
+        os.utime(touch)  # a folder does not show that a file in it was cut: see the next test
     assert statuses(client, "one") == {409} or damage is replaced_table
     assert 409 in statuses(client, "one")
     assert states(client)["one"] == "damaged"
@@ -116,7 +116,7 @@ def test_damage_is_one_datasets_and_ends_when_it_is_whole_again(
     assert statuses(client, "one") == {200}
 
 
-def test_a_shard_cut_in_place_is_a_problem_and_no_crash(root: Path, start: Callable[..., TestClient]) -> None:
+def test_a_shard_cut_in_place_is_a_problem_and_not_a_crash(root: Path, start: Callable[..., TestClient]) -> None:
     """Fails when reading past a shard's end is answered with what is there, or with a server's error."""
     client = start(root)
     assert client.get("/v1/datasets/one/packs/0").status_code == 200
@@ -173,7 +173,7 @@ def test_new_and_removed_datasets_need_no_restart(
     assert client.get("/v1/datasets/one").status_code == 404
 
 
-def test_the_list_is_not_made_anew_for_every_request(root: Path, start: Callable[..., TestClient]) -> None:
+def test_the_root_is_not_scanned_for_every_request(root: Path, start: Callable[..., TestClient]) -> None:
     """Fails when each question lists the folders again, which an object store would make slow."""
     client = start(root, rescan_seconds=3600)
     assert len(states(client)) == 2

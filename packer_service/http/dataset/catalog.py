@@ -71,7 +71,7 @@ class Catalog:
         if self.is_due() and self._lock.acquire(blocking=self._looked is None or self.settings.rescan_seconds == 0):
             try:
                 if self.is_due():
-                    self._found = self._look_anew()
+                    self._found = self._scan()
                     self._looked = time.monotonic()
             finally:
                 self._lock.release()
@@ -94,7 +94,7 @@ class Catalog:
             raise ProblemError(409, "dataset-unfinished", "Dataset unfinished", f"{name}: {found.reason}")
         raise damaged(name, found.reason if isinstance(found, Damaged) else str(found.broken))
 
-    def _look_anew(self) -> dict[str, Found]:
+    def _scan(self) -> dict[str, Found]:
         found: dict[str, Found] = {}
         for folder in self._folders():
             name = name_of(folder.path, self.settings.root)

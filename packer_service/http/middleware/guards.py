@@ -1,4 +1,4 @@
-"""What stands before every request: its size, its time, its token, and the headers of its answer. Plain ASGI."""
+"""What every request must pass: limits of size and time, the token, and the headers of its answer. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from packer_service.http.settings import ServiceSettings
 PLAN_PATH = "/v1/plan"
 
 _OPEN = ("/", "/healthz", "/docs", "/openapi.json")
-"""Paths that need no token: they tell nothing about any dataset, and a browser asks for them without one."""
+"""Paths that need no token: they reveal nothing about any dataset, and browsers request them without one."""
 
 _HEADERS = {
-    # Plotly sets styles of elements; everything else is files of the service
+    # Plotly sets styles on elements; everything else comes from files of the service
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
     "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -30,7 +30,7 @@ _HEADERS = {
 
 
 class Headers:
-    """Adds the headers that make a browser careful, to every answer."""
+    """Adds the headers that make browsers careful to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -39,7 +39,7 @@ class Headers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # a copy: the answer and its headers may be kept and sent again
+                # a copy, since the answer and its headers may be kept and sent again
                 message = {**message, "headers": [*message["headers"], *self.headers]}
             await send(message)
 
@@ -47,7 +47,7 @@ class Headers:
 
 
 class Head:
-    """Answers HEAD as GET without its body."""
+    """Answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -67,7 +67,7 @@ class Head:
 
 
 class Gate:
-    """Lets in whom the settings let in: the host that is asked for, and the token."""
+    """Admits the requests that the settings admit, by the host that they name and by their token."""
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self.app = app
@@ -110,7 +110,7 @@ class Bounds:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send, self.settings.max_body_bytes)
-        # a plan has a limit of its own, which ends the process that makes it
+        # a plan has its own limit, after which the process that makes it is ended
         seconds = self.settings.request_seconds + (self.settings.plan_seconds if scope["path"] == PLAN_PATH else 0)
         try:
             exchange.check_declared()
@@ -126,7 +126,7 @@ class Bounds:
 
 
 class _Exchange:
-    """A request and its answer. Once there is a problem, nothing else is answered."""
+    """A request and its answer. Once there is a problem, no other answer is sent."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         self._scope, self._receive, self._send, self._limit = scope, receive, send, limit
@@ -152,11 +152,11 @@ class _Exchange:
             await self._send(message)
 
     def _refuse(self) -> NoReturn:
-        # the framework may take the exception for a malformed body, and answer that: the problem is told instead
+        # the framework may take the exception for a malformed body and answer with that: the problem is sent instead
         detail = f"The body has more than {self._limit} bytes, the most that the service reads."
         self.problem = ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"})
         raise _TooLargeError
 
 
 class _TooLargeError(Exception):
-    """A body has more bytes than are read."""
+    """A body is larger than the service reads."""

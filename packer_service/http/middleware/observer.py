@@ -1,4 +1,4 @@
-"""What the service tells of itself: a line and a measurement a request, and a problem where it failed."""
+"""What the service reports about itself: a log line and a measurement per request, and a problem where one failed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Bounds of the histogram of times: Prometheus' usual ones, from what a cached answer takes to a plan's limit."""
 
 
 class Metrics:
@@ -36,10 +37,10 @@ class Metrics:
         cache = service.cache
         values = {
             "preshard_cache_bytes": ("Bytes kept in memory.", lambda: cache.bytes),
-            "preshard_cache_limit_bytes": ("Bytes that may be kept.", lambda: cache.limit),
+            "preshard_cache_limit_bytes": ("Most bytes that are kept.", lambda: cache.limit),
             "preshard_cache_entries": ("Values kept in memory.", lambda: len(cache)),
-            "preshard_cache_hits": ("Questions answered from memory.", lambda: cache.hits),
-            "preshard_cache_misses": ("Questions that were worked on.", lambda: cache.misses),
+            "preshard_cache_hits": ("Values found in memory.", lambda: cache.hits),
+            "preshard_cache_misses": ("Values that had to be made.", lambda: cache.misses),
         }
         for name, (text, value) in values.items():
             Gauge(name, text, registry=self.registry).set_function(value)
@@ -59,7 +60,7 @@ def _state(found: object) -> str:
 
 
 class Observer:
-    """Gives each request an id, logs and measures it, and keeps what went wrong inside from the client."""
+    """Gives each request an id, logs and measures it, and hides internal failures from the client."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -84,17 +85,17 @@ class Observer:
         try:
             await self.app(scope, receive, counted)
         except Exception as error:
-            told = "".join(traceback.format_exception(error))
-            errors.error(json.dumps({"request_id": scope["request_id"], "error": told}))
+            trace = "".join(traceback.format_exception(error))
+            errors.error(json.dumps({"request_id": scope["request_id"], "error": trace}))
             if status:
-                raise  # the answer has begun: only closing the connection can tell
+                raise  # the answer has begun: only closing the connection can show that it is incomplete
             detail = "The service failed; its log has the reason under the request's id."
             problem = ProblemError(500, "internal-error", "Internal error", detail)
             await problem_response(scope, problem)(scope, receive, counted)
         finally:
-            self._tell(scope, method, status or 499, size, time.perf_counter() - began)
+            self._record(scope, method, status or 499, size, time.perf_counter() - began)
 
-    def _tell(self, scope: Scope, method: str, status: int, size: int, seconds: float) -> None:
+    def _record(self, scope: Scope, method: str, status: int, size: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "none"
         self.metrics.requests.labels(method, route, str(status)).inc()
         self.metrics.seconds.labels(route).observe(seconds)

@@ -1,4 +1,4 @@
-"""The crops of a pack, as they are stored."""
+"""The crops of a pack as they are stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ImageIndex = Annotated[int, Path(description="A crop's number in its pack.", ge=
     responses={200: {"description": "The crop's bytes.", "content": {"image/jpeg": {}, "image/png": {}}}},
 )
 def image(dataset: ServedDataset, pack_id: PackId, index: ImageIndex) -> Response:
-    """Read as one range of the shard, and sent as it is stored."""
+    """Read as one range of the shard and sent as it is stored."""
     sample = read_sample(dataset, pack_id)
     if index >= len(sample.head.images):
         raise not_found("image", f"There is no crop {index}; pack {pack_id} has {len(sample.head.images)}.")

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the framework derives, with the problems that any request can end in; and its page."""
+"""The OpenAPI document, completed with the problems that any request can end in, and a page that shows it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ANY = {
     "421": "The service does not answer for this host.",
     "422": "A parameter is not legal; the problem says what is.",
     "500": "The service failed; its log has the reason.",
-    "503": "The service is busy, or the files cannot be read at this moment.",
+    "503": "The service is busy, or the files cannot be read at the moment.",
     "504": "The answer took too long.",
 }
 OF_DATASET = {
-    "304": "The client has this answer already.",
-    "404": "There is no such dataset, or nothing of it under this name.",
+    "304": "The client already has this answer.",
+    "404": "There is no such dataset, or nothing in it has this name.",
     "409": "The dataset is unfinished or damaged; the problem says how.",
 }
 OF_PLAN = {key: OF_DATASET[key] for key in ("404", "409")} | {"400": "The body cannot be read as JSON."}
@@ -33,7 +33,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The document of an application, made once."""
+    """The document of an application; it is made once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes, openapi_version="3.1.0"
@@ -42,7 +42,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemes = {"token": {"type": "http", "scheme": "bearer", "description": "Where the service asks for one."}}
+        schemes = {"token": {"type": "http", "scheme": "bearer", "description": "Needed if the service asks for one."}}
         document["components"]["securitySchemes"] = schemes
         for path, operations in document["paths"].items():
             for operation in operations.values():
@@ -55,7 +55,7 @@ _DESCRIPTION = "Read-only: datasets packed by preshard, how full and how balance
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Adds the problems, and the headers of a kept answer."""
+    """Adds the problems, and the headers of answers about a dataset."""
     if path == "/healthz":
         operation["responses"].pop("422", None)
         problems = {key: ANY[key] for key in ("421", "500", "504")}
@@ -76,7 +76,7 @@ _PROBLEM = "#/components/schemas/Problem"
 
 @router.get("/docs")
 def docs(request: Request) -> HTMLResponse:
-    """Every path with its parameters, without anything from outside; /openapi.json is the document for programs."""
+    """Every path with its parameters, loading nothing from elsewhere; /openapi.json is the document for programs."""
     document = describe(request.app)
     parts = [_operation(path, method, op) for path, ops in document["paths"].items() for method, op in ops.items()]
     return HTMLResponse(_PAGE.format(version=escape(document["info"]["version"]), operations="\n".join(parts)))

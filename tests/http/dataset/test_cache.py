@@ -6,9 +6,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
-from packer_service.http.dataset.cache import Cache
+from packer_service.http.dataset.cache import Cache, size_of
+from packer_service.report.balance import image_balance
+from packer_service.report.loads import ImageLoads
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -54,7 +57,7 @@ def test_many_who_ask_at_once_wait_for_one() -> None:
     assert calls == 1
 
 
-def test_a_failure_is_told_to_all_who_wait_and_tried_again() -> None:
+def test_a_failure_reaches_all_who_wait_and_is_tried_again() -> None:
     """Fails when an outage is kept as the answer, or leaves those who wait hanging."""
     cache, calls = Cache(100), 0
     gate = threading.Barrier(5)
@@ -69,9 +72,18 @@ def test_a_failure_is_told_to_all_who_wait_and_tried_again() -> None:
         gate.wait()
         with pytest.raises(OSError, match="out"):
             cache.get("key", fail, lambda _: 1)
-        return "told"
+        return "refused"
 
     with ThreadPoolExecutor(5) as pool:
-        assert list(pool.map(ask, range(5))) == ["told"] * 5
+        assert list(pool.map(ask, range(5))) == ["refused"] * 5
     assert calls == 1
     assert cache.get("key", lambda: "well", lambda _: 1) == "well"
+
+
+def test_sizes_count_what_is_inside() -> None:
+    """Fails when a kept record counts as its shell alone, so that memory grows past the limit."""
+    arrays = ImageLoads.of([np.ones((2, 4, 1000), np.int64)], 4)
+    assert 2 * 1000 * 8 < size_of(arrays) < 2 * 1000 * 8 + 1000
+    assert size_of({"key": [b"x" * 5000, ("y" * 3000,)]}) > 8000
+    few, many = (image_balance(ImageLoads.of([np.ones((2, size, 3), np.int64)], size), size) for size in (2, 200))
+    assert size_of(many) - size_of(few) >= 2 * 198 * 24
