@@ -36,7 +36,7 @@ def test_ids_that_need_encoding_are_found(reader: Callable[..., Any]) -> None:
 
 
 def test_a_dataset_that_is_not_whole_says_so(reader: Callable[..., Any]) -> None:
-    """Fails when a damaged or unfinished dataset is shown as whole, takes others down, or has no sentence as its error."""
+    """Fails when a damaged or unfinished dataset is shown as whole, stops others, or shows no sentence as its error."""
     person = reader()
     person.open()
     states = person.page.locator("tbody tr").all_inner_texts()
