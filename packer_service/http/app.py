@@ -28,7 +28,7 @@ from packer_service.http.routers import (
     shards,
     text,
 )
-from packer_service.http.service import Service
+from packer_service.http.service import ServiceState
 from packer_service.http.settings import ServiceSettings
 from schemas.version import VERSION
 
@@ -58,7 +58,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         ConfigError: there is no such folder.
     """
     app = FastAPI(title="preshard", version=VERSION, docs_url=None, redoc_url=None, lifespan=_lifespan)
-    service = app.state.service = Service(settings)
+    service = app.state.service = ServiceState(settings)
     app.state.metrics = Metrics(service)
     app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]
     add_handlers(app)
@@ -76,7 +76,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service: Service = app.state.service
+    service: ServiceState = app.state.service
     anyio.to_thread.current_default_thread_limiter().total_tokens = service.settings.threads
     await anyio.to_thread.run_sync(service.catalog.look)  # so that the first request need not wait for it
     yield

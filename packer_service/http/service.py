@@ -19,7 +19,7 @@ _LARGEST_KEPT_ANSWER = 4 << 20
 """Bytes up to which an answer is kept as it was sent, so that a few huge ones do not push out everything else."""
 
 
-class Service:
+class ServiceState:
     """The parts of one application that requests share."""
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -29,8 +29,8 @@ class Service:
         self.planner = Planner(settings)
 
 
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
+def service_of(request: Request) -> ServiceState:
+    service: ServiceState = request.app.state.service
     return service
 
 

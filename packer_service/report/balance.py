@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from packer_service.report.figures import Balances, ImageBalance, LayoutBalance, RankLoads, Spread
-from packer_service.report.loads import Block, ImageLoads, LayoutLoads
+from packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
 from schemas.balance import LoadGroup, load_groups
 from schemas.config import PackConfig
 
@@ -31,9 +31,9 @@ def balances(
     cheapest: dict[int, _Cheapest] = {}
     for group in load_groups(config):
         if group.scheme is None:
-            images[group.degree] = image_balance(ImageLoads.of(read(group), group.degree), group.degree)
+            images[group.degree] = image_balance(ImageLoadColumns.of(read(group), group.degree), group.degree)
             continue
-        loads = LayoutLoads.of(read(group), tiles, group.degree, config)
+        loads = LayoutLoadColumns.of(read(group), tiles, group.degree, config)
         balance.setdefault(group.scheme, {})[group.degree] = layout_balance(loads, group.scheme, group.degree)
         cheapest.setdefault(group.degree, _Cheapest(len(tiles))).add(group.scheme, loads.cost)
     return Balances(
@@ -64,7 +64,7 @@ class _Cheapest:
         return dict(sorted(preferred, key=lambda entry: -entry[1]))
 
 
-def layout_balance(loads: LayoutLoads, layout: str, ring_degree: int) -> LayoutBalance:
+def layout_balance(loads: LayoutLoadColumns, layout: str, ring_degree: int) -> LayoutBalance:
     """One layout at one ring degree over the packs of ``loads``."""
     packs = len(loads.cost)
     return LayoutBalance(
@@ -84,7 +84,7 @@ def layout_balance(loads: LayoutLoads, layout: str, ring_degree: int) -> LayoutB
     )
 
 
-def image_balance(loads: ImageLoads, cp_size: int) -> ImageBalance:
+def image_balance(loads: ImageLoadColumns, cp_size: int) -> ImageBalance:
     """The image boundaries of one CP size over the packs of ``loads``."""
     packs = len(loads.images)
     return ImageBalance(

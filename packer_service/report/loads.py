@@ -22,7 +22,7 @@ Packs = Int64[np.ndarray, "some"] | slice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LayoutLoads:
+class LayoutLoadColumns:
     """What one layout does to each of some packs.
 
     Attributes:
@@ -62,7 +62,7 @@ class LayoutLoads:
     @classmethod
     def of(
         cls, blocks: Iterable[Block], tiles: Int64[np.ndarray, "packs"], ring_degree: int, config: PackConfig
-    ) -> LayoutLoads:
+    ) -> LayoutLoadColumns:
         """The loads of a layout at a ring degree.
 
         Args:
@@ -78,13 +78,13 @@ class LayoutLoads:
             first = end
         return _joined(parts)
 
-    def some(self, packs: Packs) -> LayoutLoads:
+    def some(self, packs: Packs) -> LayoutLoadColumns:
         """The same of some packs; sums over packs stay those of all."""
         return replace(self, **{name: getattr(self, name)[packs] for name in _per_pack(self)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ImageLoads:
+class ImageLoadColumns:
     """What the image boundaries of one CP size do to each of some packs.
 
     Attributes:
@@ -100,20 +100,22 @@ class ImageLoads:
     rank_pooled_tokens: Int64[np.ndarray, "ranks"]
 
     @classmethod
-    def of(cls, blocks: Iterable[Block], cp_size: int) -> ImageLoads:
+    def of(cls, blocks: Iterable[Block], cp_size: int) -> ImageLoadColumns:
         """The loads of a CP size's boundaries, by ``IMAGE_KINDS``, CP rank and pack, in order of packs."""
         return _joined([_images_of(block) for block in (np.zeros((2, cp_size, 0), np.int64), *blocks)])
 
 
-Loads = TypeVar("Loads", LayoutLoads, ImageLoads)
+Loads = TypeVar("Loads", LayoutLoadColumns, ImageLoadColumns)
 
 
-def _layout_of(block: Block, tiles: Int64[np.ndarray, "packs"], ring_degree: int, config: PackConfig) -> LayoutLoads:
+def _layout_of(
+    block: Block, tiles: Int64[np.ndarray, "packs"], ring_degree: int, config: PackConfig
+) -> LayoutLoadColumns:
     attention, rank_tiles, ring_steps, keys = block
     slice_tokens, weight = config.seq_len // ring_degree, key_weight(config.cost)
     gather_path, ring_path = rank_tiles.max(axis=0), ring_steps.sum(axis=0)
     as_ring = ring_cost(ring_path, slice_tokens, ring_degree, weight)
-    return LayoutLoads(
+    return LayoutLoadColumns(
         attention=imbalances(attention),
         tiles=imbalances(rank_tiles),
         tile_floor=tiles / ring_degree,
@@ -127,16 +129,16 @@ def _layout_of(block: Block, tiles: Int64[np.ndarray, "packs"], ring_degree: int
     )
 
 
-def _empty_layout(ring_degree: int) -> LayoutLoads:
-    no_packs = {field.name: np.zeros(0) for field in fields(LayoutLoads)}
+def _empty_layout(ring_degree: int) -> LayoutLoadColumns:
+    no_packs = {field.name: np.zeros(0) for field in fields(LayoutLoadColumns)}
     ranks = {name: np.zeros(ring_degree, np.int64) for name in no_packs if name.startswith("rank_")}
     tiles = {name: np.zeros(0, np.int64) for name in ("gather_path_tiles", "ring_path_tiles")}
-    return LayoutLoads(**{**no_packs, **ranks, **tiles})
+    return LayoutLoadColumns(**{**no_packs, **ranks, **tiles})
 
 
-def _images_of(block: Block) -> ImageLoads:
+def _images_of(block: Block) -> ImageLoadColumns:
     images, pooled = block
-    return ImageLoads(
+    return ImageLoadColumns(
         images=imbalances(images),
         pooled_tokens=imbalances(pooled),
         rank_images=images.sum(axis=1),
@@ -156,7 +158,7 @@ def _multiples(path: Int64[np.ndarray, "packs"], floor: Float64[np.ndarray, "pac
     return np.divide(path, floor, out=nothing, where=floor > 0)
 
 
-def _per_pack(loads: LayoutLoads | ImageLoads) -> list[str]:
+def _per_pack(loads: LayoutLoadColumns | ImageLoadColumns) -> list[str]:
     return [field.name for field in fields(loads) if not field.name.startswith("rank_")]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from packer_service.report.balance import balances, image_balance, spread
 from packer_service.report.figures import Balances
-from packer_service.report.loads import Block, ImageLoads, LayoutLoads
+from packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
 from schemas.balance import LoadGroup
 from schemas.config import CostConfig, PackConfig
 
@@ -77,10 +77,10 @@ def test_paths_are_multiples_of_the_floor_and_imbalance_is_of_the_mean() -> None
 
 def test_a_pack_without_any_load_has_no_imbalance() -> None:
     """Fails on a division by zero, or when a pack of text counts as perfectly balanced images."""
-    found = image_balance(ImageLoads.of([NO_IMAGES], DEGREE), DEGREE)
+    found = image_balance(ImageLoadColumns.of([NO_IMAGES], DEGREE), DEGREE)
     assert (found.packs, found.images.imbalance.packs, found.pooled_tokens.imbalance.mean) == (1, 0, None)
     both = np.concatenate([NO_IMAGES, np.array([[[3], [1]], [[12], [4]]])], axis=2)
-    found = image_balance(ImageLoads.of([both], DEGREE), DEGREE)
+    found = image_balance(ImageLoadColumns.of([both], DEGREE), DEGREE)
     assert (found.images.imbalance.packs, found.images.imbalance.mean, found.images.rank_mean) == (1, 1.5, [1.5, 0.5])
 
 
@@ -90,8 +90,8 @@ def test_blocks_give_what_the_whole_gives() -> None:
     loads, tiles = rng.integers(0, 9, (4, DEGREE, 50)), rng.integers(0, 20, 50)
     tiles[8] = 0  # a pack without an allowed pair
     config = config_of(1.0, ("contiguous",))
-    whole = LayoutLoads.of([loads], tiles, DEGREE, config)
-    cut = LayoutLoads.of([loads[..., :7], loads[..., 7:30], loads[..., 30:]], tiles, DEGREE, config)
+    whole = LayoutLoadColumns.of([loads], tiles, DEGREE, config)
+    cut = LayoutLoadColumns.of([loads[..., :7], loads[..., 7:30], loads[..., 30:]], tiles, DEGREE, config)
     for name in ("attention", "tiles", "gather_path", "ring_path", "traffic", "cost", "rank_attention", "rank_keys"):
         np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name))
     np.testing.assert_array_equal(whole.some(slice(7, 30)).ring_path, whole.ring_path[7:30])

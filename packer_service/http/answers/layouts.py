@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import Sample
+from packer_service.http.dataset.sample import ServedSample
 from schemas.errors import LayoutsInvalid
 from schemas.layout import TokenLayout, check_partition, layout_name
 
 
-def stored_layout(dataset: Dataset, sample: Sample, layout: str, ring_degree: int) -> TokenLayout:
+def stored_layout(dataset: Dataset, sample: ServedSample, layout: str, ring_degree: int) -> TokenLayout:
     """A layout that the configuration promises for a sample.
 
     Raises:

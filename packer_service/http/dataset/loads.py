@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset
-from packer_service.report.loads import ImageLoads, LayoutLoads, read_loads
+from packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns, read_loads
 from schemas.balance import LoadGroup
 
 
-def layout_loads(dataset: Dataset, layout: str, ring_degree: int, packs: range | None = None) -> LayoutLoads:
+def layout_loads(dataset: Dataset, layout: str, ring_degree: int, packs: range | None = None) -> LayoutLoadColumns:
     """Loads of a stored layout: of all packs, kept, or of some."""
     if packs is not None:
         return _layout(dataset, layout, ring_degree, packs)
@@ -16,7 +16,7 @@ def layout_loads(dataset: Dataset, layout: str, ring_degree: int, packs: range |
     return dataset.kept(key, lambda: _layout(dataset, layout, ring_degree, every), size_of)
 
 
-def image_loads(dataset: Dataset, cp_size: int, packs: range | None = None) -> ImageLoads:
+def image_loads(dataset: Dataset, cp_size: int, packs: range | None = None) -> ImageLoadColumns:
     """Loads of the image boundaries of a CP size: of all packs, kept, or of some."""
     if packs is not None:
         return _images(dataset, cp_size, packs)
@@ -24,14 +24,14 @@ def image_loads(dataset: Dataset, cp_size: int, packs: range | None = None) -> I
     return dataset.kept(("image_loads", cp_size), lambda: _images(dataset, cp_size, every), size_of)
 
 
-def _layout(dataset: Dataset, layout: str, ring_degree: int, packs: range) -> LayoutLoads:
+def _layout(dataset: Dataset, layout: str, ring_degree: int, packs: range) -> LayoutLoadColumns:
     tiles = dataset.numbers("packs.parquet", "attention_tiles")[packs.start : packs.stop]
     group = LoadGroup(scheme=layout, degree=ring_degree)
     with dataset.parquet("balance.parquet") as file:
-        return LayoutLoads.of(read_loads(file, dataset.order, group, packs), tiles, ring_degree, dataset.config)
+        return LayoutLoadColumns.of(read_loads(file, dataset.order, group, packs), tiles, ring_degree, dataset.config)
 
 
-def _images(dataset: Dataset, cp_size: int, packs: range) -> ImageLoads:
+def _images(dataset: Dataset, cp_size: int, packs: range) -> ImageLoadColumns:
     group = LoadGroup(scheme=None, degree=cp_size)
     with dataset.parquet("balance.parquet") as file:
-        return ImageLoads.of(read_loads(file, dataset.order, group, packs), cp_size)
+        return ImageLoadColumns.of(read_loads(file, dataset.order, group, packs), cp_size)

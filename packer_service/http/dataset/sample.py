@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class ServedSample:
     """A pack without its crops."""
 
     place: Place
@@ -97,7 +97,7 @@ def place_of(dataset: Dataset, pack_id: int) -> Place:
     )
 
 
-def read_sample(dataset: Dataset, pack_id: int) -> Sample:
+def read_sample(dataset: Dataset, pack_id: int) -> ServedSample:
     """A pack's header part, kept while there is room.
 
     Raises:
@@ -107,12 +107,12 @@ def read_sample(dataset: Dataset, pack_id: int) -> Sample:
     return dataset.kept(("sample", pack_id), lambda: _read(dataset, place), size_of)
 
 
-def _read(dataset: Dataset, place: Place) -> Sample:
+def _read(dataset: Dataset, place: Place) -> ServedSample:
     data = dataset.read_range(place.shard, place.offset, place.header_size)
     where = f"{SHARDS}/{place.shard}, sample {place.key}"
     with dataset.reading():
         header = decode_header(data, place.pack_id, dataset.config, where)
-        return Sample(
+        return ServedSample(
             place=place,
             head=header.head,
             sequence=header.sequence,

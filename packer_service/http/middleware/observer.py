@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.unfinished import Unfinished
 from packer_service.http.problems import ProblemError, problem_response
-from packer_service.http.service import Service
+from packer_service.http.service import ServiceState
 
 access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")
@@ -26,7 +26,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class Metrics:
     """Prometheus metrics of one application."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceState) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "preshard_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
@@ -49,7 +49,7 @@ class Metrics:
             datasets.labels(state).set_function(lambda state=state: _count(service, state))  # type: ignore[misc]
 
 
-def _count(service: Service, state: str) -> int:
+def _count(service: ServiceState, state: str) -> int:
     return sum(_state(found) == state for found in service.catalog.snapshot().values())
 
 

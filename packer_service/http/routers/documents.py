@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from packer_service.http.answers.choice import choose
 from packer_service.http.answers.layouts import stored_layout
 from packer_service.http.dataset.reader import Dataset, numbers_of
-from packer_service.http.dataset.sample import Sample, read_sample
+from packer_service.http.dataset.sample import ServedSample, read_sample
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.documents import (
     DocumentPage,
@@ -105,7 +105,7 @@ def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
     return [TokensOnRank(ring_rank=rank, tokens=number) for rank, number in enumerate(tokens.tolist()) if number]
 
 
-def _crops(sample: Sample, start: int) -> list[int] | None:
+def _crops(sample: ServedSample, start: int) -> list[int] | None:
     """The range of crops of the document that begins at a token: the first, and one past the last."""
     before = 0
     for span in sample.head.documents:

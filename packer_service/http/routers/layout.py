@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64
 
 from packer_service.http.answers.choice import choose
 from packer_service.http.answers.layouts import stored_layout
-from packer_service.http.dataset.sample import Sample, read_sample
+from packer_service.http.dataset.sample import ServedSample, read_sample
 from packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
 from packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
 from packer_service.http.problems import not_legal
@@ -78,7 +78,7 @@ def _steps(tiles: Int64[np.ndarray, "ring ring"]) -> list[RingStep]:
     return steps
 
 
-def _ring_rank(sample: Sample, stored: TokenLayout, measured: LayoutMeasures, rank: int) -> RingRank:
+def _ring_rank(sample: ServedSample, stored: TokenLayout, measured: LayoutMeasures, rank: int) -> RingRank:
     own = slice_positions(stored.runs, rank)
     return RingRank(
         ring_rank=rank,
@@ -98,7 +98,7 @@ def ranges(flags: Bool[np.ndarray, "blocks"]) -> list[tuple[int, int]]:
     return [(int(start), int(end)) for start, end in changes.reshape(-1, 2)]
 
 
-def _cp_ranks(sample: Sample, stored: TokenLayout, ulysses: int) -> list[CpRank]:
+def _cp_ranks(sample: ServedSample, stored: TokenLayout, ulysses: int) -> list[CpRank]:
     boundaries = sample.head.image_shard_boundaries.get(str(stored.ring_degree * ulysses))
     ranks = []
     for cp_rank in range(stored.ring_degree * ulysses):

@@ -13,7 +13,7 @@ from packer_service.http.answers.choice import choose
 from packer_service.http.answers.measures import measures
 from packer_service.http.answers.shards import packs_of_shard
 from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
+from packer_service.http.dataset.sample import ServedSample, read_sample, rows_per_crop
 from packer_service.http.models.balance import MEASURES, Chosen
 from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
 from packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
@@ -130,7 +130,7 @@ def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
     )
 
 
-def _documents(sample: Sample) -> list[DocumentInPack]:
+def _documents(sample: ServedSample) -> list[DocumentInPack]:
     areas = sample.document_areas()
     branches = sample.sequence.branch_ids
     return [
@@ -144,7 +144,7 @@ def _documents(sample: Sample) -> list[DocumentInPack]:
     ]
 
 
-def image_tokens(sample: Sample) -> list[tuple[int, int]]:
+def image_tokens(sample: ServedSample) -> list[tuple[int, int]]:
     """For each crop, the range from the first token that its pooled rows fill to one past the last."""
     filled = np.flatnonzero(sample.sequence.pool_ids >= 0)
     each = rows_per_crop(sample.head)
@@ -152,7 +152,7 @@ def image_tokens(sample: Sample) -> list[tuple[int, int]]:
     return [(int(filled[end - n]), int(filled[end - 1]) + 1) for n, end in zip(each, ends, strict=True)]
 
 
-def _images(dataset: Dataset, sample: Sample) -> list[ImageInPack]:
+def _images(dataset: Dataset, sample: ServedSample) -> list[ImageInPack]:
     base = f"/v1/datasets/{quote(dataset.name, safe=':~')}/packs/{sample.place.pack_id}/images"
     return [
         ImageInPack(

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from packer_service.http.models.plan import PlanRequest
 from packer_service.http.problems import ProblemError, not_legal
-from packer_service.http.service import Service, service_of
+from packer_service.http.service import ServiceState, service_of
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
 from schemas.config import parse_config
@@ -42,7 +42,7 @@ def plan(request: Request, asked: PlanRequest) -> PlanReport:
     return PlanReport.model_validate(service.planner.make(table, config, asked.dp))
 
 
-def _lengths_and_config(service: Service, asked: PlanRequest) -> tuple[pa.Table, dict[str, Any]]:
+def _lengths_and_config(service: ServiceState, asked: PlanRequest) -> tuple[pa.Table, dict[str, Any]]:
     if asked.lengths is not None:
         n = len(asked.lengths.tokens)
         columns = {

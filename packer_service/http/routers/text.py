@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from jaxtyping import Bool, Float32
 
 from packer_service.http.dataset.detokenizer import Decode, find_decoder
-from packer_service.http.dataset.sample import Sample, read_sample, rows_per_crop
+from packer_service.http.dataset.sample import ServedSample, read_sample, rows_per_crop
 from packer_service.http.models.packs import PackText, TokenSpan
 from packer_service.http.parameters import PackId, ServedDataset
 from packer_service.http.problems import not_legal
@@ -63,7 +63,7 @@ def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float3
     return asked, weights
 
 
-def _spans(sample: Sample, start: int, end: int, decode: Decode) -> list[TokenSpan]:
+def _spans(sample: ServedSample, start: int, end: int, decode: Decode) -> list[TokenSpan]:
     sequence = sample.sequence
     asked, weights = predicted(sequence)
     pooled = sequence.pool_ids[start:end]
