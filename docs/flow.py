@@ -23,23 +23,23 @@ STYLE = """
 # name, kind, what it is, column, row
 BOXES = [
     ("source", "bytes", ["JSON Lines, Parquet,", "videos, images;", "disk or object store"], 0, 0),
-    ("measure", "stage", ["tokens, time stamps,", "image headers; one", "task a fragment"], 1, 0),
-    ("lengths", "bytes", ["a row a document:", "tokens, images, where", "it lies; rejects"], 2, 0),
+    ("measure", "stage", ["tokens, time stamps,", "image headers; one", "task per fragment"], 1, 0),
+    ("lengths", "bytes", ["one row per document:", "tokens, crops, place;", "rejects"], 2, 0),
     ("plan", "stage", ["documents to packs,", "packs to steps; pure,", "one process"], 3, 0),
-    ("build", "stage", ["decode once, assemble,", "solve layouts; one task", "a shard"], 4, 0),
-    ("shards", "bytes", ["tar and index: header", "part, then images in", "unit order"], 5, 0),
+    ("write", "stage", ["decode once, assemble,", "solve layouts; one task", "per shard"], 4, 0),
+    ("shards", "bytes", ["tar and index: header", "part, then crops in", "unit order"], 5, 0),
     ("verify and serve", "use", ["every rule again from", "the bytes; fill, balance,", "what was lost"], 3, 1),
     ("tables, manifest", "bytes", ["packs, documents,", "rejects, balance;", "manifest last"], 4, 1),
-    ("reader, trainer", "use", ["two byte ranges a rank;", "exact attention from", "the mask arrays"], 5, 1),
+    ("reader, trainer", "use", ["two byte ranges per rank;", "exact attention from", "the mask arrays"], 5, 1),
 ]
 ARROWS = [
     ("source", "measure"),
     ("measure", "lengths"),
     ("lengths", "plan"),
-    ("plan", "build"),
-    ("build", "shards"),
+    ("plan", "write"),
+    ("write", "shards"),
     ("shards", "reader, trainer"),
-    ("build", "tables, manifest"),
+    ("write", "tables, manifest"),
     ("tables, manifest", "verify and serve"),
 ]
 

