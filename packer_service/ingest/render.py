@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.media.image import ImageGrid
+from packer_service.ingest.media.grid import ImageGrid
 from packer_service.ingest.media.shape import MediumShape, ProbedMedium
 from packer_service.ingest.text.long_text import text_parts
 from packer_service.ingest.text.tokenizer import Tokenizer

@@ -19,34 +19,27 @@ from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, now
-from packer_service.job.plan import ShardTasks, plan_measured, shard_ranges
+from packer_service.job.plan import PlannedShards, plan_measured, shard_ranges
 from packer_service.job.record import job_record
+from packer_service.job.resume import FEW_BYTES, kept_shards
 from packer_service.job.survey import Survey, survey
 from packer_service.job.workdir import (
     MEASURED_FOLDER,
-    RECORD,
     build_and_keep,
     count_rows,
-    is_kept,
     measure_and_keep,
     measured_name,
     read_measured,
     read_record,
 )
 from packer_service.plan.plan import Plan
-from packer_service.runtime.executors import Executor, PlainExecutor
+from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from schemas.codec import encode_json
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest, TokenizerEntry
-
-FEW_SHARDS = 128
-"""Most shards of an earlier run that this process checks itself; a shard in an object store takes several requests."""
-
-FEW_BYTES = 2**30
-"""Most bytes of those shards that this process hashes itself: a few seconds, where Ray takes nine to start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,35 +205,17 @@ def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
     """Builds every shard that is not there as its record says, and returns the names of all."""
     ranges = shard_ranges(plan, job.config.packs_per_shard)
     job.work.write(PLANNED, json.dumps({"shards": len(ranges)}).encode())
-    kept = _kept_shards(job, {shard.name for shard in ranges})
+    kept = kept_shards(
+        job.folder,
+        {shard.name for shard in ranges},
+        executor=job.executor,
+        few_bytes=job.few_bytes,
+        progress=job.progress,
+    )
     missing = [shard for shard in ranges if shard.name not in kept]
     build = partial(build_and_keep, config=job.config, out=job.folder.location)
-    _run_tasks(job, "written shards", build, ShardTasks(found=found, plan=plan, ranges=missing))
+    _run_tasks(job, "written shards", build, PlannedShards(found=found, plan=plan, ranges=missing))
     return [shard.name for shard in ranges]
-
-
-def _kept_shards(job: _Job, names: set[str]) -> set[str]:
-    """Shards that an earlier run has written, recognised by their hash."""
-    files = set((job.work / SHARDS).names())
-    recorded = sorted(name for name in names if f"{name}/{RECORD}" in files)
-    kept: set[str] = set()
-    if not recorded:
-        return kept
-    checks = _checker(job, recorded).run(partial(is_kept, out=job.folder.location), recorded)
-    for done, (index, is_whole) in enumerate(checks, start=1):
-        job.progress.step("checked shards", done, len(recorded))
-        if is_whole:
-            kept.add(recorded[index])
-    changed = f", {len(recorded) - len(kept)} changed since" if len(kept) < len(recorded) else ""
-    job.progress.note(f"found {len(kept)} of {len(names)} shards written before{changed}")
-    return kept
-
-
-def _checker(job: _Job, recorded: list[str]) -> Executor:
-    """Where shards are hashed: a few in this process, before a cluster would have started."""
-    sizes = (job.folder / SHARDS).sizes()
-    few = len(recorded) <= FEW_SHARDS and sum(sizes.get(name, 0) for name in recorded) <= job.few_bytes
-    return PlainExecutor() if few else job.executor
 
 
 def _run_tasks(job: _Job, what: str, function: Callable[[Any], Any], items: Sequence[Any]) -> None:

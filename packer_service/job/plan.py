@@ -34,7 +34,7 @@ class PlannedDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardTask:
+class PlannedShard:
     """Everything that one task needs to write one shard; it holds no pixel and no text."""
 
     name: str
@@ -62,7 +62,7 @@ def shard_ranges(plan: Plan, packs_per_shard: int) -> list[ShardRange]:
     return [ShardRange(shard_name(i), at, min(at + packs_per_shard, plan.n_packs)) for i, at in enumerate(firsts)]
 
 
-def shard_task(found: Survey, plan: Plan, shard: ShardRange) -> ShardTask:
+def planned_shard(found: Survey, plan: Plan, shard: ShardRange) -> PlannedShard:
     """The references of one shard's documents."""
     edges = plan.pack_edges[shard.first_pack : shard.end_pack + 1]
     rows = slice(int(edges[0]), int(edges[-1]))
@@ -76,7 +76,7 @@ def shard_task(found: Survey, plan: Plan, shard: ShardRange) -> ShardTask:
     documents = [_planned(found.files[row["file"]], row, *place) for row, *place in placed]
     cuts = (edges - edges[0]).tolist()
     packs = [documents[start:end] for start, end in pairwise(cuts)]
-    return ShardTask(name=shard.name, first_pack=shard.first_pack, packs=packs)
+    return PlannedShard(name=shard.name, first_pack=shard.first_pack, packs=packs)
 
 
 def _planned(file: SourceFile, row: dict[str, Any], start: int, length: int, aligned_length: int) -> PlannedDocument:
@@ -95,7 +95,7 @@ def _planned(file: SourceFile, row: dict[str, Any], start: int, length: int, ali
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardTasks(Sequence[ShardTask]):
+class PlannedShards(Sequence[PlannedShard]):
     """The tasks of shards, each made when it is asked for: all at once would hold one object per document."""
 
     found: Survey
@@ -106,12 +106,12 @@ class ShardTasks(Sequence[ShardTask]):
         return len(self.ranges)
 
     @overload
-    def __getitem__(self, index: int) -> ShardTask: ...
+    def __getitem__(self, index: int) -> PlannedShard: ...
 
     @overload
-    def __getitem__(self, index: slice) -> ShardTasks: ...
+    def __getitem__(self, index: slice) -> PlannedShards: ...
 
-    def __getitem__(self, index: int | slice) -> ShardTask | ShardTasks:
+    def __getitem__(self, index: int | slice) -> PlannedShard | PlannedShards:
         if isinstance(index, slice):
-            return ShardTasks(found=self.found, plan=self.plan, ranges=self.ranges[index])
-        return shard_task(self.found, self.plan, self.ranges[index])
+            return PlannedShards(found=self.found, plan=self.plan, ranges=self.ranges[index])
+        return planned_shard(self.found, self.plan, self.ranges[index])

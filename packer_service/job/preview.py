@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from packer_service.ingest.source.files import list_fragments, list_sources
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.pack import measure_all
-from packer_service.job.plan import ShardRange, ShardTask, plan_measured, shard_task
+from packer_service.job.plan import PlannedShard, ShardRange, plan_measured, planned_shard
 from packer_service.job.read import read_planned
 from packer_service.job.survey import survey
 from packer_service.layout.tiles import whole_tiles
@@ -47,7 +47,7 @@ def plan_sources(
     started = time.perf_counter()
     plan = plan_measured(found.documents, config)
     seconds = time.perf_counter() - started
-    tasks = [shard_task(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
+    tasks = [planned_shard(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
     return plan_report(
@@ -64,7 +64,7 @@ def plan_sources(
     )
 
 
-def _solve_task(task: ShardTask, config: PackConfig) -> SampledPack:
+def _solve_task(task: PlannedShard, config: PackConfig) -> SampledPack:
     """One planned pack with its real mask; its media are probed, not decoded."""
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     planned = task.packs[0]

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from packer_service.ingest.source.files import Fragment
 from packer_service.job.measure import measure_fragment
-from packer_service.job.plan import ShardTask
+from packer_service.job.plan import PlannedShard
 from packer_service.job.write import BuiltShard, build_shard
 from packer_service.shards.store import Folder
 from schemas.codec import encode_index, encode_json, encode_table
@@ -102,7 +102,7 @@ class ShardRecord(BaseModel):
     seconds: float
 
 
-def build_and_keep(task: ShardTask, config: PackConfig, out: str) -> Done:
+def build_and_keep(task: PlannedShard, config: PackConfig, out: str) -> Done:
     """Runs in a task: writes the shard, then its rows of the tables, then the record that says all of it is there."""
     started = time.monotonic()
     folder = Folder(out)

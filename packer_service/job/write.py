@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from packer_service.ingest.decode import decode_crops
 from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
-from packer_service.job.plan import PlannedDocument, ShardTask
+from packer_service.job.plan import PlannedDocument, PlannedShard
 from packer_service.job.read import read_planned
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.crop import Crop
@@ -36,7 +36,7 @@ class BuiltShard:
     tables: dict[str, pa.Table]
 
 
-def build_shard(task: ShardTask, config: PackConfig, folder: Folder) -> BuiltShard:
+def build_shard(task: PlannedShard, config: PackConfig, folder: Folder) -> BuiltShard:
     """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects."""
     rows = _ShardRows()
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)

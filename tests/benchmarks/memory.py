@@ -31,7 +31,7 @@ from machine import hardware  # noqa: E402
 from packer_service.ingest.source.files import FRAGMENT_BYTES, Fragment  # noqa: E402
 from packer_service.job.measure import MEASURED  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
-from packer_service.job.plan import ShardTask  # noqa: E402
+from packer_service.job.plan import PlannedShard  # noqa: E402
 from packer_service.job.workdir import RECORD, Done, ShardRecord, measured_name  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.codec import encode_json, encode_table  # noqa: E402
@@ -98,7 +98,7 @@ class Sham:
         table = pa.table(columns, schema=MEASURED).replace_schema_metadata({"n_lines": str(n), "seconds": "0.1"})
         Folder(str(self.out / WORK)).write(measured_name(index), encode_table(table))
 
-    def _build(self, task: ShardTask) -> None:
+    def _build(self, task: PlannedShard) -> None:
         record = Folder(str(self.out / WORK / SHARDS / task.name))
         documents = [
             {"doc_id": each.doc_id, "piece": 0, "source": each.source, "pack_id": task.first_pack + i,

@@ -51,7 +51,7 @@ from packer_service.ingest.source.files import list_fragments, list_sources, rea
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.pack import measure_all  # noqa: E402
-from packer_service.job.plan import ShardTask, ShardTasks, plan_measured, shard_ranges  # noqa: E402
+from packer_service.job.plan import PlannedShard, PlannedShards, plan_measured, shard_ranges  # noqa: E402
 from packer_service.job.survey import survey  # noqa: E402
 from packer_service.job.workdir import build_and_keep  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
@@ -71,7 +71,7 @@ Clip = tuple[str, list[int]]
 """A video's path and the ticks of its frames."""
 
 
-def clips_of(task: ShardTask, config: PackConfig) -> list[Clip]:
+def clips_of(task: PlannedShard, config: PackConfig) -> list[Clip]:
     """What the bare loop is told of a shard: it does not look for frames itself."""
     clips = []
     for planned in (document for pack in task.packs for document in pack):
@@ -130,7 +130,7 @@ def hashes(tars: list[Path]) -> list[str]:
 class Ours:
     """preshard's write path on a Ray that runs."""
 
-    def __init__(self, executor: RayExecutor, tasks: ShardTasks, config: PackConfig, folder: Path) -> None:
+    def __init__(self, executor: RayExecutor, tasks: PlannedShards, config: PackConfig, folder: Path) -> None:
         self.executor, self.tasks, self.config, self.folder = executor, tasks, config, folder
         self.rounds = 0
 
@@ -233,7 +233,7 @@ def main() -> None:
             fragments = list_fragments(list_sources([str(source)]))
             found = survey(fragments, measure_all(fragments, config, executor, Quiet()))
             plan = plan_measured(found.documents, config)
-            tasks = ShardTasks(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
+            tasks = PlannedShards(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
             shards = [clips_of(tasks[i], config) for i in range(len(tasks))]
             n_frames = sum(len(ticks) for clips in shards for _, ticks in clips)
             print(f"{len(found.documents)} clips, {n_frames} frames, {plan.n_packs} packs, {len(tasks)} shards")

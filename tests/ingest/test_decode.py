@@ -19,6 +19,8 @@ from packer_service.packs.crop import Crop
 from packer_service.packs.rendered import RenderedDocument, cut
 from schemas.config import PackConfig
 
+pytestmark = pytest.mark.process  # media are decoded in a process of their own
+
 FRAMES = 3
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.media.image import ImageGrid
+from packer_service.ingest.media.grid import ImageGrid
 from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.render import render
-from packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer
+from packer_service.ingest.text.marks import ChatFormat, ImageFormat
+from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
 from schemas.manifest import TokenizerEntry
 

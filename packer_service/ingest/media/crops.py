@@ -8,7 +8,8 @@ from typing import Literal
 from PIL import Image
 
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.image import ImageGrid, decode_image, encode_image
+from packer_service.ingest.media.grid import ImageGrid
+from packer_service.ingest.media.image import decode_image, encode_image
 from packer_service.ingest.media.shape import MediumShape
 from packer_service.ingest.media.video import decode_video
 from packer_service.packs.crop import Crop

@@ -19,7 +19,7 @@ from packer_service.ingest.media.open import MediaFile
 from schemas.errors import DocumentError
 
 MAX_FRAME_PIXELS = 36 << 20
-"""Largest frame: 8K is 8192 x 4320. A decoder holds several, in up to eight bytes a pixel."""
+"""Largest frame: 8K is 8192 x 4320. A decoder holds several, in up to eight bytes per pixel."""
 
 READ_BYTES = 1 << 17
 """Bytes that FFmpeg reads at a time. Each read is a call into Python, of which PyAV's 32 KiB would need four times as

@@ -1,7 +1,7 @@
 """What probing an image or a video finds, before any pixel is decoded."""
 
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.image import ImageGrid
+from packer_service.ingest.media.grid import ImageGrid
 from packer_service.ingest.media.video import VideoFrames
 
 MediumShape = ImageGrid | VideoFrames

@@ -16,7 +16,8 @@ from PIL import Image
 
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media import image as image_module
-from packer_service.ingest.media.image import ImageGrid, choose_grid, decode_image, encode_image, probe_image
+from packer_service.ingest.media.grid import ImageGrid, choose_grid
+from packer_service.ingest.media.image import decode_image, encode_image, probe_image
 from schemas.errors import DocumentError
 
 
