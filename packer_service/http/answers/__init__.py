@@ -1,1 +1,1 @@
-"""What several answers are made of, worked out from a dataset."""
+"""What several answers are made of, computed from a dataset."""

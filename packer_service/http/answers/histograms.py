@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from packer_service.http.models.common import Histogram
 
 BARS = 32
-"""Bars of a histogram: as many as can be told apart in a card of the page."""
+"""Bars of a histogram: enough to show its shape, and few enough to be distinguishable on a phone."""
 
 
 def histogram(values: np.ndarray, unit: str) -> Histogram:

@@ -18,7 +18,7 @@ _REVALIDATE = {"Cache-Control": "no-cache"}
 
 
 class _Assets(StaticFiles):
-    """Files that a browser asks after each time: modules of two versions must never meet in one page."""
+    """Files that browsers revalidate each time: modules of two versions must never meet in one page."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
