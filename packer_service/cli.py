@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from packer_service.runtime.interrupt import Interrupted, interruptible
+from packer_service.runtime.on_use import RayOnUse
+from packer_service.runtime.probe import RayLostError, exit_at_once
 from packer_service.runtime.progress import ConsoleProgress
 from schemas.errors import ConfigError, PlanError, PreshardError
 from schemas.version import VERSION
 
 if TYPE_CHECKING:
     from packer_service.report.figures import PlanReport
-    from packer_service.runtime.executors import Executor
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class _RayOnUse:
-    """Runs tasks on Ray and starts it with the first task, so that a run with nothing to do does not wait for it."""
-
-    def __init__(self, stack: ExitStack, address: str | None, num_cpus: int | None, progress: ConsoleProgress) -> None:
-        self.stack = stack
-        self.address = address
-        self.num_cpus = num_cpus
-        self.progress = progress
-        self.executor: Executor | None = None
-
-    def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
-        if not items:
-            return
-        if self.executor is None:
-            self.progress.note("starting Ray")
-            # a thread that outlives the job for a moment must not start another Ray
-            os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-            from packer_service.runtime.ray import ray_cluster
-
-            self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus))
-        yield from self.executor.run(function, items)
 
 
 class _Commands(click.Group):
@@ -126,7 +100,7 @@ def pack(
     progress = ConsoleProgress()
     with ExitStack() as stack:
         stack.callback(progress.close)
-        executor = _RayOnUse(stack, ray_address, num_cpus, progress)
+        executor = RayOnUse(stack, ray_address, num_cpus, progress)
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
     if outcome.already_done:
@@ -172,7 +146,7 @@ def plan(
     progress = ConsoleProgress()
     with ExitStack() as stack:
         stack.callback(progress.close)
-        executor = _RayOnUse(stack, ray_address, num_cpus, progress)
+        executor = RayOnUse(stack, ray_address, num_cpus, progress)
         report = plan_sources(sources, config, executor, progress, dp_sizes)
     _print_report(report, as_json)
 
@@ -260,15 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(stop.exit_status, "interrupted; run the same command again to continue")
     except (ConfigError, PlanError) as error:
         _fail(2, str(error))
+    except RayLostError as error:
+        exit_at_once(str(error))
     except (PreshardError, OSError) as error:
-        _fail(1, str(error), at_once=getattr(error, "leaves_threads", False))
+        _fail(1, str(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(status: int, message: str, *, at_once: bool = False) -> None:
+def _fail(status: int, message: str) -> None:
     click.echo(f"preshard: {' '.join(message.split())}", err=True)
-    if at_once:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
     sys.exit(status)

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class TaskError(PreshardError):
-    """A task failed for a reason that is no document's fault: a full disk, an outage, a lost node."""
+    """A task failed for a reason that is not a document's fault: a full disk, an outage, a lost node."""
 
 
 class Executor(Protocol):
@@ -22,7 +22,7 @@ class Executor(Protocol):
 
 
 class PlainExecutor:
-    """One item after the other, in this process."""
+    """Runs one item after the other, in this process."""
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         for index, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""Ray says where a task runs, never what it does: the one place that imports Ray."""
+"""Ray decides where a task runs, never what it does. The only module that imports Ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,35 +22,41 @@ import ray.data.exceptions
 import ray.exceptions
 
 from packer_service.runtime.executors import TaskError
-from packer_service.runtime.last_words import last_words
-from packer_service.runtime.watch import RayLostError, Service, Watch, children_watched, watched
+from packer_service.runtime.probe import RayLostError, Service, exit_at_once, until_lost
 from schemas.errors import ConfigError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_ENDED = (
-    "preshard: the job was ended from outside: by SIGKILL, or by Ray because its process on this machine is gone; "
-    "what was done is kept, run the same command again"
-)
+START_SECONDS = 60.0
+"""Longest start of Ray: it waits 30 s for its process on this machine, and ends ours after 70 s without a head."""
+ADDRESS_SECONDS = 10
+"""Longest wait for a connection to the address of a cluster."""
+HEAD_PATIENCE = 30.0
+"""A cluster's head that was set up to be fault tolerant is back within seconds."""
+REASON_CHARACTERS = 300
+"""Longest reason of a failure that goes into our one line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayExecutor:
     """Runs each item as one task of a Ray Data pipeline, on one CPU.
 
-    A block holds one item, which is a reference to work (a byte range of a source file, the plan of a shard), and one
-    result, which is lengths or a name: pixels never travel through blocks. Tasks are stateless functions, not actors,
-    so that one CPU is enough; what is expensive to load, a process keeps.
+    A block holds one item, which refers to work (a byte range of a source file, the plan of a shard), and one result,
+    which is lengths or a name: pixels never travel through blocks. Tasks are stateless functions, not actors, so that
+    one CPU is enough; a process keeps what is expensive to load.
+
+    Args:
+        services: processes of Ray without which no result arrives.
     """
 
-    watch: Watch
+    services: Sequence[Service]
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
             return
         try:
-            for row in watched(partial(_rows, _Task(function), items), self.watch):
+            for row in until_lost(partial(_rows, _Task(function), items), self.services):
                 yield row["index"], _result(row)
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
@@ -61,7 +66,7 @@ class RayExecutor:
 
 
 def _rows(task: _Task, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """A row a finished item."""
+    """Yields one row for each finished item."""
     _keep_quiet()
     # one item at a time: the driver holds references, and Ray's store the items, which it can spill
     blocks = [ray.put(pa.table({"index": [i], "item": [pickle.dumps(item)]})) for i, item in enumerate(items)]
@@ -70,10 +75,10 @@ def _rows(task: _Task, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _result(row: dict[str, Any]) -> Any:
-    """What a task gave back.
+    """The function's result.
 
     Raises:
-        TaskError: the function failed; where it did is a note of the error.
+        TaskError: the function failed; its traceback is a note of the error.
     """
     if row["failure"] is None:
         return pickle.loads(row["result"])
@@ -84,13 +89,13 @@ def _result(row: dict[str, Any]) -> Any:
 
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no message"
+    return lines[-1][:REASON_CHARACTERS] if lines else "no message"
 
 
 class _Task:
-    """A function on items as a function on rows; both sides pickled, so that no type is guessed from the values.
+    """Makes a function of items one of rows. Items and results are pickled, so that Arrow guesses no types from them.
 
-    A failure is a result too: as an exception, Ray would log its stack and put its own words where the reason stood.
+    A failure is a result too: of an exception, Ray would log the stack and replace the reason by words of its own.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -108,24 +113,24 @@ class _Task:
 
 @contextmanager
 def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecutor]:
-    """A Ray to run on: the cluster at ``address``, or one on this machine, for as long as the block lasts.
+    """Connects to the Ray cluster at ``address``, or starts one on this machine, for as long as the block lasts.
 
-    Without an address, the one in ``RAY_ADDRESS``, which ``ray job submit`` sets, else this machine. A Ray that this
-    process has started already is used as it is.
+    Without an address, the one in ``RAY_ADDRESS`` is taken, which ``ray job submit`` sets, and else this machine. A Ray
+    that this process has already started is used as it is.
 
     Raises:
         ConfigError: no Ray answers at the address, or ``num_cpus`` is given for a cluster.
+        RayLostError: a Ray on this machine did not start.
     """
     if ray.is_initialized():
-        yield RayExecutor(watch=_watch())
+        yield RayExecutor(services=_services(HEAD_PATIENCE))
         return
     target = address or os.environ.get("RAY_ADDRESS") or "local"
     if target != "local" and num_cpus is not None:
         raise ConfigError(f"--num-cpus {num_cpus}: sets the size of a local Ray; the cluster at {target} has its own")
     _connect(target, num_cpus)
     try:
-        with last_words(_ENDED):
-            yield RayExecutor(watch=_watch())
+        yield RayExecutor(services=_services(0.0 if target == "local" else HEAD_PATIENCE))
     except RayLostError:
         raise  # shutting down would wait for processes that are gone
     except BaseException:
@@ -135,24 +140,23 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         ray.shutdown()
 
 
-def _watch() -> Watch:
-    """The two processes without which this one cannot go on: Ray's on this machine, and the cluster's head."""
+def _services(head_patience: float) -> list[Service]:
+    """The two processes that this one cannot do without: Ray's on this machine, which never restarts, and the head."""
     context = ray.get_runtime_context()
     [mine] = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
     host, _, port = context.gcs_address.rpartition(":")
-    return Watch(
-        {
-            "its process on this machine": Service(
-                address=(mine["NodeManagerAddress"], mine["NodeManagerPort"]), patience=3.0
-            ),
-            # one that was set up to be fault tolerant is back within seconds
-            "the head of the cluster": Service(address=(host.strip("[]"), int(port)), patience=30.0),
-        }
-    )
+    return [
+        Service(
+            name="its process on this machine",
+            address=(mine["NodeManagerAddress"], mine["NodeManagerPort"]),
+            patience=0.0,
+        ),
+        Service(name="the head of the cluster", address=(host.strip("[]"), int(port)), patience=head_patience),
+    ]
 
 
 def _check_answers(target: str) -> None:
-    """Ray waits for minutes for an address where nothing listens; a connection tells at once.
+    """Tries a connection first, since Ray waits for minutes for an address at which nothing listens.
 
     Raises:
         ConfigError: nothing listens there.
@@ -161,45 +165,57 @@ def _check_answers(target: str) -> None:
     if not (host and port.isdigit()):
         return
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host, int(port)), timeout=ADDRESS_SECONDS).close()
     except OSError as error:
         raise ConfigError(f"--ray-address {target}: no Ray there ({error.strerror or error})") from None
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:REASON_CHARACTERS]
 
 
 def _keep_quiet() -> None:
-    """The job says itself how far it is; Ray Data would add a line or a bar a pipeline."""
+    """Silences Ray Data, which would print a line or a bar for each pipeline: the job reports its own progress."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
 
 
-def _end_without_ray(program: str) -> None:
-    """Ends the process as the command line would: Ray, whose start cannot be interrupted, takes a minute for it."""
-    error = RayLostError(f"it could not be started: its {program} has ended")
-    print(f"preshard: {error}", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
 def _connect(target: str, num_cpus: int | None) -> None:
     _check_answers(target)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # else its start waits for workers, and for ever when one of them is killed then
+    # else Ray waits for workers when it starts, for ever if one of them is killed meanwhile
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    # of its own actors that count for its dashboard; errors of tasks are asked for
+    # Ray would log errors of its own statistics actors; those of our tasks are results
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    before = signal.getsignal(signal.SIGTERM)
     local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
     try:
-        with children_watched(("gcs_server", "raylet"), _end_without_ray):
+        with _sigterm_kept(), _time_limit():
             ray.init(address=target, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"--ray-address {target}: no Ray there ({_one_line(error)})") from None
     except Exception as error:  # Ray raises plain ones when its processes end while it starts
         raise RayLostError(f"it could not be started: {_one_line(error)}") from error
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Restores the handler of SIGTERM: Ray installs its own, which ends the process without a word."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray puts its own in place, which ends the process without a word
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Ends the process when Ray's start takes too long: inside Ray's C++ no exception or signal can interrupt it."""
+    error = RayLostError(f"it could not be started in {START_SECONDS:.0f} s")
+    timer = threading.Timer(START_SECONDS, exit_at_once, [str(error)])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

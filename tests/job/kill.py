@@ -33,7 +33,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from machine import hardware  # noqa: E402
 
 from packer_service.demo.packages import package_folder  # noqa: E402
-from packer_service.runtime.last_words import WAITS  # noqa: E402
 from packer_service.verify import verify_dataset  # noqa: E402
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
@@ -136,8 +135,8 @@ class Process:
 
     @property
     def is_ours(self) -> bool:
-        """A decoder, or the process that waits for the driver's end to say a line."""
-        return "isolation.helper" in self.command or WAITS in self.command
+        """A process of decoders."""
+        return "isolation.helper" in self.command
 
 
 def processes(driver: int) -> list[Process]:
