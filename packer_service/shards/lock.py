@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -12,11 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from packer_service.shards.store import Folder
 from schemas.errors import PreshardError
 
 LOCK = "lock"
-"""Name of the locked file. What is in it is for people; the lock is the kernel's, and goes with its holder."""
+"""Name of the locked file. Its content is for people; the lock itself is the kernel's and ends with its holder."""
+
+RETRY_SECONDS = 0.5
+"""A job that ends removes the file. Whoever opened it just before then has locked nothing, and must try again."""
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""How filesystems say that they have no locks."""
 
 
 class FolderInUseError(PreshardError):
@@ -25,14 +32,13 @@ class FolderInUseError(PreshardError):
 
 @contextmanager
 def locked(folder: Folder) -> Iterator[bool]:
-    """Holds a folder for this process while the block runs; tells whether it can.
+    """Holds a folder for this process while the block runs; the value says whether it could be locked.
 
-    On a local disk the lock is the kernel's (``flock``): it ends with the process, also with a killed one, so that
-    nothing is ever left to be removed by hand. An object store has no lock, nor have some network filesystems: there
-    the value is False.
+    On a local disk the lock is the kernel's (``flock``): it ends with the process, even one that is killed, so nothing
+    is left to be removed by hand. Object stores and some network filesystems have no locks; there the value is False.
 
     Raises:
-        FolderInUseError: another process holds it; names that process.
+        FolderInUseError: another process holds the folder; the text names that process.
         OSError: the folder cannot be written.
     """
     if not folder.is_local:
@@ -40,52 +46,32 @@ def locked(folder: Folder) -> Iterator[bool]:
         return
     path = Path(folder.path(LOCK))
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _take(path, folder.location)
+    lock = FileLock(path, timeout=RETRY_SECONDS, fallback_to_soft=False, on_acquired=_name_holder)
     try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _take(path: Path, location: str) -> int | None:
-    """The locked file's descriptor, None where the filesystem knows no locks."""
-    while True:
-        # not inheritable: a child that outlives the job must not hold its lock
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            who = _holder(descriptor)
-            os.close(descriptor)
-            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
-                raise FolderInUseError(f"{location}: another job is at work ({who}); let it end, or stop it") from None
-            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
-                return None
+        lock.acquire()
+    except Timeout:
+        raise FolderInUseError(
+            f"{folder.location}: another job is at work ({_holder(path)}); let it end, or stop it"
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
             raise
-        if _is_still_there(descriptor, path):
-            _say_who(descriptor)
-            return descriptor
-        os.close(descriptor)  # the job before ended and removed the file while it was being opened here
-
-
-def _is_still_there(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        yield lock.is_locked
+    finally:
+        lock.release()
 
 
-def _say_who(descriptor: int) -> None:
+def _name_holder(descriptor: int) -> None:
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     who = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since})
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, who.encode(), 0)
 
 
-def _holder(descriptor: int) -> str:
+def _holder(path: Path) -> str:
     try:
-        who = json.loads(os.pread(descriptor, 4096, 0))
+        who = json.loads(path.read_bytes())
         return f"process {who['pid']} on {who['host']}, since {who['since']}"
     except (ValueError, KeyError, TypeError, OSError):
-        return "it has not said yet which"
+        return "which has not given its name yet"
