@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
+import mmap
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,9 @@ from schemas.filesystem import join, locate
 
 TEMPORARY = ".tmp-"
 """Prefix of the name under which a file is written until it is whole."""
+
+UPLOAD_BYTES = 64 << 20
+"""Bytes of an upload that are in memory at once: pyarrow copies what it is given until the store has it."""
 
 _ENTRIES = (fs.FileType.File, fs.FileType.Directory)
 
@@ -29,8 +34,8 @@ class Sink(Protocol):
 class Folder:
     """Files below a local path or a URI that pyarrow opens.
 
-    On a local disk a file is written under a temporary name, synced, and renamed, and the rename synced. An object
-    store shows an object only when its upload is complete, which is the same promise.
+    On a local disk a file is written under a temporary name, synced, and renamed, and the rename is synced. For an
+    object store it is written to a local temporary file, and uploaded when it is whole.
     """
 
     def __init__(self, location: str) -> None:
@@ -99,23 +104,44 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a whole file; after this it is on disk."""
-        with self.writer(name) as sink:
-            sink.write(data)
+        if self.is_local:
+            with _local_writer(Path(self.path(name))) as sink:
+                sink.write(data)
+        else:
+            self._upload(name, data)
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Sink]:
-        """A sink whose bytes become the file when the block ends, and vanish when it fails."""
+        """A sink whose bytes become the file when the block ends, and vanish when it fails.
+
+        For an object store they wait in a nameless file in the folder for temporary files (``TMPDIR``).
+        """
         if self.is_local:
             with _local_writer(Path(self.path(name))) as sink:
                 yield sink
             return
-        stream = self._filesystem.open_output_stream(self.path(name))
-        try:
-            yield stream
-        except BaseException:
-            _abandon(stream)
-            raise
-        stream.close()
+        with tempfile.TemporaryFile(prefix=TEMPORARY) as staged:
+            yield staged
+            staged.flush()
+            whole = mmap.mmap(staged.fileno(), 0, access=mmap.ACCESS_READ) if staged.tell() else b""
+            self._upload(name, whole)
+
+    def _upload(self, name: str, whole: bytes | mmap.mmap) -> None:
+        """Makes ``whole`` an object, or raises and leaves none.
+
+        pyarrow cannot abort an upload: it completes one with what it was given, even when the stream is collected. So
+        the bytes are there before the upload begins, and it runs in a thread: signals interrupt only the main one.
+        After a request that failed, it completes nothing. (``pyarrow.fs.copy_files`` hides such failures.)
+        """
+
+        def upload() -> None:
+            with self._filesystem.open_output_stream(self.path(name)) as stream:
+                for start in range(0, len(whole), UPLOAD_BYTES):
+                    stream.write(memoryview(whole)[start : start + UPLOAD_BYTES])
+                    stream.flush()
+
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pool.submit(upload).result()
 
     def delete(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -134,15 +160,6 @@ class Folder:
         for name in self.names():
             if name.rpartition("/")[2].startswith(TEMPORARY):
                 self.delete(name)
-
-
-def _abandon(stream: Any) -> None:
-    """Never completes an upload.
-
-    pyarrow has no way to abort one, and completes what it has when the stream is collected, also at the process's end.
-    So this one has a reference more than anybody holds, and its last part stays in memory: a failure ends the work.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
 
 
 @contextmanager
