@@ -1,4 +1,4 @@
-"""Calls in a helper process that is kept, and replaced when a call broke it."""
+"""Calls in a helper process that is kept, and replaced when a call has broken it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Isolated:
         os.register_at_fork(after_in_child=self._forked)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """The result of a module's function, or of an iterator all of its values, by their order.
+        """The result of a module's function in a list or, if that is an iterator, all of its values in their order.
 
-        What breaks the process is tried again in a new one, from the beginning.
+        A call that breaks the process is tried again in a new one, from the beginning.
 
         Raises:
-            CallFailedError: it broke every process that it was tried in; the text says how.
+            CallFailedError: it broke every process in which it was tried; the text says how.
             KilledError: the process was ended from outside in every try; an ``OSError``.
             PreshardError, OSError: as the function raised it.
         """
@@ -62,7 +62,7 @@ class Isolated:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the helper, None while there is none."""
+        """The helper's process id, None while there is no helper."""
         return None if self._helper is None else self._helper.pid
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Isolated:
             helper.close()
 
     def _forked(self) -> None:
-        # A copy of this process shares the pipes, and would hold the helper's lifeline open.
+        # a copy of this process shares the pipes, and would hold the helper's lifeline open
         self._lock = Lock()
         helper, self._helper = self._helper, None
         if helper is not None:

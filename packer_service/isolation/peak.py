@@ -1,4 +1,4 @@
-"""The most memory that this process held. Not ``getrusage``'s, which begins with what the starting process held."""
+"""The most memory that this process has held. ``getrusage`` would begin with what its parent process held."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def peak() -> int:
-    """Bytes in memory at most since :func:`forget_peak`; 0 where the system does not tell."""
+    """Most bytes in memory since :func:`forget_peak`; 0 where the system does not say."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -16,6 +16,6 @@ def peak() -> int:
 
 
 def forget_peak() -> None:
-    """Begins to measure anew; where the system cannot, the peak is that of the whole process."""
+    """Starts measuring anew; where the system cannot, the peak is that of the process's whole life."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

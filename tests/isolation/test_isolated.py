@@ -32,7 +32,11 @@ BREAKS = {
     "exits_at_once": "ended its process (exit status 0) in 2 of 2 tries",
     "raises": "failed (IndexError) in 2 of 2 tries",
     "raises_eof": "failed (EOFError) in 2 of 2 tries",
-    "writes_everywhere": "gave an answer that is none in 2 of 2 tries",
+    "stalls_in_the_middle": "hung (it slept for 2 s) in 2 of 2 tries",
+    "crashes_in_the_middle": "crashed (SIGABRT; its memory is limited to 256 MiB) in 2 of 2 tries",
+    "closes_its_pipes": "hung (it slept for 2 s) in 2 of 2 tries",
+    "claims_too_much": "gave an invalid answer in 2 of 2 tries",
+    "writes_everywhere": "gave an invalid answer in 2 of 2 tries",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -102,13 +103,41 @@ def raises_eof(*_: Any, **__: Any) -> None:
     raise EOFError
 
 
-def writes_everywhere(*_: Any, **__: Any) -> None:
-    """Garbage into every pipe that is open."""
-    for fd in sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir())[3:]:
+def _write_to_pipes(data: bytes) -> None:
+    for entry in sorted(Path("/proc/self/fd").iterdir(), key=lambda entry: int(entry.name))[3:]:
         try:
-            os.write(fd, b"\xff" * 64)
+            os.write(int(entry.name), data)
         except OSError:
             continue
+
+
+def stalls_in_the_middle(*_: Any, **__: Any) -> None:
+    """Begins an answer of 1,000 bytes and does not go on with it."""
+    _write_to_pipes(struct.pack("!i", 1000) + b"\x80")
+    time.sleep(1000)
+
+
+def claims_too_much(*_: Any, **__: Any) -> None:
+    """Begins an answer of 2 GiB and does not go on with it."""
+    _write_to_pipes(struct.pack("!iQ", -1, 2 << 30))
+    time.sleep(1000)
+
+
+def crashes_in_the_middle(*_: Any, **__: Any) -> None:
+    """Begins an answer of 1,000 bytes and crashes."""
+    _write_to_pipes(struct.pack("!i", 1000) + b"\x80")
+    os.abort()
+
+
+def closes_its_pipes(*_: Any, **__: Any) -> None:
+    """Closes everything that is open, and lives on."""
+    os.closerange(3, 256)
+    time.sleep(1000)
+
+
+def writes_everywhere(*_: Any, **__: Any) -> None:
+    """Garbage into every pipe that is open."""
+    _write_to_pipes(b"\xff" * 64)
     os._exit(0)
 
 

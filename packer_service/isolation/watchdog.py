@@ -1,0 +1,68 @@
+"""Ends a helper process that only sleeps: reading an answer blocks for as long as it is not whole."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOOK_SECONDS = 1.0
+
+
+class Watchdog:
+    """Looks at a process every second while an answer is awaited, and kills it when it has slept for too long.
+
+    Looks are counted, not time, which passes while this process is stopped or the machine is suspended.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], asleep_seconds: int) -> None:
+        self.process = process
+        self.asleep_seconds = asleep_seconds
+        self.has_killed = False
+        self._awaited = False
+        self._asleep = 0
+        self._before: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="watchdog").start()
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """The process is looked at while the block runs, and may sleep for the whole time anew."""
+        with self._lock:
+            self._awaited, self._asleep, self._before = True, 0, ()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._awaited = False
+
+    def stop(self) -> None:
+        """Ends the looking. Takes no lock, which a forked copy of the caller could find taken for ever."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_SECONDS) and not self.has_killed:
+            with self._lock:
+                if self._awaited:
+                    self._look()
+
+    def _look(self) -> None:
+        now = activity(self.process.pid)
+        self._asleep = self._asleep + 1 if now == self._before and now[0] == "S" else 0
+        self._before = now
+        if self._asleep >= self.asleep_seconds:
+            self.has_killed = True
+            self.process.kill()
+
+
+def activity(pid: int) -> tuple[str, ...]:
+    """State of a process (``S`` sleeps, ``D`` waits for a disk) and the processor time that it has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # not Linux: all that is known is that nothing came
+        return ("S",)
+    state, user_time, system_time = fields[0], fields[11], fields[12]
+    return state, user_time, system_time
