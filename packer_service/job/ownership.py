@@ -1,4 +1,4 @@
-"""Which job a folder belongs to: taken by the first run, held while one runs, gone on with by the next."""
+"""Which job a folder belongs to: the first run claims it, a run holds it, and the next run continues there."""
 
 from __future__ import annotations
 
@@ -7,34 +7,83 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from packer_service.job.record import refuse_difference
+from packer_service.ingest.source.files import Fragment
 from packer_service.runtime.progress import Progress
 from packer_service.shards.lock import LOCK, FolderInUseError, locked
 from packer_service.shards.store import Folder
 from schemas.codec import decode_manifest
+from schemas.config import PackConfig
 from schemas.errors import ConfigError, PreshardError
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
+from schemas.filesystem import without_credentials
+from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest, TokenizerEntry
+from schemas.version import VERSION
 
 JOB = "job.json"
 ATTEMPTS = "attempts.json"
+
+SHOWN_DIFFERENCES = 3
+"""Differences between two jobs that are shown; the others are counted."""
+SHOWN_CHARACTERS = 80
+"""Longest value of a difference that is shown."""
+INDEX_ENTRY_BYTES = 8
+"""Bytes of an offset in a shard's index."""
 
 Record = dict[str, Any]
 
 
 class DatasetDamagedError(PreshardError):
-    """A dataset is whole by its manifest, but a file of it is not there."""
+    """A dataset is whole by its manifest, but one of its files is missing or has another size."""
+
+
+def job_record(config: PackConfig, tokenizer: TokenizerEntry, fragments: Sequence[Fragment]) -> Record:
+    """What must be the same for two runs to be the same job."""
+    files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    return {
+        "version": VERSION,
+        "config": config.model_dump(mode="json"),
+        "tokenizer": tokenizer.model_dump(mode="json"),
+        "files": [{**asdict(file), "uri": without_credentials(file.uri)} for file in files],
+    }
+
+
+def refuse_difference(before: Record, now: Record, out: str) -> None:
+    """Lets a job continue in a folder that was begun by the same job.
+
+    Raises:
+        ConfigError: the records differ; shows where.
+    """
+    differences = _differences(before, now)
+    if differences:
+        shown = "; ".join(differences[:SHOWN_DIFFERENCES])
+        more = len(differences) - SHOWN_DIFFERENCES
+        shown += f"; and {more} more" if more > 0 else ""
+        raise ConfigError(f"--out {out}: was begun with other input ({shown}); give another folder, or remove this one")
+
+
+def _differences(before: Any, now: Any, path: str = "") -> list[str]:
+    """Where two JSON values differ, as ``path: old, now new``."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = list(dict.fromkeys([*before, *now]))
+        return [d for key in keys for d in _differences(before.get(key), now.get(key), f"{path}.{key}".strip("."))]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [d for i, (a, b) in enumerate(zip(before, now, strict=True)) for d in _differences(a, b, f"{path}[{i}]")]
+    return [] if before == now else [f"{path}: {_shown(before)}, now {_shown(now)}"]
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:SHOWN_CHARACTERS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A folder that is this job's, and nobody else's while the job runs.
+    """A folder that belongs to this job, and to nobody else while the job runs.
 
-    ``attempts`` are the runs of the job until now, this one last: ``started``, ``host`` and ``pid`` of each.
+    ``attempts`` are the runs of the job so far, this one last: ``started``, ``host`` and ``pid`` of each.
     """
 
     folder: Folder
@@ -46,11 +95,11 @@ class Claim:
         return self.folder / WORK
 
     def check(self) -> None:
-        """Makes sure that the folder is still this job's: an object store has no lock that would keep others out.
+        """Makes sure that the folder still belongs to this job: no lock keeps others out of an object store.
 
         Raises:
-            ConfigError: another job took it; shows the difference.
-            FileNotFoundError: another run of this job has ended and cleared its work away.
+            ConfigError: another job has claimed it; shows the difference.
+            FileNotFoundError: another run of this job has finished and removed its work folder.
         """
         if not self.folder.is_local:
             refuse_difference(json.loads(self.work.read(JOB)), self.record, self.folder.location)
@@ -58,7 +107,7 @@ class Claim:
 
 @contextmanager
 def claimed(folder: Folder, record: Record, progress: Progress) -> Iterator[Claim]:
-    """Takes a new folder for this job, or one that it took before, and holds it while the block runs.
+    """Claims a new folder for this job, or one that it claimed before, and holds it while the block runs.
 
     Raises:
         ConfigError: the folder holds something else, or cannot be written.
@@ -72,7 +121,7 @@ def claimed(folder: Folder, record: Record, progress: Progress) -> Iterator[Clai
             raise FolderInUseError(f"--out {folder.location}: {error}") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # the folder is right, there is only no room in it
+                raise  # nothing is wrong with the folder but that it is full
             raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
         if folder.is_local and not alone:
             progress.note("this filesystem has no locks: make sure that no other job writes into the folder")
@@ -85,18 +134,20 @@ def _claim(folder: Folder, record: Record) -> Claim:
         refuse_difference(json.loads(work.read(JOB)), record, folder.location)
         folder.delete_temporary()
     else:
-        _take(folder, record)
+        _claim_new(folder, record)
     attempts = json.loads(work.read(ATTEMPTS)) if work.is_file(ATTEMPTS) else []
     attempts.append({"started": now(), "host": platform.node(), "pid": os.getpid()})
     work.write(ATTEMPTS, json.dumps(attempts).encode())
     return Claim(folder=folder, record=record, attempts=attempts)
 
 
-def _take(folder: Folder, record: Record) -> None:
+def _claim_new(folder: Folder, record: Record) -> None:
     names = folder.names()
     others = [name for name in names if not name.startswith(f"{WORK}/")]
     if others:
-        raise ConfigError(f"--out {folder.location}: holds {others[0]}, of no job of ours; give a new or empty folder")
+        raise ConfigError(
+            f"--out {folder.location}: holds {others[0]}, which no preshard job wrote; give a new or empty folder"
+        )
     for name in names:
         if name != f"{WORK}/{LOCK}":
             folder.delete(name)
@@ -109,19 +160,21 @@ def now() -> str:
 
 
 def finished_before(folder: Folder, record: Record) -> Manifest | None:
-    """The manifest of a folder in which this job has ended, None when there is no manifest yet.
+    """The manifest of a folder in which this job has finished, None when there is no manifest yet.
 
-    Every file that the manifest names is there in its size; that its bytes are right is for ``verify`` to say.
+    Every file that the manifest names is there with its size; whether its bytes are right is for ``verify`` to say.
 
     Raises:
-        ConfigError: the dataset is another job's.
+        ConfigError: the dataset belongs to another job.
         DatasetDamagedError: a file is missing, or has another size.
     """
     if not folder.is_file(MANIFEST):
         return None
     manifest = decode_manifest(folder.read(MANIFEST), MANIFEST)
     if not folder.is_file(RUN):
-        raise ConfigError(f"--out {folder.location}: is a whole dataset without {RUN}, so of which job is not known")
+        raise ConfigError(
+            f"--out {folder.location}: is a whole dataset without {RUN}, so its job is not known; give another folder"
+        )
     refuse_difference(json.loads(folder.read(RUN))["job"], record, folder.location)
     _check_sizes(folder, manifest)
     _clear(folder)
@@ -133,7 +186,7 @@ def _check_sizes(folder: Folder, manifest: Manifest) -> None:
     expected = {table.name: table.bytes for table in manifest.tables}
     for shard in manifest.shards:
         expected[f"{SHARDS}/{shard.name}"] = shard.bytes
-        expected[f"{SHARDS}/{shard.name}.idx"] = 8 * (shard.packs + 1)
+        expected[f"{SHARDS}/{shard.name}.idx"] = INDEX_ENTRY_BYTES * (shard.packs + 1)
     for name, size in expected.items():
         if sizes.get(name) != size:
             found = "is missing" if name not in sizes else f"has {sizes[name]} bytes, not {size}"
@@ -142,7 +195,7 @@ def _check_sizes(folder: Folder, manifest: Manifest) -> None:
 
 
 def _clear(folder: Folder) -> None:
-    """Removes the work folder that a run killed in its last moment has left."""
+    """Removes the work folder that a run left when it was killed in its last moment."""
     if not (folder / WORK).exists():
         return
     try:
@@ -150,6 +203,7 @@ def _clear(folder: Folder) -> None:
             (folder / WORK).delete_all()
     except (FolderInUseError, FileNotFoundError):
         pass  # the run that has just written the manifest is about to do the same
-    except OSError as error:  # a dataset that was made read-only is whole all the same
-        if error.errno is None:
+    except OSError as error:
+        if error.errno is None:  # not the operating system's: a store does not answer
             raise
+        # a dataset that was made read-only is whole all the same

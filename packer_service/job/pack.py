@@ -18,9 +18,8 @@ from packer_service.ingest.source.files import Fragment, list_fragments, list_so
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import measure_fragment
-from packer_service.job.ownership import Claim, claimed, finished_before, now
+from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
 from packer_service.job.plan import PlannedShards, plan_measured, shard_ranges
-from packer_service.job.record import job_record
 from packer_service.job.resume import FEW_BYTES, kept_shards
 from packer_service.job.survey import Survey, survey
 from packer_service.job.workdir import (
