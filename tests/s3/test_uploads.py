@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,5 +157,8 @@ def test_an_interrupt_during_an_upload_leaves_it_whole(faulty: tuple[Faulty, str
     app.before = lambda: None
     gc.collect()
     assert app.seen
+    until = time.monotonic() + 60
+    while not folder.is_file("interrupted.bin") and time.monotonic() < until:  # the thread may outlive the interrupt
+        time.sleep(0.05)
     assert folder.read("interrupted.bin") == data
     folder.delete("interrupted.bin")
