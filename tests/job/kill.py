@@ -4,8 +4,9 @@
 
 Three kinds of kill, each at ``--kills`` moments: of the driver, of one of Ray's workers, and of every process of the
 job's Ray. A moment is a random time in one of the phases, which take turns. After each kill: what stands under a final
-name is what the undisturbed run wrote, no process is left, the driver said in one line what happened (where it lives),
-and the same command again ends with the same bytes, sound by ``verify``, with no temporary file. Exit status 1 if not.
+name is what the undisturbed run wrote, no process is left, the driver ended with status 1 and one line (where it lives;
+without the line where Ray itself ended it first), and the same command again ends with the same bytes, sound by
+``verify``, with no temporary file. Exit status 1 if not.
 """
 
 from __future__ import annotations
@@ -356,13 +357,13 @@ def try_kill(who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: ra
 
 
 def driver_faults(who: str, status: int, said: str, text: str) -> list[str]:
-    """A worker's death is no matter; that of Ray ends the driver with one line."""
+    """A worker's death does not matter; that of Ray ends the driver with one line, unless Ray ended it before."""
     if who == "driver":
         return [] if status == -signal.SIGKILL else [f"the killed driver ended with {status}"]
     faults = ["a traceback"] if "Traceback" in text else []
     if who == "worker" and status:
         faults.append(f"the job ended with {status} for one lost worker")
-    elif status not in (0, 1) or bool(status) != bool(said):
+    elif status not in (0, 1) or (said and not status):
         faults.append(f"exit status {status}, and it said {said!r}")
     return faults
 
@@ -432,7 +433,7 @@ def kill_once(who: str, phase: str, whole: Undisturbed, folder: Path, rng: rando
 
 def summary(who: str, kills: list[Kill]) -> str:
     hit = Counter(each.phase for each in kills)
-    said = Counter(each.said for each in kills if each.said)
+    said = Counter(each.said or "(nothing: Ray ended it first)" for each in kills if each.who == "ray" and each.status)
     return (
         f"{who}: {len(kills)} kills ({', '.join(f'{phase} {hit[phase]}' for phase in PHASES if hit[phase])}), "
         f"{sum(each.again for each in kills)} run again, {sum(bool(each.faults) for each in kills)} faulty, all ended "
