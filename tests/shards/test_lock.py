@@ -45,6 +45,7 @@ def holder(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.process
 def test_a_held_folder_names_its_holder_until_that_is_killed(tmp_path: Path) -> None:
     """Fails when two jobs write into a folder, or a killed one, or a child that it left, keeps others out."""
     with holder(tmp_path / "new") as (process, child):
@@ -85,6 +86,7 @@ def at_first_flock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], An
     return install
 
 
+@pytest.mark.process
 def test_a_file_that_its_last_holder_removed_is_not_locked(
     tmp_path: Path, at_first_flock: Callable[[Callable[[], Any]], None]
 ) -> None:
