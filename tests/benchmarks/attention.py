@@ -1,10 +1,10 @@
-"""Prints what attention costs on the CPU: the kernel against a dense mask, and every kind and layout on two processes.
+"""Prints what attention costs on the CPU: the kernel against a dense mask, then every kind and layout on two processes.
 
     python tests/benchmarks/attention.py [--mixture mixed] [--seed 0] [--rounds 3]
 
-One pack of 36,864 tokens, 2 query heads, 1 key head, head_dim 64, float32, one thread a process; forward and backward
-together, the slower rank, the best of some rounds in which all that is compared takes turns. Times on a shared machine
-vary; ratios are of times of the same run.
+One pack of 36,864 tokens, 2 query heads, 1 key head, head_dim 64, float32, one thread per process. Times are those of
+forward and backward together, on the slower rank, the best of several rounds in which all candidates take turns. They
+vary on a shared machine; ratios are between times of the same run.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Run = Callable[[], Any]
 
 
 def best(rounds: int, runs: dict[str, Run]) -> dict[str, list[float]]:
-    """Least seconds of each, and least seconds of the processor, over rounds in which they take turns.
+    """The least wall-clock and processor seconds of each run, over rounds in which the runs take turns.
 
-    On several ranks those of the slower rank each time. Waiting for another rank costs no processor, and neither does
+    With several ranks, those of the slower one. Waiting for another rank takes no processor time, and neither does
     other work on the machine.
     """
     least = {name: [float("inf")] * 2 for name in runs}
@@ -97,7 +97,7 @@ def cut(mask: MaskArrays, length: int) -> MaskArrays:
 
 
 def against_dense(mask: MaskArrays, rounds: int) -> None:
-    """The kernel and torch's SDPA with a dense mask, on the first tokens of the pack."""
+    """Compares the kernel with torch's SDPA under a dense mask, on the first tokens of the pack."""
     print("\n## One process: the kernel against SDPA with a dense mask\n")
     print("| tokens | pairs allowed | tiles occupied | kernel CPU s | SDPA CPU s | SDPA / kernel |")
     print("|---|---|---|---|---|---|")
@@ -121,7 +121,7 @@ def against_dense(mask: MaskArrays, rounds: int) -> None:
 
 
 def listing(mask: MaskArrays, layouts: list[TokenLayout]) -> bool:
-    """How long tiles take to list, and whether they are as many as the packer counts."""
+    """How long listing tiles takes; returns whether there are as many as the packer counts."""
     print("\n## Listing tiles of 128 x 128, rank 0's queries against every slice\n")
     print("| layout | listed / occupied | full | ms |\n|---|---|---|---|")
     tensors, exact = MaskTensors.from_arrays(mask), True
@@ -140,7 +140,7 @@ def listing(mask: MaskArrays, layouts: list[TokenLayout]) -> bool:
 
 
 def on_a_rank(rank: int, size: int, store: str, mask: MaskArrays, layouts: list[TokenLayout], rounds: int) -> None:
-    """One of the processes: every kind on every layout; rank 0 prints."""
+    """Runs every kind on every layout in one of the processes; rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     ring = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=size, ulysses_degree=1).cp
@@ -175,7 +175,7 @@ def on_a_rank(rank: int, size: int, store: str, mask: MaskArrays, layouts: list[
 
 
 def moved(options: dict[str, Any], layout: TokenLayout, mask: MaskTensors, size: int) -> str:
-    """Keys that ranks get from others, as a part of all that all-gather moves."""
+    """Keys that ranks get from others, as a share of what an all-gather moves."""
     if "exchange" not in options:
         return "all" if layout.ring_degree > 1 else "none, heads instead"
     group: Any = object()

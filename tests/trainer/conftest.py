@@ -1,4 +1,4 @@
-"""A tiny dataset packed by the real job, the same dataset read whole by other means, and the check that joins ranks."""
+"""A tiny dataset packed by the real job, the same dataset read whole by other means, and a check that joins ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ARRAYS = ("tokens", "labels", "loss_weights", "position_ids", "pool_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSample:
-    """A sample as tarfile, json, numpy and PIL read it, without any code of the trainer."""
+    """A sample as tarfile, json, numpy and PIL read it, without any of the trainer's code."""
 
     key: str
     head: dict[str, Any]
@@ -71,7 +71,7 @@ def _rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Small matrices on several threads are slower, and many times so where the processors are shared."""
+    """Small matrices are slower on several threads, and many times slower where processors are shared."""
     torch.set_num_threads(1)
 
 
@@ -95,7 +95,7 @@ def copied(packed: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def packed_in_tiles(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
-    """Stills of several crops each, as PNG: a unit is more than a crop. Read only."""
+    """Stills of several crops each, as PNG, so that a unit is more than one crop. Read only."""
     folder = tmp_path_factory.mktemp("tiles")
     noise = np.random.default_rng(1)
     for i in range(7):
@@ -148,7 +148,7 @@ def _read_whole(dataset: Path) -> list[WholeSample]:
 
 
 def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
-    """One pack's batches of all ranks, in rank order, hold the whole sample once, each rank what the file says."""
+    """All ranks' batches of a pack, in rank order, hold the sample once, and each rank holds what the file says."""
     positions = torch.cat([batch.positions for batch in batches]).numpy()
     assert np.array_equal(np.sort(positions), np.arange(len(sample.arrays["tokens"])))
     for name in ARRAYS:
@@ -159,8 +159,8 @@ def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(joined, sample.images, strict=True))
     boundaries = sample.head["image_shard_boundaries"][str(len(batches))]
     for rank, batch in enumerate(batches):
-        told = {name: getattr(batch, name) for name in boundaries[str(rank)]}
-        assert told == boundaries[str(rank)]
+        found = {name: getattr(batch, name) for name in boundaries[str(rank)]}
+        assert found == boundaries[str(rank)]
         assert len(batch.images) == batch.end_image_idx - batch.start_image_idx
         for name in ("doc_ids", "branch_ids", "group_ids"):
             np.testing.assert_array_equal(getattr(batch, name).numpy(), sample.arrays[name])

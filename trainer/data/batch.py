@@ -38,7 +38,7 @@ class RankBatch:
         branch_ids: the same.
         group_ids: the same.
         layout: runs of every ring rank, and the key blocks that each needs.
-        images: this rank's crops as RGB, 0 to 255.
+        images: this rank's crops as RGB, 0 to 255. Where the format says image, as here, it counts crops.
         image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]`` of the pack.
         pool_positions: the natural position of the token that each pooled row of the pack fills, exactly one per row.

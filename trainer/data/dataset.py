@@ -17,9 +17,9 @@ from schemas.errors import ReaderError
 from schemas.layout import layout_name, rank_positions
 from schemas.sequence import PackedSequence
 from trainer.data.batch import RankBatch
+from trainer.data.crops import read_crops
 from trainer.data.files import DatasetFiles
-from trainer.data.header import image_edges, pool_positions, read_header, token_layout
-from trainer.data.images import read_images
+from trainer.data.header import crop_edges, pool_positions, read_header, token_layout
 from trainer.data.order import epoch_order
 from trainer.data.split import check_split
 
@@ -173,12 +173,12 @@ class PackedDataset(IterableDataset[RankBatch]):
         place, before = self._packs[pack_id], self.bytes_read
         header = read_header(self.files, place, self.config)
         layout = token_layout(header, self.layout, self.config.seq_len, place.where)
-        edges = image_edges(header.head, self.cp_size, place.where)
-        images = read_images(
+        edges = crop_edges(header.head, self.cp_size, place.where)
+        crops = read_crops(
             self.files,
             place,
             header.head,
-            range(int(edges.images[self.cp_rank]), int(edges.images[self.cp_rank + 1])),
+            range(int(edges.crops[self.cp_rank]), int(edges.crops[self.cp_rank + 1])),
             image_size=self.config.vision.image_size,
             image_format=self.config.image_format,
         )
@@ -197,8 +197,8 @@ class PackedDataset(IterableDataset[RankBatch]):
             branch_ids=torch.from_numpy(header.sequence.branch_ids),
             group_ids=torch.from_numpy(header.sequence.group_ids),
             layout=layout,
-            images=torch.from_numpy(images),
-            image_edges=torch.from_numpy(edges.images),
+            images=torch.from_numpy(crops),
+            image_edges=torch.from_numpy(edges.crops),
             pool_edges=torch.from_numpy(edges.pooled),
             pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
             cp_rank=self.cp_rank,

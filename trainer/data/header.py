@@ -48,14 +48,14 @@ def token_layout(header: SampleHeader, name: str, seq_len: int, where: str) -> T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageEdges:
-    """Rank r holds the crops ``images[r]:images[r + 1]``, which make the pooled rows ``pooled[r]:pooled[r + 1]``."""
+class CropEdges:
+    """Rank r holds the crops ``crops[r]:crops[r + 1]``, which make the pooled rows ``pooled[r]:pooled[r + 1]``."""
 
-    images: Int64[np.ndarray, "ranks_plus_1"]
+    crops: Int64[np.ndarray, "ranks_plus_1"]
     pooled: Int64[np.ndarray, "ranks_plus_1"]
 
 
-def image_edges(head: SampleHead, cp_size: int, where: str) -> ImageEdges:
+def crop_edges(head: SampleHead, cp_size: int, where: str) -> CropEdges:
     """The head's boundaries for a CP size as edges, which can neither overlap nor leave a gap.
 
     Features are gathered in rank order, so boundaries in any other order would silently put them on the wrong tokens.
@@ -82,7 +82,7 @@ def image_edges(head: SampleHead, cp_size: int, where: str) -> ImageEdges:
         and edges.max() < len(crops)
         and boundaries_from_edges(edges, crops[1:], pooled[1:]) == stored
     ):
-        return ImageEdges(images=crops[edges], pooled=pooled[edges])
+        return CropEdges(crops=crops[edges], pooled=pooled[edges])
     raise BoundariesInvalid(
         where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored}"
     )

@@ -1,4 +1,4 @@
-"""Random packs dealt in every way, attention on all ranks of a mesh, and the same attention by the reference."""
+"""Random packs dealt in every way, attention on all ranks of a mesh, and the reference's attention."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Case:
 
 
 def attend_on_rank(mesh: Mesh, fields: dict[str, Any], calls: list[tuple[str, dict[str, Any]]]) -> list[Results]:
-    """What this rank gets of some kinds of attention: output and gradients of its own tokens."""
+    """What this rank computes with some kinds of attention: output and gradients of its own tokens."""
     case = Case(**fields)
     mine = torch.from_numpy(case.slices()[mesh.cp.cp_rank])
     q, k, v, dout = (x[:, mine] for x in case.inputs())
@@ -114,7 +114,7 @@ def expected() -> Callable[[Case], Results]:
 
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[[Results, Results], None]:
-    """Output and gradients are the reference's, as near as their dtype allows, and hold no NaN."""
+    """Output and gradients are the reference's, as closely as their dtype allows, and hold no NaN."""
 
     def check(ours: Results, theirs: Results) -> None:
         near = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 5e-2}
@@ -130,8 +130,8 @@ def assert_same() -> Callable[[Results, Results], None]:
 
 @pytest.fixture(scope="session")
 def make_layout() -> Callable[..., TokenLayout]:
-    """``make_layout(mask, scheme, ring, seed)``: a scheme of the packer, or ``random``: any runs, in any order."""
-    # Imported here because the ranks of the pool, which load this file, have no use for a compiler.
+    """``make_layout(mask, scheme, ring, seed)``: a scheme of the packer, or ``random`` runs in any order."""
+    # Imported here because the pool's ranks, which load this file, do not need a compiler.
     from packer_service.layout.needs import key_blocks_needed
     from packer_service.layout.solve import solve_layouts
 
@@ -159,9 +159,9 @@ def make_layout() -> Callable[..., TokenLayout]:
 def packs() -> Callable[[int, int], st.SearchStrategy[tuple[MaskArrays, np.ndarray]]]:
     """``packs(multiple, align)``: a mask whose length divides by ``multiple``, and the edges of its documents.
 
-    A pack has documents at multiples of ``align``, so with padding between them and at the end; images that see
-    themselves, in one piece or cut by text; annotations after what they share. A third of the packs are anything else
-    that the arrays can say: ids drawn for short runs of tokens, the same document in many places.
+    Documents begin at multiples of ``align``, so there is padding between them and at the end. They have images that
+    see themselves, in one piece or interrupted by text, and annotations after what these share. A third of the packs
+    are anything else that the arrays can express: random ids for short runs of tokens, one document in many places.
     """
 
     def strategy(multiple: int, align: int) -> st.SearchStrategy[tuple[MaskArrays, np.ndarray]]:
@@ -215,13 +215,13 @@ def _mask(rows: list[tuple[int, int, int]]) -> MaskArrays:
 
 @pytest.fixture(scope="session")
 def make_mask() -> Callable[[list[tuple[int, int, int]]], MaskArrays]:
-    """``make_mask([(doc, branch, group), ...])``, a row a token."""
+    """``make_mask([(doc, branch, group), ...])``, one row per token."""
     return _mask
 
 
 @pytest.fixture(scope="session")
 def cases(packs: Any, make_layout: Any) -> Callable[[str, int, int], st.SearchStrategy[Case]]:
-    """``cases(scheme, ulysses, ring)``: packs dealt by a scheme, and sizes of heads."""
+    """``cases(scheme, ulysses, ring)``: packs dealt by a scheme, with numbers and sizes of heads."""
 
     def build(pack: Any, scheme: str, ulysses: int, ring: int, seed: int, **sizes: Any) -> Case:
         mask, edges = pack

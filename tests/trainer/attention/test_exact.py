@@ -1,4 +1,4 @@
-"""Every kind of attention on every mesh gives the reference's output and gradients."""
+"""Every kind of attention gives the reference's output and gradients on every mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8), (8, 1)]
 EXAMPLES = {1: 6, 2: 5, 4: 3, 8: 2}
-"""Examples of each scheme by the number of ranks, which share the machine's few cores."""
+"""Examples per scheme, by the number of ranks: these share the machine's few cores."""
 
 
 def met(case: Any) -> set[str]:
@@ -52,7 +52,7 @@ BETWEEN_RANKS = {"a rank sees nothing of another", "key heads are copied"}
 def test_every_kind_is_the_reference(
     ulysses: int, ring: int, cases: Any, attend: Any, expected: Any, assert_same: Any
 ) -> None:
-    # Any error of positions, of the order of slices, of merging, of heads or of the way back of gradients shows here.
+    # Any error in positions, in the order of slices, in merging, in heads or in sending gradients back shows here.
     seen: set[str] = set()
     for scheme in (*SCHEMES, "random"):
 

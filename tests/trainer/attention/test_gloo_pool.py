@@ -1,4 +1,4 @@
-"""The pool of ranks that every distributed test stands on."""
+"""The pool of ranks on which every distributed test rests."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def fail_on_one_rank(mesh: Mesh) -> None:
 
 
 def test_worlds_of_all_shapes_follow_each_other(gloo_pool: Any) -> None:
-    # A pool that kept the groups of a former world would deadlock, or sum over other ranks.
+    # A pool that kept the groups of an earlier world would deadlock, or sum over the wrong ranks.
     for ring, ulysses in ((2, 1), (1, 2), (2, 2), (1, 1), (4, 2), (2, 1)):
         size = ring * ulysses
         expected = [(r, u, size * 10.0 + size * (size - 1) / 2) for r in range(ring) for u in range(ulysses)]
         assert gloo_pool.run(place_and_sum, 10.0, ring=ring, ulysses=ulysses) == expected
 
 
-def test_a_failing_rank_is_told_and_the_next_run_is_sound(gloo_pool: Any, tmp_path: Path) -> None:
-    # A pool that waited for the rank in the barrier would hang; one that kept the processes would mix up answers.
-    pool = type(gloo_pool)(tmp_path)  # of its own: a failure ends all processes of a pool
+def test_a_failing_rank_is_reported_and_the_next_run_is_sound(gloo_pool: Any, tmp_path: Path) -> None:
+    # A pool that waited for the rank in the barrier would hang; one that kept its processes would mix up answers.
+    pool = type(gloo_pool)(tmp_path)  # a separate one: a failure ends all processes of a pool
     with pytest.raises(AssertionError, match="this rank fails on purpose"):
         pool.run(fail_on_one_rank, ring=2)
     assert pool.run(place_and_sum, 0.0, ring=2) == [(0, 0, 1.0), (1, 0, 1.0)]

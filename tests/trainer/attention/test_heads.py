@@ -1,4 +1,4 @@
-"""Which heads can be dealt, and how many copies of key heads that takes."""
+"""Which heads can be dealt to ranks, and how many copies of key heads that takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.attention.heads import repeated_kv_heads
     ("kv_heads", "degree", "sent"), [(8, 4, 8), (2, 4, 4), (1, 8, 8), (3, 4, 12), (6, 4, 12), (4, 1, 4)]
 )
 def test_key_heads_are_copied_no_more_than_needed(kv_heads: int, degree: int, sent: int) -> None:
-    # One copy too many is traffic for nothing; one too few does not divide.
+    # One copy too many is wasted traffic; one too few does not divide.
     assert repeated_kv_heads(kv_heads, degree) == sent
 
 
@@ -35,9 +35,9 @@ def test_what_divides_is_accepted() -> None:
         ("ulysses", 4, 2, 4, 2, r"over ulysses_degree \* ring_degree = 8 ranks.*, or attention ring, gather or hybrid"),
     ],
 )
-def test_what_does_not_is_told_with_a_remedy(
+def test_what_does_not_divide_is_an_error_with_a_remedy(
     kind: str, heads: int, kv_heads: int, ulysses: int, ring: int, said: str
 ) -> None:
-    # Without it the first step would end in a shape error of a collective, or hang on the other ranks.
+    # Otherwise the first step would end in a collective's shape error, or hang on the other ranks.
     with pytest.raises(ConfigError, match=said):
         check_heads(kind, heads, kv_heads, ulysses_degree=ulysses, ring_degree=ring)

@@ -65,7 +65,7 @@ def whole(mask: MaskArrays, inputs: list[torch.Tensor]) -> Any:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
-    # The merge, the backward by the merged log-sum-exp, and for the dense kernel the one from a forward.
+    # Covers the merge, the backward by the merged log-sum-exp, and in the dense kernel the backward from a forward.
     met = {"a row sees nothing of a part": 0, "a row sees nothing": 0}
 
     @settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -101,7 +101,7 @@ def test_lower_precision(name: str, dtype: torch.dtype) -> None:
 
 
 def test_a_row_whose_first_thousand_keys_are_hidden() -> None:
-    # ATen goes through keys in blocks of 512, and a row may see none of the first blocks of its tile's keys.
+    # ATen processes keys in blocks of 512, and a row may see nothing in the first blocks of its tile's keys.
     doc = np.repeat(np.array([0, 1], np.int32), 1100)
     order = np.arange(2200)
     doc[[1099, 2199]] = [1, 0]  # the tiles at the edge and at the end see keys of both documents
@@ -138,7 +138,7 @@ def test_memory_does_not_grow_with_the_square() -> None:
 
 
 def test_flex_has_the_same_tiles(packs: Any) -> None:
-    # A table that is shifted by one, full and partial tiles mixed up, or another rule is a wrong result on a GPU alone.
+    # A table shifted by one, full tiles taken for partial ones, or another rule would be wrong only on a GPU.
     full_tiles = 0
 
     @settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -166,22 +166,22 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_flex_without_a_gpu(kv_heads: int, make_mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The rule inside the tiles, the scale, grouped heads, lengths that are no multiple of a tile, and the backward
-    # through output and log-sum-exp. Torch refuses it on a CPU for want of a fast one; its plain one is right.
+    # The rule inside the tiles, the scale, grouped heads, lengths that are not a multiple of a tile, and the backward
+    # through output and log-sum-exp. Torch refuses this on a CPU, as it has no fast kernel; its plain one is correct.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     rows = [(0, 0, -1)] * 50 + [(0, 0, 3)] * 40 + [(0, 1, -1)] * 60 + [(0, 2, -1)] * 30 + [(-1, 0, -1)] * 20
     mask = make_mask(rows + [(1, 0, -1)] * 107)
     inputs = random_inputs(4, kv_heads, mask.seq_len, 16)
     parts = np.split(np.roll(np.arange(mask.seq_len), 77), [177])
     with warnings.catch_warnings(action="ignore"):
-        ours, lse = in_parts(Flex(compiled=False), mask, parts, inputs)
+        ours, lse = in_parts(Flex(attention=flex_attention), mask, parts, inputs)
     for mine, right in zip(ours, whole(mask, inputs), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
     assert ((lse == -torch.inf) == torch.from_numpy(mask.doc_ids < 0)).all()
 
 
-def test_flex_is_compiled_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A mask that is a constant of the compiled function would compile it anew for every batch, for minutes.
+def test_flex_is_compiled_once_for_all_batches() -> None:
+    # If the mask were a constant of the compiled function, every batch would compile it again, for minutes.
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
@@ -189,8 +189,7 @@ def test_flex_is_compiled_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) 
         return graph.forward
 
     compiled: Any = torch.compile(flex_attention, backend=backend, fullgraph=True)
-    monkeypatch.setattr("trainer.attention.kernels.flex._attention", lambda _: compiled)
-    zero, kernel = np.zeros(300, np.int32), Flex()
+    zero, kernel = np.zeros(300, np.int32), Flex(attention=compiled)
     for edge in (100, 150, 299):
         doc = (np.arange(300) >= edge).astype(np.int32)
         mask = MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
@@ -212,7 +211,7 @@ def test_devices() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_flex_on_a_gpu(kv_heads: int, make_mask: Any) -> None:
-    # Compiled forward, and the backward from it, in parts.
+    # The compiled forward and the backward made from it, in parts.
     mask = make_mask([(0, 0, -1)] * 500 + [(0, 0, 3)] * 200 + [(-1, 0, -1)] * 24 + [(1, 0, -1)] * 300)
     tensors, kernel = MaskTensors.from_arrays(mask).to("cuda"), Flex()
     inputs = [x.float() for x in random_inputs(4, kv_heads, mask.seq_len, 64)]

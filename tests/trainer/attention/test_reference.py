@@ -13,7 +13,7 @@ from trainer.attention import MaskTensors, reference_attention
 
 
 def by_loops(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any) -> np.ndarray:
-    """Attention pair by pair, from the sentence that defines the mask."""
+    """Attention pair by pair, from the definition of the mask."""
     out = np.zeros_like(q)
     doc, branch, group = mask.doc_ids, mask.branch_ids, mask.group_ids
     for head in range(len(q)):
@@ -30,7 +30,7 @@ def by_loops(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any) -> np.ndarr
 
 
 def test_reference_is_the_rule(packs: Any) -> None:
-    # The oracle errs: everything else would be held to the wrong thing.
+    # If the oracle is wrong, everything else is compared with the wrong result.
     rows_without_keys = 0
 
     @settings(max_examples=8, deadline=None, derandomize=True, database=None)
@@ -49,7 +49,7 @@ def test_reference_is_the_rule(packs: Any) -> None:
 
 
 def test_gradients_are_those_of_small_steps(make_mask: Any) -> None:
-    # A mask that let gradients of hidden keys through, or NaN out of a row without keys.
+    # Fails when the mask lets gradients of hidden keys through, or a row without keys gives NaN.
     mask = make_mask([(0, 0, -1), (0, 0, 0), (0, 0, 0), (-1, 0, -1), (0, 1, -1), (0, 2, -1)])
     tensors, rng = MaskTensors.from_arrays(mask), torch.Generator().manual_seed(0)
     inputs = [torch.randn(n, 6, 2, generator=rng, dtype=torch.float64, requires_grad=True) for n in (2, 1, 1)]

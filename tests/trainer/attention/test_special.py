@@ -1,4 +1,4 @@
-"""Cases that chance might not bring: each is made, checked to be what it should be, and compared with the reference."""
+"""Cases that random packs might miss: each is built, checked to be special, and compared with the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 def text(*lengths: int) -> list[tuple[int, int, int]]:
-    """Documents of text, one after the other; a negative length is padding."""
+    """Documents of text, one after another; a negative length is padding."""
     return [(doc if n > 0 else -1, 0, -1) for doc, n in enumerate(lengths) for _ in range(abs(n))]
 
 
@@ -34,7 +34,7 @@ def test_grouped_heads_and_odd_dims(
     heads: int, kv_heads: int, head_dim: int, make_mask: Any, make_layout: Any, make_case: Any, attend: Any,
     expected: Any, assert_same: Any,
 ) -> None:  # fmt: skip
-    # Ratios 1, 4 and 8, and three key heads on four ranks: a query head that reads the wrong key head shows here.
+    # Ratios 1, 4 and 8, and three key heads on four ranks: shows a query head that reads the wrong key head.
     mask = make_mask(text(37, 91, -16))
     case = make_case(
         mask=mask, layout=make_layout(mask, "random", 2), ulysses=2, heads=heads, kv_heads=kv_heads, head_dim=head_dim
@@ -46,7 +46,7 @@ def test_grouped_heads_and_odd_dims(
 def test_a_rank_of_padding(
     make_mask: Any, make_layout: Any, make_case: Any, attend: Any, assert_same: Any, expected: Any
 ) -> None:
-    # Rows that see nothing anywhere: exactly 0 forward and backward, on a rank that still takes part in everything.
+    # Rows that see nothing anywhere are exactly 0, forward and backward, on a rank that still takes part in everything.
     mask = make_mask(text(50, 14, -64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
     assert (mask.doc_ids[case.slices()[3]] == -1).all()
@@ -56,7 +56,7 @@ def test_a_rank_of_padding(
 
 
 def test_a_pack_of_padding(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
-    # Nothing is sent in the needed exchange: an all-to-all of nothing must not hang or fail.
+    # The exchange of needed keys sends nothing: an empty all-to-all must not hang or fail.
     mask = make_mask(text(-64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
     assert not case.layout.needs.any()
@@ -67,7 +67,7 @@ def test_a_pack_of_padding(make_mask: Any, make_layout: Any, make_case: Any, att
 def test_ring_steps_without_a_visible_key(
     make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
 ) -> None:
-    # A step that is skipped must still pass keys and gradients on.
+    # A skipped step must still pass keys and gradients on.
     mask = make_mask(text(32, 32, 32, 32))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
     slices, allowed = case.slices(), dense_mask(mask)
@@ -122,7 +122,7 @@ def two_layers(mesh: Mesh, fields: dict[str, Any], kind: str, recompute: bool) -
 def test_layers_share_what_is_bound(
     kind: str, make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
 ) -> None:
-    # Anything that one layer left behind for the next, or for its own recomputation, would change the gradient.
+    # Anything that a layer leaves behind for the next one, or for its own recomputation, would change the gradient.
     mask = make_mask(text(20, 44))
     case = make_case(mask=mask, layout=make_layout(mask, "random", 2))
     kept = gloo_pool.run(two_layers, vars(case), kind, False, ring=2)
@@ -132,7 +132,7 @@ def test_layers_share_what_is_bound(
 
 
 def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> dict[str, bool]:
-    """What a model may do with what is bound, beside the plain forward and backward."""
+    """What a model may do with a bound function besides a plain forward and backward."""
     attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
     tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
     rng = torch.Generator().manual_seed(mesh.cp.cp_rank)
@@ -146,17 +146,17 @@ def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, A
         silent = attend(*plain)
     only_k = strided[1].clone().requires_grad_()
     (dk,) = torch.autograd.grad(attend(strided[0], only_k, strided[2]), only_k, dout.transpose(0, 1))
-    told = ""
+    refusal = ""
     (dq,) = torch.autograd.grad(attend(*plain).square().sum(), plain[:1], create_graph=True)
     try:
         dq.sum().backward()
     except RuntimeError as error:
-        told = str(error)
+        refusal = str(error)
     return {
         "strided inputs": torch.equal(attend(*strided), out),
         "no_grad": torch.equal(silent, out) and not silent.requires_grad,
         "a gradient of k alone, of a strided output's": torch.equal(dk, wanted[1]),
-        "a second derivative is refused": "once_differentiable" in told,
+        "a second derivative is refused": "once_differentiable" in refusal,
     }
 
 
@@ -164,7 +164,7 @@ def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, A
 def test_odd_uses(
     kind: str, options: dict[str, Any], make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
 ) -> None:
-    # A view that a collective takes for its storage; a second derivative that is silently zero.
+    # Fails when a collective takes a view for its storage, or a second derivative is silently zero.
     mask = make_mask(text(60, 100, -32))
     case = make_case(mask=mask, layout=make_layout(mask, "random", 2), ulysses=2)
     for good in gloo_pool.run(odd_uses, vars(case), kind, options, ulysses=2, ring=2):
@@ -174,7 +174,7 @@ def test_odd_uses(
 def test_eight_ranks_of_which_most_see_nothing(
     make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
 ) -> None:
-    # One query head, wide heads, and five ranks that get no key: nothing is computed there, and all is passed on.
+    # One query head, wide heads, and five ranks that get no key: they compute nothing and pass everything on.
     mask = make_mask(text(-20, 24, -76, 8))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 8), heads=1, kv_heads=1, head_dim=300)
     assert sum(bool((mask.doc_ids[rows] >= 0).any()) for rows in case.slices()) == 3
@@ -183,7 +183,7 @@ def test_eight_ranks_of_which_most_see_nothing(
 
 
 def test_a_pack_of_one_token(make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any) -> None:
-    # Tiles of one by one; the output is the value.
+    # Tiles are one by one, and the output is the value.
     mask = make_mask(text(1))
     layout = make_layout(mask, "random", 1)
     case = make_case(mask=mask, layout=layout, heads=2, kv_heads=1)
@@ -191,7 +191,7 @@ def test_a_pack_of_one_token(make_mask: Any, make_layout: Any, make_case: Any, a
         torch.testing.assert_close(ours[0], case.inputs()[2].expand(2, 1, -1))
 
 
-def test_what_cannot_be_bound_is_told(make_mask: Any, make_layout: Any) -> None:
+def test_what_cannot_be_bound_is_an_error(make_mask: Any, make_layout: Any) -> None:
     mask = make_mask(text(64))
     layout, tensors = make_layout(mask, "contiguous", 2), MaskTensors.from_arrays(mask)
     with pytest.raises(ConfigError, match="'dense'; take one of reference, ulysses, ring, gather, hybrid"):
@@ -213,8 +213,10 @@ def wrong_block_size(mesh: Mesh, fields: dict[str, Any]) -> str:
     return ""
 
 
-def test_needs_of_another_block_size_are_told(make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any) -> None:
-    # Read with the wrong block size, needs would fetch other keys than those that are seen.
+def test_needs_of_another_block_size_are_refused(
+    make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
+) -> None:
+    # Read with the wrong block size, needs would fetch the wrong keys.
     mask = make_mask(text(64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2))
     for said in gloo_pool.run(wrong_block_size, vars(case), ring=2):

@@ -28,7 +28,7 @@ def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_brute_force(mask: MaskArrays, queries: np.ndarray, keys: np.ndarray, q_tile: int, k_tile: int) -> Any:
-    """Which tiles hold an allowed pair, and which hold only such, the short last ones not among them."""
+    """Which tiles hold an allowed pair, and which hold nothing else, leaving out short last ones."""
     allowed = dense_mask(mask, queries, keys)
     shape = (-(-len(queries) // q_tile), -(-len(keys) // k_tile))
     some, every = np.zeros(shape, bool), np.zeros(shape, bool)
@@ -39,7 +39,7 @@ def by_brute_force(mask: MaskArrays, queries: np.ndarray, keys: np.ndarray, q_ti
 
 
 def test_listed_tiles_are_those_of_the_matrix(packs: Any) -> None:
-    # One tile too few is a wrong result without an error; one too many is time for nothing.
+    # One tile too few is silently a wrong result; one too many is wasted time.
     met: dict[str, int] = {"skipped": 0, "full": 0, "partial": 0, "empty": 0}
 
     @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -63,7 +63,7 @@ def test_listed_tiles_are_those_of_the_matrix(packs: Any) -> None:
 
 
 def test_whole_documents_are_listed_as_full() -> None:
-    # Tiles that are full and not told so cost the time of a mask.
+    # A full tile that is not recognised costs the time of its mask.
     seq_len, tile = 1024, 64
     zero = np.zeros(seq_len, np.int32)
     tokens = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)).at(
@@ -77,7 +77,7 @@ def test_whole_documents_are_listed_as_full() -> None:
 
 
 def test_no_queries_or_keys() -> None:
-    # A rank that needs no key at all has an empty list, and no error.
+    # A rank that needs no key at all has an empty list and no error.
     zero = np.zeros(4, np.int32)
     tensors = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero))
     every, none = tensors.at(np.arange(4)), tensors.at(np.arange(0))

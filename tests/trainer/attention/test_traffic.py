@@ -1,4 +1,4 @@
-"""What each kind sends, counted at the collectives: the table of docs/attention.md."""
+"""What each kind sends, counted at the collectives and compared with the table of docs/attention.md."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 16, 512
 
 @pytest.fixture
 def sent(gloo_pool: Any, make_mask: Any, make_layout: Any, make_case: Any) -> Any:
-    """Bytes of each rank, forward and backward, on one document in bfloat16."""
+    """Bytes that each rank sends, forward and backward, for one document in bfloat16."""
 
     def run(kind: str, ulysses: int, ring: int, **options: Any) -> list[tuple[int, int]]:
         mask = make_mask([(0, 0, -1)] * TOKENS)
@@ -75,7 +75,7 @@ def sent(gloo_pool: Any, make_mask: Any, make_layout: Any, make_case: Any) -> An
 
 
 def test_bytes_of_each_kind(sent: Any) -> None:
-    # The table of the docs; a second copy of the keys, or float32 where bfloat16 would do, shows here.
+    # Shows a second copy of the keys, or float32 where bfloat16 would do.
     keys = 2 * KV_HEADS * HEAD_DIM * TOKENS  # keys and values of the pack, in numbers
     queries = HEADS * HEAD_DIM * TOKENS
     ring = 4
@@ -94,7 +94,7 @@ def test_bytes_of_each_kind(sent: Any) -> None:
 
 
 def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
-    # Each of the two ranks at a place of the ring sends its own key head's part.
+    # Each of the two ranks at one place in the ring sends the keys of its own heads.
     keys, queries = 2 * KV_HEADS * HEAD_DIM * TOKENS, HEADS * HEAD_DIM * TOKENS
     heads = 2 * (2 * queries + keys) // 4 // 2
     assert sent("hybrid", 2, 2) == [(heads + 2 * keys // 4, heads + (2 + 4) * keys // 4)] * 4
@@ -102,7 +102,7 @@ def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced_ring", "balanced_gather", "random"])
 def test_needed_keys_are_all_that_are_seen_and_no_block_more(scheme: str, make_mask: Any, make_layout: Any) -> None:
-    # Too few is a wrong result; all of them would be the other exchange.
+    # Too few would be a wrong result; all of them would be the other exchange.
     rows = [(doc, 0, -1) for doc in range(8) for _ in range(32)]
     mask, ring = make_mask(rows), 4
     layout = make_layout(mask, scheme, ring, seed=3)

@@ -1,4 +1,4 @@
-"""What is read from the shards, as seen from outside: by a filesystem that notes every request."""
+"""What is read from the shards, observed from outside by a filesystem that records every request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainer.data.dataset import PackedDataset
 from trainer.data.files import OPEN_SHARDS, DatasetFiles
 
 
-class _NotedFile:
-    """A file that notes offset and size of every read."""
+class _RecordedFile:
+    """A file that records offset and size of every read."""
 
     def __init__(self, path: str, requests: list[tuple[str, int, int]]) -> None:
         self.file = Path(path).open("rb")  # noqa: SIM115
@@ -29,7 +29,7 @@ class _NotedFile:
         return getattr(self.file, name)
 
 
-class _NotingHandler(FSSpecHandler):  # type: ignore[misc]
+class _RecordingHandler(FSSpecHandler):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(fsspec.filesystem("file"))
         self.requests: list[tuple[str, int, int]] = []
@@ -37,15 +37,15 @@ class _NotingHandler(FSSpecHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         self.opened.append(Path(path).name)
-        return pa.PythonFile(_NotedFile(path, self.requests), mode="r")
+        return pa.PythonFile(_RecordedFile(path, self.requests), mode="r")
 
 
 @pytest.mark.parametrize(("ulysses", "ring", "rank"), [(1, 1, 0), (8, 1, 0), (2, 2, 3), (1, 8, 4)])
 def test_only_the_header_part_and_the_ranks_own_images_are_read(
     packed: Path, whole: list[Any], ulysses: int, ring: int, rank: int
 ) -> None:
-    """Fails when a read grows by one byte, a sample is read twice, or a byte is asked for and not counted."""
-    handler = _NotingHandler()
+    """Fails when a read grows by one byte, a sample is read twice, or a requested byte is not counted."""
+    handler = _RecordingHandler()
     dataset = PackedDataset(
         str(packed), ulysses_degree=ulysses, ring_degree=ring, cp_rank=rank, filesystem=PyFileSystem(handler)
     )
@@ -68,26 +68,26 @@ def test_only_the_header_part_and_the_ranks_own_images_are_read(
 
 
 def test_the_parts_of_eight_ranks_are_the_sample_and_seven_headers(packed: Path) -> None:
-    """Fails when ranks read each other's images: together they would read more than every image once."""
+    """Fails when ranks read each other's crops: together they would read more than every crop once."""
     every = [list(PackedDataset(packed, ulysses_degree=8, cp_rank=rank)) for rank in range(8)]
     for step, place in [(s, PackedDataset(packed).files.packs()[s[0].pack_id]) for s in zip(*every, strict=True)]:
         assert sum(batch.bytes_read for batch in step) <= place.size + 7 * place.header_size
 
 
 def test_bytes_read_counts_all_batches(packed: Path) -> None:
-    """Fails when the dataset's figure and the batches' fall apart."""
+    """Fails when the dataset's figure differs from the sum of the batches'."""
     dataset = PackedDataset(packed)
     assert dataset.bytes_read == 0
     assert sum(batch.bytes_read for batch in dataset) == dataset.bytes_read
 
 
 def test_open_shards_are_bounded_and_kept(tmp_path: Path, packed: Path) -> None:
-    """Fails when a shard is opened for each sample, or a big dataset runs out of file descriptors."""
+    """Fails when a shard is opened for each sample, or a large dataset runs out of file descriptors."""
     (tmp_path / "shards").mkdir()
     (tmp_path / "manifest.json").write_bytes((packed / "manifest.json").read_bytes())
     for i in range(OPEN_SHARDS + 1):
         (tmp_path / f"shards/{i}.tar").write_bytes(bytes([i]))
-    handler = _NotingHandler()
+    handler = _RecordingHandler()
     files = DatasetFiles(str(tmp_path), PyFileSystem(handler))
     reads = [*range(OPEN_SHARDS), 0, OPEN_SHARDS, 0, 1]
     assert [files.read_range(f"{i}.tar", 0, 1)[0] for i in reads] == reads

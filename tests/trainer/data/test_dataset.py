@@ -1,4 +1,4 @@
-"""What all ranks hold together is the sample, and what each holds is what the file says."""
+"""All ranks together hold the sample, and each holds what the file says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _ranks(path: Path, ulysses: int, ring: int, layout: str) -> list[list[RankBa
 
 
 def test_the_dataset_has_the_cases_that_are_hard(whole: list[Any]) -> None:
-    """Without them the tests below would prove less than they say."""
+    """Fails when the dataset lacks a case without which the tests below would prove less than they say."""
     units = [len(sample.head["cum_image_bounds"]) for sample in whole]
     assert len(whole) == 10
     assert 0 in units, "a pack of text alone"
@@ -42,7 +42,7 @@ def test_the_dataset_has_the_cases_that_are_hard(whole: list[Any]) -> None:
 def test_the_ranks_hold_every_token_and_crop_once(
     packed: Path, whole: list[Any], check_union: Callable[..., None], ulysses: int, ring: int, layout: str
 ) -> None:
-    """Fails when a slice, a piece of it or an image range is off by one, or goes to another rank."""
+    """Fails when a slice, a piece of it or a range of crops is off by one, or goes to another rank."""
     steps = _ranks(packed, ulysses, ring, layout)
     assert sorted(step[0].pack_id for step in steps) == list(range(len(whole)))
     for batches in steps:
@@ -54,7 +54,7 @@ def test_the_ranks_hold_every_token_and_crop_once(
 def test_a_still_of_several_crops_stays_with_one_rank(
     packed_in_tiles: Path, whole_in_tiles: list[Any], check_union: Callable[..., None], ulysses: int, ring: int
 ) -> None:
-    """Fails when crops are counted where units are meant, or PNG crops are looked for under another name."""
+    """Fails when crops are counted where units are meant, or PNG crops are looked up under another name."""
     units = [np.diff([0, *sample.head["cum_image_bounds"]]) for sample in whole_in_tiles]
     assert any(len(set(crops)) > 1 and crops.max() > 2 for crops in units), "units of different numbers of crops"
     for batches in _ranks(packed_in_tiles, ulysses, ring, "zigzag"):
@@ -65,7 +65,7 @@ def test_a_still_of_several_crops_stays_with_one_rank(
 
 @pytest.mark.parametrize("layout", SCHEMES)
 def test_a_rank_is_a_piece_of_its_ring_ranks_slice(packed: Path, whole: list[Any], layout: str) -> None:
-    """Fails when Ulysses and ring change places in cp_rank: the union of the ranks would not show it."""
+    """Fails when Ulysses and ring are swapped in cp_rank, which the union of the ranks would not show."""
     for batches in _ranks(packed, 2, 4, layout):
         runs = whole[batches[0].pack_id].layouts[f"{layout}.ring4"]
         for cp_rank, batch in enumerate(batches):
@@ -79,7 +79,7 @@ def test_a_rank_is_a_piece_of_its_ring_ranks_slice(packed: Path, whole: list[Any
 def test_the_check_of_the_union_sees_planted_errors(
     packed: Path, whole: list[Any], check_union: Callable[..., None], planted: str
 ) -> None:
-    """The check itself is tested: images of two ranks exchanged, a token lost, two slices exchanged, another mask."""
+    """Tests the check itself: crops of two ranks exchanged, a token lost, two slices exchanged, another mask."""
     steps = _ranks(packed, 1, 2, "zigzag")
     first, second = next(step for step in steps if len(step[0].images) > 1 and len(step[1].images) > 1)
     sample = whole[first.pack_id]
@@ -95,7 +95,7 @@ def test_the_check_of_the_union_sees_planted_errors(
 
 
 def test_dtypes_and_shapes(packed: Path) -> None:
-    """Fails when a dtype changes: an embedding takes int64, a feature scatter indexes with it, pixels stay bytes."""
+    """Fails when a dtype changes: embeddings and the scatter of features index with int64, pixels stay bytes."""
     batch = next(iter(PackedDataset(packed, ring_degree=4, cp_rank=3, layout="balanced_ring")))
     for name in ("tokens", "labels", "position_ids", "pool_ids", "positions"):
         assert getattr(batch, name).dtype == torch.int64

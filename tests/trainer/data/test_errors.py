@@ -1,4 +1,4 @@
-"""What a reader refuses: splits that the dataset was not packed for, and bytes that break the format."""
+"""What the reader refuses: splits that the dataset was not packed for, and bytes that break the format."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ SPLITS = [
 
 
 @pytest.mark.parametrize(("split", "message"), SPLITS)
-def test_a_split_that_was_not_planned_is_named_with_what_there_is(
+def test_a_split_the_dataset_lacks_is_named_with_those_it_has(
     packed: Path, split: dict[str, Any], message: str
 ) -> None:
-    """Fails when a wrong degree or rank reads somebody else's part, or ends in a KeyError."""
+    """Fails when a wrong degree or rank reads another rank's part, or ends in a KeyError."""
     with pytest.raises(errors.ReaderError, match=message):
         PackedDataset(packed, **split)
 
 
 def test_a_slice_that_does_not_divide(copied: Path) -> None:
-    """Fails when pieces of unequal length are made: collectives would hang or mix tokens."""
+    """Fails when pieces of unequal length are accepted: collectives would hang or mix tokens."""
     _edit_manifest(copied, lambda manifest: manifest["config"].update(cp_sizes=[1, 2, 4, 8, 3]))
     with pytest.raises(errors.ManifestInvalid, match="seq_len 2048 does not divide evenly"):
         PackedDataset(copied, ulysses_degree=3)
@@ -63,7 +63,7 @@ def test_a_slice_that_does_not_divide(copied: Path) -> None:
     ],
 )
 def test_a_state_of_something_else_is_refused(packed: Path, change: dict[str, Any], message: str) -> None:
-    """Fails when a job resumes at a position of another order and trains on packs that it has seen."""
+    """Fails when a job resumes at a position in another order and trains again on packs that it has seen."""
     dataset = PackedDataset(packed)
     state = {name: value for name, value in {**dataset.state_dict(), **change}.items() if value is not None}
     with pytest.raises(errors.ReaderError, match=message):
@@ -71,7 +71,7 @@ def test_a_state_of_something_else_is_refused(packed: Path, change: dict[str, An
 
 
 def _edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Edits the manifest and seals it again, so that the edit is the only thing wrong with it."""
+    """Edits the manifest and seals it again, so that nothing but the edit is wrong with it."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     edit(manifest)
     unsealed = json.dumps({**manifest, "sha256": UNSEALED}, separators=(",", ":")).encode()
@@ -105,7 +105,7 @@ BROKEN_FOLDERS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]]
 
 @pytest.mark.parametrize("broken", BROKEN_FOLDERS)
 def test_a_broken_folder(copied: Path, broken: str) -> None:
-    """Fails when a reader guesses what a missing file or field would have said."""
+    """Fails when the reader guesses what a missing file or field would have said."""
     error, message, plant = BROKEN_FOLDERS[broken]
     plant(copied)
     with pytest.raises(error, match=message):
@@ -170,7 +170,7 @@ def test_a_missing_shard(copied: Path) -> None:
 
 
 def test_an_error_in_a_worker_stays_what_it_is(copied: Path) -> None:
-    """Fails when a broken shard reaches a training loop as something that no handler of ours knows."""
+    """Fails when a broken shard reaches a training loop as an exception that is not ours."""
     for shard in (copied / "shards").glob("*.tar"):
         shard.unlink()
     loader = DataLoader(PackedDataset(str(copied)), batch_size=None, num_workers=1)
@@ -227,7 +227,7 @@ def _edit_head(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
             if len(head["images"]) < 2:
                 continue
             edit(head)
-            # An edit may make the head longer by a character or two: names that no reader needs give way.
+            # An edit may lengthen the head by a character or two; a name that no reader needs makes room.
             head.get("documents", [{}])[0].update(doc_id="")
             edited = json.dumps(head, separators=(",", ":")).encode().ljust(member.size)
             assert len(edited) == member.size
@@ -237,7 +237,7 @@ def _edit_head(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 @pytest.mark.parametrize("broken", BROKEN_HEADS)
 def test_a_broken_head(copied: Path, broken: str) -> None:
-    """Fails when boundaries out of order put features on the wrong tokens, or another crop is taken for ours."""
+    """Fails when boundaries out of order put features on the wrong tokens, or another crop is read instead of ours."""
     error, message, edit = BROKEN_HEADS[broken]
     _edit_head(copied, edit)
     with pytest.raises(error, match=f"shards/preshard-00000.*sample 00000.*{message}"):
@@ -245,7 +245,7 @@ def test_a_broken_head(copied: Path, broken: str) -> None:
 
 
 def test_an_edited_head_that_breaks_no_rule_is_read(copied: Path) -> None:
-    """Fails when the edits above are refused for the edit's own sake, and prove nothing."""
+    """Fails when editing itself is what the reader refuses, so that the edits above would prove nothing."""
     _edit_head(copied, len)
     assert len(list(PackedDataset(copied, ulysses_degree=2))) == PackedDataset(copied).n_packs
 
@@ -263,8 +263,8 @@ RUNS = {
 
 
 @pytest.mark.parametrize("broken", RUNS)
-def test_a_layout_that_is_no_partition(packed: Path, broken: str) -> None:
-    """Fails when a token that two ranks hold, or none, is trained on twice, or never."""
+def test_a_layout_that_is_not_a_partition(packed: Path, broken: str) -> None:
+    """Fails when a token that two ranks hold, or none, is trained on twice or never."""
     runs, error = RUNS[broken]
     needs = np.ones((2, 1), np.bool_)
     layout = TokenLayout(scheme="zigzag", ring_degree=2, block_size=12, runs=np.array(runs, np.int32), needs=needs)
@@ -278,8 +278,8 @@ def test_a_layout_that_is_no_partition(packed: Path, broken: str) -> None:
         token_layout(header, layout.name, 12, "here")
 
 
-def test_a_layout_that_is_not_there(packed: Path) -> None:
-    """Fails when a layout that the configuration promises and the sample lacks ends in a KeyError."""
+def test_a_missing_layout(packed: Path) -> None:
+    """Fails when a layout that the configuration lists and the sample lacks ends in a KeyError."""
     dataset = PackedDataset(packed)
     header = read_header(dataset.files, dataset.files.packs()[0], dataset.config)
     with pytest.raises(errors.LayoutsInvalid, match=r"zigzag.ring3 is missing; there are only contiguous.ring1"):

@@ -1,4 +1,4 @@
-"""Batches without end: the same stream with any number of workers, epoch after epoch, from any position."""
+"""The endless stream of batches: the same with any number of workers, epoch after epoch, from any position."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from trainer.data.dataset import PackedDataset
 from trainer.data.loader import PackStream, make_loader
 from trainer.data.order import epoch_order
 
+PART = {"ulysses_degree": 8, "cp_rank": 7}
+"""One rank of eight: which packs it takes does not depend on it, and it decodes an eighth of the crops."""
+
 
 def _expected(n_packs: int, dp_rank: int, dp_size: int) -> Iterator[tuple[int, int]]:
-    """(epoch, pack_id) of every step, written down anew."""
+    """(epoch, pack_id) of every step, from a second implementation."""
     for epoch in itertools.count():
         order = epoch_order(n_packs, window=4, seed=3, epoch=epoch)
         for step in range(n_packs // dp_size):
@@ -38,7 +41,7 @@ def test_epochs_follow_each_other_however_many_share_the_work(
     """Fails when a worker counts an epoch's steps instead of the stream's: from the second epoch on, the loader's turns
     and the workers' would fall apart wherever an epoch's steps do not divide by the workers.
     """
-    dataset = PackedDataset(packed, dp_rank=dp_size - 1, dp_size=dp_size, seed=3)
+    dataset = PackedDataset(packed, dp_rank=dp_size - 1, dp_size=dp_size, seed=3, **PART)
     expected = list(itertools.islice(_expected(dataset.n_packs, dp_size - 1, dp_size), 25))
     assert workers < 2 or any(dataset.n_packs // size % workers for size in (1, 2, 3)), "epochs end in mid-turn"
     if not workers:
@@ -50,7 +53,7 @@ def test_epochs_follow_each_other_however_many_share_the_work(
 
 
 def _worker(dataset: PackedDataset, number: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankBatch]:
-    """The stream of one worker of several, without a process: the generator asks who it is when it starts."""
+    """The stream of one of several workers, without a process: the generator asks which worker it is when it starts."""
 
     class _Info:
         id = number
@@ -62,11 +65,23 @@ def _worker(dataset: PackedDataset, number: int, workers: int, monkeypatch: pyte
     return itertools.chain([first], stream)
 
 
-def test_worker_processes_give_the_same_stream(packed: Path) -> None:
-    """Fails when a spawned worker cannot make its copy, or batches come back changed or out of turn."""
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """This process as a gloo world of its own, whose threads and sockets a forked worker would inherit."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_worker_processes_give_the_same_stream(packed: Path, process_group: None) -> None:
+    """Fails when a spawned worker cannot make its copy, batches come back changed or out of turn, or workers are forked
+    beside a process group.
+    """
     dataset = PackedDataset(packed, ulysses_degree=2, cp_rank=1, layout="zigzag", seed=3)
     alone = list(itertools.islice(make_loader(dataset, workers=0, device="cpu"), 12))
     loader = make_loader(dataset, workers=2, device="cpu")
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    assert isinstance(loader.multiprocessing_context, type(multiprocessing.get_context("spawn")))
     together = list(itertools.islice(loader, 12))
     assert len({batch.state["epoch"] for batch in alone}) == 2, "an epoch ends on the way"
     for ours, theirs in zip(alone, together, strict=True):
@@ -76,27 +91,14 @@ def test_worker_processes_give_the_same_stream(packed: Path) -> None:
         assert ours.pool_positions.equal(theirs.pool_positions)
 
 
-def test_workers_start_beside_a_process_group(packed: Path, tmp_path: Path) -> None:
-    """Fails when workers are forked: the group's threads and sockets would be in them too."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        loader = make_loader(PackedDataset(packed), workers=1, device="cpu")
-        assert next(iter(loader)).tokens.shape == (2048,)
-        assert loader.multiprocessing_context.get_start_method() == "spawn"
-        assert isinstance(loader.multiprocessing_context, type(multiprocessing.get_context("spawn")))
-    finally:
-        dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("then", [1, 2, 3, 5])
 @pytest.mark.parametrize("stop", [1, 3, 5, 6])
 def test_a_stream_goes_on_from_a_state_with_any_number_of_ranks(packed: Path, stop: int, then: int) -> None:
-    """Fails when a resumed stream sees a pack again or leaves one out, or cannot start where an epoch ended."""
-    first = [PackedDataset(packed, dp_rank=rank, dp_size=2, seed=3) for rank in range(2)]
+    """Fails when a resumed stream repeats or skips a pack, or cannot start where an epoch ended."""
+    first = [PackedDataset(packed, dp_rank=rank, dp_size=2, seed=3, **PART) for rank in range(2)]
     steps = [list(itertools.islice(PackStream(rank), stop)) for rank in first]
     state = steps[0][-1].state
-    after = [PackedDataset(packed, dp_rank=rank, dp_size=then, seed=3) for rank in range(then)]
+    after = [PackedDataset(packed, dp_rank=rank, dp_size=then, seed=3, **PART) for rank in range(then)]
     for rank in after:
         rank.load_state_dict(state)
     left = after[0].n_packs - state["position"]
@@ -108,8 +110,8 @@ def test_a_stream_goes_on_from_a_state_with_any_number_of_ranks(packed: Path, st
 
 
 def test_a_stream_leaves_the_dataset_where_it_is(packed: Path) -> None:
-    """Fails when a second look at the loader goes on where the first stopped, with workers or without."""
-    dataset = PackedDataset(packed, seed=3)
+    """Fails when a second iteration of the loader continues where the first stopped, with workers or without."""
+    dataset = PackedDataset(packed, seed=3, **PART)
     next(iter(dataset))
     before = dataset.state_dict()
     loader = make_loader(dataset, workers=0, device="cpu")
@@ -128,7 +130,7 @@ def test_an_error_in_a_worker_reaches_the_loop_as_itself(copied: Path) -> None:
 
 
 def test_a_batch_moves_to_a_device_whole(packed: Path) -> None:
-    """Fails when a tensor stays behind, or what plans exchanges leaves the CPU."""
+    """Fails when a tensor stays behind, or a tensor that plans exchanges leaves the CPU."""
     batch = next(iter(PackedDataset(packed)))
     moved = batch.to("meta")
     for name in RankBatch.__dataclass_fields__:

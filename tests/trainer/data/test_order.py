@@ -11,7 +11,7 @@ from trainer.data.order import epoch_order
 
 @pytest.mark.parametrize(("n_packs", "window"), list(itertools.product(range(14), range(1, 6))))
 def test_every_pack_once_and_groups_whole_and_aligned(n_packs: int, window: int) -> None:
-    """Fails when a pack is lost or taken twice, a group is torn, or the rest pushes groups out of alignment."""
+    """Fails when a pack is lost or taken twice, a group is split, or the rest pushes groups out of alignment."""
     for seed, epoch in itertools.product((0, 7), (0, 1, 5)):
         order = epoch_order(n_packs, window=window, seed=seed, epoch=epoch).tolist()
         assert sorted(order) == list(range(n_packs))
@@ -23,7 +23,7 @@ def test_every_pack_once_and_groups_whole_and_aligned(n_packs: int, window: int)
 
 
 def test_every_order_of_the_groups_comes_up_about_as_often() -> None:
-    """Fails when the hash is biased: each of 6 orders of 3 groups has 1,000 of 6,000 epochs, give or take 4 sigma."""
+    """Fails when the hash is biased: each of the 6 orders of 3 groups has 1,000 of 6,000 epochs, within 4 sigma."""
     orders = [tuple(epoch_order(6, window=2, seed=3, epoch=epoch)[::2].tolist()) for epoch in range(6000)]
     counts = [orders.count(order) for order in itertools.permutations((0, 2, 4))]
     assert sum(counts) == 6000
@@ -39,6 +39,6 @@ def test_seed_and_epoch_each_change_the_order_and_do_not_stand_for_each_other() 
 
 
 def test_the_order_is_the_same_as_it_was() -> None:
-    """Fails when a change would send a resumed job through other samples than it was on the way to."""
+    """Fails when a change would lead a resumed job to other samples than before."""
     assert epoch_order(11, window=2, seed=0, epoch=0).tolist() == [8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 10]
     assert epoch_order(11, window=2, seed=2**63, epoch=1).tolist() == [8, 9, 6, 7, 0, 1, 4, 5, 2, 3, 10]

@@ -1,4 +1,4 @@
-"""Which token each pooled row fills: what the exchange of features is planned by."""
+"""Which token each pooled row fills, from which the exchange of features is planned."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def _sequence(pool_ids: list[int]) -> PackedSequence:
 
 
 def test_every_row_has_its_token(packed: Path, whole: list[Any]) -> None:
-    """Fails when rows and tokens change places, or a batch knows the tokens of its own rows alone."""
+    """Fails when rows and tokens are swapped, or a batch knows only the tokens of its own rows."""
     for batch in PackedDataset(packed, ulysses_degree=2, ring_degree=2, cp_rank=2, layout="balanced_ring"):
         pool_ids = whole[batch.pack_id].arrays["pool_ids"]
         assert pool_ids[batch.pool_positions].tolist() == list(range(pool_ids.max() + 1))
 
 
-def test_rows_in_another_order_are_no_error() -> None:
-    """Fails when the reader asks for ascending rows, which is the verifier's rule and not what reading rests on."""
+def test_rows_in_another_order_are_accepted() -> None:
+    """Fails when the reader demands ascending rows, which is a rule of the verifier on which reading does not rest."""
     assert pool_positions(_sequence([-1, 2, -1, 0, 1]), 3, "here").tolist() == [3, 4, 1]
     assert pool_positions(_sequence([-1, -1]), 0, "here").tolist() == []
 
 
 @pytest.mark.parametrize("pool_ids", [[0, 0, 1], [0, 2, -1], [0, -1, -1], [0, 1, 2], [-2, 0, 1]])
 def test_a_row_without_a_token_or_with_two_stops_the_reader(pool_ids: list[int]) -> None:
-    """Fails when ranks would wait for a feature that nobody sends, or send one that nobody takes."""
+    """Fails when ranks would wait for a feature that no rank sends, or send one that no rank takes."""
     with pytest.raises(PoolingInvalid, match="each of 2 pooled rows once"):
         pool_positions(_sequence(pool_ids), 2, "here")

@@ -1,4 +1,4 @@
-"""Steps, epochs and positions: which packs a rank takes, and where a stopped job goes on."""
+"""Steps, epochs and positions: which packs a rank takes, and where a stopped job resumes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from trainer.data.batch import RankBatch
 from trainer.data.dataset import PackedDataset
 from trainer.data.order import epoch_order
 
+PART = {"ulysses_degree": 8, "cp_rank": 7}
+"""One rank of eight: which packs it takes does not depend on it, and it decodes an eighth of the crops."""
+
 
 def _loader(dataset: PackedDataset, workers: int) -> DataLoader[RankBatch]:
     return DataLoader(dataset, batch_size=None, num_workers=workers)
@@ -25,7 +28,7 @@ def _order(n_packs: int, epoch: int = 0, seed: int = 5) -> list[int]:
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 4])
 def test_data_parallel_ranks_take_the_steps_packs_in_order(packed: Path, dp_size: int) -> None:
     """Fails when two ranks take the same pack, a step mixes groups, or ranks disagree on the number of steps."""
-    ranks = [PackedDataset(packed, dp_rank=r, dp_size=dp_size, seed=5) for r in range(dp_size)]
+    ranks = [PackedDataset(packed, dp_rank=r, dp_size=dp_size, seed=5, **PART) for r in range(dp_size)]
     n_packs = ranks[0].n_packs
     assert n_packs % 4, "the last step of some size is incomplete"
     assert {len(rank) for rank in ranks} == {n_packs // dp_size}
@@ -36,13 +39,13 @@ def test_data_parallel_ranks_take_the_steps_packs_in_order(packed: Path, dp_size
 @pytest.mark.parametrize("then", [1, 2, 3])
 @pytest.mark.parametrize("at_first", [1, 2, 3])
 def test_a_resumed_job_sees_exactly_what_was_not_seen(packed: Path, at_first: int, then: int) -> None:
-    """Fails when the position counts steps: with another number of ranks packs would be skipped or seen again."""
+    """Fails when the position counts steps: with another number of ranks, packs would be skipped or repeated."""
     n_packs = PackedDataset(packed).n_packs
     for stop in range(n_packs // at_first + 1):
-        before = [PackedDataset(packed, dp_rank=r, dp_size=at_first, seed=5) for r in range(at_first)]
+        before = [PackedDataset(packed, dp_rank=r, dp_size=at_first, seed=5, **PART) for r in range(at_first)]
         seen = [batch.pack_id for _, *step in zip(range(stop), *before, strict=False) for batch in step]
         state = json.loads(json.dumps(before[0].state_dict()))
-        after = [PackedDataset(packed, dp_rank=r, dp_size=then, seed=5) for r in range(then)]
+        after = [PackedDataset(packed, dp_rank=r, dp_size=then, seed=5, **PART) for r in range(then)]
         for rank in after:
             rank.load_state_dict(state)
         assert len(after[0]) == (n_packs - stop * at_first) // then
@@ -51,9 +54,9 @@ def test_a_resumed_job_sees_exactly_what_was_not_seen(packed: Path, at_first: in
         assert n_packs - len(seen) < then, "only the last, incomplete step is left out"
 
 
-def test_a_batchs_state_is_the_datasets_after_it(packed: Path) -> None:
+def test_a_batchs_state_is_that_of_the_dataset_after_it(packed: Path) -> None:
     """Fails when a state is one step early or late."""
-    dataset = PackedDataset(packed, dp_size=2, dp_rank=1)
+    dataset = PackedDataset(packed, dp_size=2, dp_rank=1, **PART)
     for batch in dataset:
         assert batch.state == dataset.state_dict()
         assert batch.state["position"] == 2 * (batch.step + 1)
@@ -61,7 +64,7 @@ def test_a_batchs_state_is_the_datasets_after_it(packed: Path) -> None:
 
 def test_epochs_follow_each_other_and_can_be_set(packed: Path) -> None:
     """Fails when the second iteration repeats the first epoch, or set_epoch keeps the old position."""
-    dataset = PackedDataset(packed, seed=5)
+    dataset = PackedDataset(packed, seed=5, **PART)
     n_packs = dataset.n_packs
     first, second = [[batch.pack_id for batch in dataset] for _ in range(2)]
     assert (first, second) == (_order(n_packs, 0), _order(n_packs, 1))
@@ -70,20 +73,20 @@ def test_epochs_follow_each_other_and_can_be_set(packed: Path) -> None:
     next(iter(dataset))
     dataset.set_epoch(1)
     assert [batch.pack_id for batch in dataset] == second
-    assert next(iter(PackedDataset(packed, seed=5, epoch=1))).pack_id == second[0]
+    assert next(iter(PackedDataset(packed, seed=5, epoch=1, **PART))).pack_id == second[0]
 
 
-def test_an_abandoned_iteration_goes_on(packed: Path) -> None:
+def test_an_abandoned_iteration_continues(packed: Path) -> None:
     """Fails when a loop that stops after K steps and starts again sees the first steps twice."""
-    dataset = PackedDataset(packed, seed=5)
+    dataset = PackedDataset(packed, seed=5, **PART)
     seen = [batch.pack_id for _, batch in zip(range(3), dataset, strict=False)]
-    assert len(dataset) == dataset.n_packs, "the length of a pass does not change while it is under way"
+    assert len(dataset) == dataset.n_packs, "the length of a pass stays the same during it"
     seen += [batch.pack_id for batch in dataset]
     assert seen == _order(dataset.n_packs)
 
 
 def test_workers_give_the_same_batches_in_the_same_order(packed: Path) -> None:
-    """Fails when workers double the steps or mix them, or when a state counts what a worker has fetched ahead."""
+    """Fails when workers repeat or reorder steps, or when a state counts what a worker has read ahead."""
     dataset = PackedDataset(packed, ulysses_degree=2, cp_rank=1, layout="zigzag", seed=5)
     alone = list(_loader(dataset, 0))
     dataset.set_epoch(0)
@@ -99,7 +102,7 @@ def test_workers_give_the_same_batches_in_the_same_order(packed: Path) -> None:
 
 def test_a_dataset_pickles_with_its_shards_open(packed: Path) -> None:
     """Fails when an open file or the position is lost on the way to a spawned worker."""
-    dataset = PackedDataset(packed, seed=5)
+    dataset = PackedDataset(packed, seed=5, **PART)
     next(iter(dataset))
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy.state_dict() == dataset.state_dict()

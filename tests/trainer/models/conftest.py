@@ -1,8 +1,8 @@
-"""A small model with weights that can be heard, and the same model in plain loops, that takes documents one by one.
+"""A small model whose every weight matters, and the same model in plain loops, which takes documents one by one.
 
-The plain model is written from the parameters' names alone. It takes each document, and of a document with annotations
-each annotation behind its shared prefix, as a text of its own: positions from 0, labels from its own tokens, images as
-its ``KEY.json`` lists them, tokens of one image seeing each other.
+The plain model is written from the parameters' names alone. It takes each document, or each annotation after its shared
+prefix, as a text of its own: positions from 0, labels from its own tokens, crops as ``KEY.json`` lists them, and tokens
+of one unit seeing each other.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def model() -> VisionLanguageModel:
     built = build_model(CONFIG, seed=1, dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in built.named_parameters():
-        if parameter.ndim == 1:  # biases of zero and norms of one would hide where they are forgotten
+        if parameter.ndim == 1:  # biases of zero and norms of one would hide that they are left out
             parameter.data.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
         if "embedding" in name:
-            parameter.data.mul_(20)  # or positions and features would hardly be heard
+            parameter.data.mul_(20)  # or positions and features would hardly matter
     return built
 
 
 @pytest.fixture(scope="session")
 def document_losses(tiny_dataset: Path) -> Callable[[VisionLanguageModel, Any], list[Tensor]]:
-    """The loss of every document (of every annotation, where there are) of a sample, each without the others."""
+    """The loss of every document of a sample (of every annotation, if it has some), each without the others."""
     image_id = int(json.loads((tiny_dataset / "manifest.json").read_text())["tokenizer"]["image_id"])
 
     def losses(model: VisionLanguageModel, sample: Any) -> list[Tensor]:
@@ -76,7 +76,7 @@ def document_losses(tiny_dataset: Path) -> Callable[[VisionLanguageModel, Any], 
 
 @dataclass(frozen=True, kw_only=True)
 class _Path:
-    """What one document, or one annotation behind its prefix, is without its pack."""
+    """One document, or one annotation after its prefix, outside its pack."""
 
     tokens: Tensor
     loss: Tensor
@@ -85,7 +85,7 @@ class _Path:
 
 
 def _paths(sample: Any, image_id: int) -> Iterator[_Path]:
-    """Documents by the spans of ``KEY.json``, images by its list; of the arrays only tokens, weights and branches."""
+    """Documents by the spans of ``KEY.json``, crops by its list; of the arrays only tokens, weights and branches."""
     arrays = sample.arrays
     for span in sample.head["documents"]:
         here = slice(span["start"], span["start"] + span["length"])
@@ -104,7 +104,7 @@ def _paths(sample: Any, image_id: int) -> Iterator[_Path]:
 
 
 def _plain_loss(parameters: dict[str, Tensor], path: _Path) -> Tensor:
-    """The loss of one text, its labels its own tokens."""
+    """The loss of one text, whose labels are its own tokens."""
     hidden = _plain_decoder(parameters, path)
     log_probabilities = (hidden @ parameters["decoder.output.weight"].T).log_softmax(1)
     return -(log_probabilities[:-1].gather(1, path.tokens[1:, None])[:, 0] * path.loss[:-1]).sum()
@@ -148,7 +148,7 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _turn(x: Tensor) -> Tensor:
-    """Pairs as complex numbers, turned by position x wavelength."""
+    """Rotates pairs, as complex numbers, by position x frequency."""
     pairs = torch.complex(x[:, :3], x[:, 3:])
     angles = torch.outer(torch.arange(len(x)).double(), 100.0 ** (-torch.arange(3).double() / 3))
     turned = pairs * torch.polar(torch.ones_like(angles), angles)

@@ -24,7 +24,7 @@ def sizes(tiny_dataset: Path) -> Sizes:
 
 
 def test_what_is_left_out_is_the_datasets(sizes: Sizes) -> None:
-    """Fails when a preset is filled in with another dataset's sizes, or with none."""
+    """Fails when a preset is filled in with wrong sizes, or with none."""
     filled = PRESETS["tiny"].for_dataset(*sizes)
     assert (filled.vision.image_size, filled.vision.patch_size, filled.vision.pool_size) == (56, 14, 2)
     assert filled.decoder.vocab_size == sizes[1].vocab_size == 131072
@@ -40,10 +40,10 @@ def test_what_is_left_out_is_the_datasets(sizes: Sizes) -> None:
         ("decoder", "vocab_size", 1000, r"vocab_size is 1000; the dataset's tokenizer .* has 131072 tokens"),
     ],
 )
-def test_a_model_that_does_not_fit_the_dataset_is_told(
+def test_a_model_that_does_not_fit_the_dataset_is_refused(
     sizes: Sizes, section: str, field: str, value: int, said: str
 ) -> None:
-    """Fails when the misfit shows only as an index error, or as features on the wrong tokens."""
+    """Fails when the misfit only shows as an index error, or as features on the wrong tokens."""
     part = getattr(PRESETS["tiny"], section).model_copy(update={field: value})
     with pytest.raises(ConfigError, match=said):
         PRESETS["tiny"].model_copy(update={section: part}).for_dataset(*sizes)
@@ -68,7 +68,7 @@ def test_more_rows_than_tokens_are_legal(sizes: Sizes) -> None:
         ({"decoder.layers": 2}, r"model: decoder\.layers: "),
     ],
 )
-def test_a_config_that_cannot_be_is_one_line(change: dict[str, Any], said: str) -> None:
+def test_an_impossible_config_is_one_line(change: dict[str, Any], said: str) -> None:
     """Fails when a dimension that does not divide gets as far as a matrix of the wrong shape."""
     values = PRESETS["tiny"].model_dump()
     for path, value in change.items():
@@ -81,12 +81,12 @@ def test_a_config_that_cannot_be_is_one_line(change: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_survive_yaml(preset: str) -> None:
-    """Fails when a preset written to a file, as a start for one's own, cannot be read back."""
+    """Fails when a preset that is written to a file, to start one's own model from, cannot be read back."""
     assert parse_model_config(yaml.safe_load(yaml.safe_dump(PRESETS[preset].model_dump()))) == PRESETS[preset]
 
 
-def test_a_size_left_open_is_no_model() -> None:
-    """Fails when a model is built before the dataset has said what it needs."""
+def test_no_model_is_built_with_a_size_left_open() -> None:
+    """Fails when a model is built before the dataset has filled in its sizes."""
     from trainer.models.model import build_model
 
     assert isinstance(PRESETS["tiny"], ModelConfig)

@@ -1,7 +1,7 @@
-"""The model on a whole pack against a plain one that takes its documents one by one, and knows nothing of packs.
+"""The model on a whole pack, against a plain one that takes documents one by one and knows nothing about packs.
 
-A label, position, feature or mask that packing misplaces changes the sum of the losses, and each is misplaced on
-purpose to prove it.
+A label, position, feature or mask that packing misplaces changes the sum of the losses. Each is misplaced on purpose to
+prove that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.models.model import VisionLanguageModel, build_model
 
 
 def _small_vocab(batch: RankBatch) -> RankBatch:
-    """The batch with ids folded into a vocabulary whose logits cost nothing."""
+    """The batch with ids folded into a vocabulary whose logits cost little."""
     labels = torch.where(batch.labels >= 0, batch.labels % 257, batch.labels)
     return dataclasses.replace(batch, tokens=batch.tokens % 257, labels=labels)
 
@@ -54,7 +54,7 @@ def batches(tiny_dataset: Path) -> dict[int, RankBatch]:
 
 
 def _packed_loss(model: VisionLanguageModel, batch: RankBatch, **changes: Any) -> Tensor:
-    """The loss of a pack; ``attend`` and ``exchange`` by name take the place of the right ones."""
+    """The loss of a pack; ``attend`` and ``exchange`` may be replaced by name."""
     attend = changes.get("attend", _attend(batch))
     exchange = changes.get("exchange", bind_features(batch, ContextParallel()))
     loss: Tensor = model(batch, attend, exchange)
@@ -63,7 +63,7 @@ def _packed_loss(model: VisionLanguageModel, batch: RankBatch, **changes: Any) -
 
 @pytest.fixture(scope="module")
 def chosen(tiny_whole: list[Any]) -> dict[str, int]:
-    """A pack of each kind that is hard."""
+    """A pack of each hard kind."""
     several = [s for s in tiny_whole if len({image["doc_id"] for image in s.head["images"]}) > 1]
     return {
         "annotations": next(s.head["pack_id"] for s in tiny_whole if s.arrays["branch_ids"].max() > 1),
@@ -73,7 +73,7 @@ def chosen(tiny_whole: list[Any]) -> dict[str, int]:
 
 
 def _gradients(model: VisionLanguageModel, loss: Tensor) -> dict[str, Tensor]:
-    """Gradients by name; zeros for a parameter that the loss does not rest on."""
+    """Gradients by name; zeros for a parameter that the loss does not depend on."""
     named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(named, found, strict=True))
@@ -105,7 +105,7 @@ def test_a_packs_loss_is_the_sum_of_its_documents(
 
 
 BLIND = {"connector.k_proj.bias"}
-"""Parameters that change nothing: the same number is added to all scores of a window."""
+"""Parameters without effect: the same number is added to all scores of a window."""
 
 
 def _without_groups(batch: RankBatch) -> RankBatch:
@@ -117,7 +117,7 @@ def _without_branches(batch: RankBatch) -> RankBatch:
 
 
 def _swapped(exchange: FeatureExchange, sizes: tuple[int, int], features: Tensor) -> Tensor:
-    """Two ranks' features in each other's place, as boundaries out of order would have it."""
+    """Two ranks' features in each other's place, as with boundaries out of order."""
     first, second = features.split(sizes)
     return exchange(torch.cat([second, first]))
 
@@ -131,7 +131,7 @@ OF_IMAGES = ("features", "pooled rows", "tokens of images")
 def test_planted_errors_show(
     planted: str, chosen: dict[str, int], batches: dict[int, RankBatch], model: VisionLanguageModel
 ) -> None:
-    """The comparison itself is tested: it fails for each error that packing can make, planted by hand."""
+    """Tests the comparison itself: it fails for each error that packing can make, planted by hand."""
     kind = "images of several documents" if planted in OF_IMAGES else "annotations"
     batch = _small_vocab(batches[chosen[kind]])
     right = bind_features(batch, ContextParallel())

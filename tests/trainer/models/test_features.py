@@ -1,4 +1,4 @@
-"""Features on their way to the ranks of their tokens, in several processes, in the cases that are odd."""
+"""The exchange of features between several processes, in odd cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIDDEN = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A pack's tokens dealt in blocks, its pooled rows somewhere among them, and made by the ranks of ``edges``."""
+    """A pack's tokens dealt in blocks, with pooled rows anywhere among them, made by ranks according to ``edges``."""
 
     ulysses: int
     ring: int
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def pool_positions(self) -> np.ndarray:
-        """Any tokens in any order, which is more than the format allows."""
+        """Any tokens in any order, which is more general than the format."""
         return np.random.default_rng(self.seed + 1).permutation(self.seq_len)[: self.edges[-1]]
 
     def batch(self, cp_rank: int) -> RankBatch:
@@ -60,12 +60,12 @@ class Case:
 
 
 def _rows(start: int, end: int) -> Tensor:
-    """Features that tell their row."""
+    """Features that show their row."""
     return torch.arange(start, end, dtype=torch.float64)[:, None] * 10 + torch.arange(HIDDEN)
 
 
 def exchange_on_a_rank(mesh: Mesh, values: dict[str, Any], way: str) -> tuple[Tensor, Tensor, Tensor]:
-    """What arrives, where it belongs, and the gradient of what was sent when row i arrives with gradient i."""
+    """What arrives, where it belongs, and the gradient of what was sent if an arriving row x has gradient x + 0.5."""
     case, cp = Case(**values), mesh.cp
     exchange = bind_features(case.batch(cp.cp_rank), cp, way)
     made = _rows(*case.edges[cp.cp_rank : cp.cp_rank + 2]).requires_grad_()
@@ -91,7 +91,7 @@ EDGES = {
 def test_both_ways_bring_every_row_to_its_token_and_its_gradient_back(
     gloo_pool: Any, ulysses: int, ring: int, case: str
 ) -> None:
-    """Fails when a row goes to another rank or slot, or ranks disagree on what they send each other (and hang)."""
+    """Fails when a row goes to a wrong rank or slot, or when ranks disagree on what they send each other (and hang)."""
     ranks = ulysses * ring
     given = Case(ulysses=ulysses, ring=ring, seq_len=32, edges=EDGES[case](ranks), seed=ranks)
     held = [
@@ -113,8 +113,8 @@ def test_both_ways_bring_every_row_to_its_token_and_its_gradient_back(
         assert not filled or by_row.equal(_rows(0, given.edges[-1])), way
 
 
-def test_a_rank_receives_no_row_but_those_of_its_tokens() -> None:
-    """Fails when a routed feature goes to more ranks than the one that holds its token."""
+def test_a_rank_receives_only_the_rows_of_its_tokens() -> None:
+    """Fails when a routed feature goes to a rank that does not hold its token."""
     case = Case(ulysses=2, ring=4, seq_len=64, edges=[0, 9, 9, 20, 21, 30, 41, 50, 50], seed=3)
     plans = [
         bind_features(
@@ -123,14 +123,14 @@ def test_a_rank_receives_no_row_but_those_of_its_tokens() -> None:
         for r in range(8)
     ]
     sent = np.array([plan.send_sizes for plan in plans])
-    assert np.array_equal(sent.T, [plan.receive_sizes for plan in plans]), "what one sends, the other waits for"
+    assert np.array_equal(sent.T, [plan.receive_sizes for plan in plans]), "what one rank sends, the other expects"
     assert sent.sum() == 50
     assert sent.sum(0).tolist() == [len(plan.slots) for plan in plans]
     assert any(row.count(0) for row in sent.tolist()), "some pairs exchange nothing"
 
 
 def test_tokens_are_where_the_layout_says() -> None:
-    """Fails when Ulysses pieces are dealt in turns, or slots count through the ring rank's whole slice."""
+    """Fails when Ulysses pieces are interleaved, or slots are numbered through the ring rank's whole slice."""
     runs = np.array([(0, 0, 2), (0, 6, 2), (1, 2, 4)], np.int32)
     layout = TokenLayout(scheme="any", ring_degree=2, block_size=4, runs=runs, needs=np.ones((2, 2), np.bool_))
     holder, place = token_places(layout, 8, 2)
@@ -147,7 +147,7 @@ def test_one_process_needs_no_group() -> None:
     assert natural[exchange.slots].tolist() == case.pool_positions.tolist()
 
 
-def test_an_unknown_way_is_told() -> None:
+def test_an_unknown_way_is_refused() -> None:
     """Fails when a misspelt way is taken for the default."""
     case = Case(ulysses=1, ring=1, seq_len=16, edges=[0, 6], seed=0)
     with pytest.raises(ConfigError, match="features is 'rout'; take one of route, gather"):

@@ -10,7 +10,7 @@ from trainer.models.model import build_model
 
 
 def test_a_new_model_depends_on_the_seed_alone(small_config: ModelConfig) -> None:
-    """Fails when initial weights follow the global generator, the dtype, or what was made before them."""
+    """Fails when initial weights depend on the global generator, the dtype, or what was made before them."""
     torch.manual_seed(5)
     first = build_model(small_config, seed=3).state_dict()
     state = torch.get_rng_state()
@@ -23,8 +23,8 @@ def test_a_new_model_depends_on_the_seed_alone(small_config: ModelConfig) -> Non
     assert not any(tensor.equal(other[name]) for name, tensor in first.items() if tensor.ndim > 1)
 
 
-def test_initial_weights_are_these(small_config: ModelConfig) -> None:
-    """Fails when a change of torch or of the rule gives other models for the same seed: jobs could not be repeated."""
+def test_the_scale_of_initial_weights(small_config: ModelConfig) -> None:
+    """Fails when the scale of the weights no longer follows the rule, which depends on inputs and depth."""
     weight = build_model(small_config, seed=0).decoder.layers[0].attention.q_proj.weight
     assert weight.std().item() == pytest.approx(24**-0.5, rel=0.05)
     assert weight.abs().max().item() <= 24**-0.5 * 3**0.5

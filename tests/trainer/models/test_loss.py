@@ -30,7 +30,7 @@ def _plain(hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor)
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 14, 15, 1000])
 def test_chunks_change_neither_the_loss_nor_its_gradients(chunk: int) -> None:
-    """Fails when a chunk is left out or taken twice, at its edges or where the last one is short."""
+    """Fails when a token is left out or counted twice at a chunk's edge, or where the last chunk is short."""
     example = _example()
     assert int((example[2] >= 0).sum()) == 14, "chunks that divide the tokens with loss, and chunks that do not"
     total, expected = loss_sum(*example, chunk=chunk), _plain(*example)
@@ -46,7 +46,7 @@ def test_gradients_pass_gradcheck() -> None:
 
 
 def test_no_token_with_loss_gives_zero_and_zero_gradients() -> None:
-    """Fails when a rank whose slice is a question has no graph: other ranks would wait for its backward pass."""
+    """Fails when a rank whose slice has no loss has no graph: other ranks would wait for its backward pass."""
     hidden, weight, labels, loss_weights = _example(without=23)
     total = loss_sum(hidden, weight, labels, loss_weights)
     assert total.item() == 0.0
@@ -72,7 +72,7 @@ def test_low_precision_is_summed_in_float32() -> None:
 
 
 def test_the_logits_of_all_tokens_never_exist_together() -> None:
-    """Fails when forward or backward makes a tensor with a row for every token and a column for every word."""
+    """Fails when forward or backward makes a tensor with a row per token and a column per vocabulary entry."""
     largest = 0
 
     class _Sizes(TorchDispatchMode):
@@ -90,7 +90,7 @@ def test_the_logits_of_all_tokens_never_exist_together() -> None:
 
 
 def test_tokens_without_loss_get_no_gradient() -> None:
-    """Fails when a masked token's hidden state is trained on whatever id stands in its label's place."""
+    """Fails when a masked token's hidden state is trained on whatever id its label holds."""
     hidden, weight, labels, loss_weights = _example()
     gradient = torch.autograd.grad(loss_sum(hidden, weight, labels, loss_weights), hidden)[0]
     assert gradient[labels < 0].abs().max() == 0

@@ -13,7 +13,7 @@ def _scores(positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.
 
 
 def test_scores_depend_on_differences_of_positions_alone() -> None:
-    """Fails when pairs are turned by different angles, or queries and keys in different directions."""
+    """Fails when a pair is rotated by different angles, or queries and keys in different directions."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(3, 20, 10, dtype=torch.float64, generator=generator) for _ in range(2))
     positions = torch.randint(0, 5000, (20,), generator=generator)
@@ -23,7 +23,7 @@ def test_scores_depend_on_differences_of_positions_alone() -> None:
 
 
 def test_tokens_keep_their_angles_in_any_order() -> None:
-    """Fails when an angle comes from a token's place in the slice and not from its position."""
+    """Fails when an angle comes from a token's index in the slice instead of its position."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 50, 8, generator=generator)
     positions, order = torch.arange(50) * 7, torch.randperm(50, generator=generator)
@@ -32,8 +32,8 @@ def test_tokens_keep_their_angles_in_any_order() -> None:
     assert part.equal(whole[:, order])
 
 
-def test_lengths_stay_and_position_0_is_not_turned() -> None:
-    """Fails when the turn scales, or positions count from 1."""
+def test_norms_stay_and_position_0_is_not_rotated() -> None:
+    """Fails when the rotation scales, or positions count from 1."""
     x = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     turned = Rotary(torch.tensor([0, 1, 99_999]), head_dim=6, theta=1e6, dtype=x.dtype)(x)
     assert turned[:, 0].equal(x[:, 0])
@@ -41,7 +41,7 @@ def test_lengths_stay_and_position_0_is_not_turned() -> None:
 
 
 def test_a_hand_example() -> None:
-    """Fails when neighbours are turned as pairs, or wavelengths go the other way round."""
+    """Fails when neighbours are rotated as pairs, or wavelengths are in reverse order."""
     turned = Rotary(torch.tensor([1]), head_dim=4, theta=100.0, dtype=torch.float64)(
         torch.tensor([[[1.0, 1.0, 0.0, 0.0]]], dtype=torch.float64)
     )
@@ -50,7 +50,7 @@ def test_a_hand_example() -> None:
 
 
 def test_bfloat16_keeps_neighbours_apart() -> None:
-    """Fails when angles are made in bfloat16, in which position 4097 is position 4096."""
+    """Fails when angles are computed in bfloat16, where position 4097 equals position 4096."""
     x = torch.ones(1, 2, 2, dtype=torch.bfloat16)
     turned = Rotary(torch.tensor([4096, 4097]), head_dim=2, theta=10.0, dtype=x.dtype)(x).double()
     exact = Rotary(torch.tensor([4096, 4097]), head_dim=2, theta=10.0, dtype=torch.float64)(x.double())

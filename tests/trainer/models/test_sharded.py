@@ -1,4 +1,4 @@
-"""The model sharded over ranks of which some hold no crop, or none at all."""
+"""The model sharded over ranks of which some, or all, hold no crop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECODER = ("decoder.embedding.weight", "decoder.layers.0.attention.k_proj.weight
 def _step(model: VisionLanguageModel, dataset: PackedDataset, pack_id: int, cp: ContextParallel, way: str) -> float:
     batch = next(batch for batch in dataset if batch.pack_id == pack_id)
     labels = torch.where(batch.labels >= 0, batch.labels % 257, batch.labels)
-    batch = replace(batch, tokens=batch.tokens % 257, labels=labels)  # a vocabulary whose logits cost nothing
+    batch = replace(batch, tokens=batch.tokens % 257, labels=labels)  # a vocabulary whose logits cost little
     attend = bind("hybrid", batch.layout, MaskTensors.of(batch), cp)
     loss = model(batch, attend, bind_features(batch, cp, way))
     loss.backward()
@@ -46,7 +46,7 @@ def gradients_on_a_rank(
         layout="balanced_ring",
     )
     model = build_model(config, seed=1, dtype=torch.float64, recompute=recompute)
-    for part in [*model.vision.blocks, *model.decoder.layers, model]:
+    for part in [*model.blocks, model]:
         sharded = fully_shard(part, mesh=mesh.parameters)
         sharded.set_gradient_divide_factor(1.0)
     loss = _step(model, dataset, pack_id, cp, way)
@@ -71,8 +71,8 @@ def test_ranks_without_crops_keep_step(
     way: str,
     recompute: bool,
 ) -> None:
-    """Fails (by a time-out) when a rank without crops leaves out a collective, and by its figures when gradients of the
-    encoder are lost or counted twice.
+    """Fails, by a time-out, when a rank without crops leaves out a collective and, by its figures, when gradients of
+    the encoder are lost or counted twice.
     """
     units = [len(sample.head["cum_image_bounds"]) for sample in whole]
     pack_id = units.index(0) if kind == "text alone" else next(i for i, n in enumerate(units) if 0 < n < 4)

@@ -1,4 +1,4 @@
-"""The vision encoder and its connector: the order of what comes out, odd windows, and no crop at all."""
+"""The vision encoder and its connector: the order of their outputs, odd windows, and no crop at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_patches_go_row_by_row() -> None:
 
 
 def test_pixels_become_minus_one_to_one() -> None:
-    """Fails when pixels are scaled in bfloat16, where 128 and 127 are one number after the shift."""
+    """Fails when pixels are scaled in bfloat16, where 127 and 128 become one number."""
     pixels = torch.tensor([0, 127, 128, 255], dtype=torch.uint8).repeat_interleave(3).reshape(1, 2, 2, 3)
     assert to_patches(pixels, 2, torch.float64)[0, 0, ::3].tolist() == [-1.0, 127 / 127.5 - 1, 128 / 127.5 - 1, 1.0]
     low = to_patches(pixels, 2, torch.bfloat16)[0, 0, ::3]
@@ -41,8 +41,8 @@ def test_pixels_become_minus_one_to_one() -> None:
 
 
 @pytest.mark.parametrize(("grid", "pool"), [(4, 2), (5, 2), (5, 3), (1, 3), (3, 3), (4, 1), (27, 3), (7, 5)])
-def test_every_patch_is_in_the_one_window_over_it(grid: int, pool: int) -> None:
-    """Fails when a window of the last row or column takes patches of the next row, or leaves the last ones out."""
+def test_every_patch_is_in_exactly_the_window_over_it(grid: int, pool: int) -> None:
+    """Fails when a window in the last row or column takes patches of the next row, or leaves some out."""
     patches, there = pooling_windows(grid, pool)
     side = -(-grid // pool)
     assert patches.shape == there.shape == (side**2, pool**2)
@@ -59,7 +59,7 @@ def test_every_patch_is_in_the_one_window_over_it(grid: int, pool: int) -> None:
 
 
 def test_a_ragged_window_is_pooled_as_a_whole_one_of_its_patches(small_config: ModelConfig) -> None:
-    """Fails when the patches that are not there count in the mean or in the attention."""
+    """Fails when patches that do not exist count in the mean or in the attention."""
     ragged = build_model(_sized(small_config, 6, 2), seed=1, dtype=torch.float64).connector
     features = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = ragged(features).unflatten(0, (2, 4))
@@ -69,7 +69,7 @@ def test_a_ragged_window_is_pooled_as_a_whole_one_of_its_patches(small_config: M
 
 
 def _pooled_alone(connector: Connector, window: torch.Tensor) -> torch.Tensor:
-    """A window by torch's own attention."""
+    """One window by torch's own attention."""
     q = connector.q_proj(window.mean(1, keepdim=True)).unflatten(2, (2, -1)).transpose(1, 2)
     k, v = (proj(window).unflatten(2, (2, -1)).transpose(1, 2) for proj in (connector.k_proj, connector.v_proj))
     pooled = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)[:, 0]
@@ -77,7 +77,7 @@ def _pooled_alone(connector: Connector, window: torch.Tensor) -> torch.Tensor:
 
 
 def test_rows_are_crop_after_crop_and_row_by_row(small_config: ModelConfig) -> None:
-    """Fails when features come in another order than that in which the packer numbers pooled rows."""
+    """Fails when features are not in the order in which the packer numbers pooled rows."""
     model = build_model(_sized(small_config, 8, 2), seed=1, dtype=torch.float64)
     crops = _crops(3, 8)
     rows = model.connector(model.vision(crops)).unflatten(0, (3, 4))
@@ -104,7 +104,7 @@ def test_crops_do_not_see_each_other(small_config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_no_crop_gives_no_row_and_gradients_of_zero(small_config: ModelConfig, recompute: bool) -> None:
-    """Fails when a rank without a crop leaves a parameter without a gradient: sharded training would wait for it."""
+    """Fails when a rank without a crop leaves a parameter without a gradient, for which sharded training would wait."""
     model = build_model(_sized(small_config, 6, 2), seed=1, recompute=recompute)
     rows = model.connector(model.vision(_crops(0, 6)))
     assert rows.shape == (0, 24)

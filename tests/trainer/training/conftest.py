@@ -1,4 +1,4 @@
-"""Packs of the demo small enough to train on in tests (``lessons.py``), and the trainer's command as a user runs it."""
+"""A dataset small enough to train on in tests (``lessons.py``), and the trainer's command as a user runs it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def run_command(command: list[str], timeout: float = 120) -> subprocess.Complete
 
 @pytest.fixture(scope="session")
 def grid(lessons: Path) -> Command:
-    """``grid("--cases", ...)``: the exactness grid over the lessons, in processes of its own."""
+    """``grid("--cases", ...)``: the script that runs the exactness grid, on the lessons, in its own processes."""
     return lambda *arguments: run_command([sys.executable, str(GRID), str(lessons), *arguments])
 
 
 @pytest.fixture(scope="session")
 def train(lessons: Path) -> Command:
-    """``train("--steps", "2", processes=2)``: the trainer on the lessons, under torchrun with more than one process."""
+    """``train("--steps", "2", processes=2)``: the trainer on the lessons, under torchrun for several processes."""
 
     def command(*arguments: str | Path, processes: int = 1, data: Path = lessons) -> Any:
         alone = [sys.executable, "-m", "trainer.train"]

@@ -1,12 +1,12 @@
-"""Trains the same steps on every kind of attention, layout and split, and compares each with one process.
+"""Trains the same steps with every kind of attention, layout and split, and compares each with one process.
 
     python tests/trainer/training/lessons.py demo/source FOLDER  # makes DATASET, FOLDER/dataset
-    python tests/trainer/training/grid.py DATASET                # the whole grid in float64, some minutes
+    python tests/trainer/training/grid.py DATASET                # the whole grid in float64, a few minutes
     python tests/trainer/training/grid.py DATASET --dtype float32
     python tests/trainer/training/grid.py DATASET --cases ring/zigzag/u1r2d1 gather/balanced_gather/u1r2d2
 
-The one process runs ``reference`` attention. A case passes when loss and gradient norm of every step differ from it by
-at most 1e-9 of their size in float64, 1e-5 in float32. Exit status 1 when one does not.
+The one process runs ``reference`` attention. A case passes if loss and gradient norm of every step differ from it by a
+relative 1e-9 at most in float64, 1e-5 in float32. The exit status is 1 if a case does not pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ vision: {hidden_size: 16, num_layers: 1, num_attention_heads: 2, intermediate_si
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run. By name such as ``ring/zigzag/u1r2d1``: kind, layout, ulysses, ring and dp_shard."""
+    """One run. Its name, such as ``ring/zigzag/u1r2d1``, gives kind, layout, ulysses, ring and dp_shard."""
 
     kind: str
     layout: str
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def packs(self) -> int:
-        """Packs of a step: cases with the same number must agree."""
+        """Packs per step: cases with the same number must agree."""
         return self.dp_shard * self.dp_replicate * self.accumulate
 
     @property
@@ -77,7 +77,7 @@ class Case:
 
 
 def full_grid() -> list[Case]:
-    """Every kind x layout x split, data-parallel shards beside half of the splits, and other ways to the same packs."""
+    """Every kind x layout x split, data-parallel shards on half of the splits, and other ways to the same packs."""
     grid = [
         Case(kind=kind, layout=layout, ulysses=ulysses, ring=ring)
         for ulysses, ring in SPLITS
@@ -100,7 +100,7 @@ def full_grid() -> list[Case]:
 
 
 def references(cases: Sequence[Case]) -> list[Case]:
-    """One process for each number of packs a step."""
+    """One process for each number of packs per step."""
     return [
         Case(kind="reference", layout="contiguous", ulysses=1, ring=1, accumulate=packs)
         for packs in sorted({case.packs for case in cases})
@@ -117,12 +117,19 @@ class Settings:
     steps: int
 
 
+def make_settings(dataset: str, folder: Path, *, dtype: str, steps: int) -> Settings:
+    """Settings with the grid's small model, whose file is written into a folder."""
+    model = folder / "model.yaml"
+    model.write_text(MODEL, encoding="utf-8")
+    return Settings(dataset=dataset, model=str(model), dtype=dtype, steps=steps)
+
+
 def run_cases(cases: Sequence[Case], settings: Settings, folder: Path) -> dict[str, list[StepFigures]]:
-    """Figures of every case's steps. The processes of a world size are started once and run its cases in turn."""
+    """Figures of every case's steps. The processes of a world size start once and run all its cases in turn."""
     found: dict[str, list[StepFigures]] = {}
     for world_size in sorted({case.world_size for case in cases}):
         mine = [case for case in cases if case.world_size == world_size]
-        # forked: this process has imported all that they need and has no thread yet; imports take longer than a run
+        # forked: this process has imported everything and has no thread yet; imports would take longer than a run
         context = multiprocessing.get_context("fork")
         results = context.SimpleQueue()
         store = str(folder / f"store-{world_size}")
@@ -151,7 +158,7 @@ def _rank(rank: int, world_size: int, store: str, cases: Sequence[Case], setting
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-        found = {case.name: _figures(case, rank, settings) for case in cases}
+        found = {case.name: train_case(_mesh(case), case, settings) for case in cases}
         dist.barrier()
         if rank == 0:
             results.put(found)
@@ -160,7 +167,17 @@ def _rank(rank: int, world_size: int, store: str, cases: Sequence[Case], setting
         results.put(f"rank {rank} of {world_size}\n{traceback.format_exc()}")
 
 
-def _figures(case: Case, rank: int, settings: Settings) -> list[StepFigures]:
+@lru_cache
+def _meshes(dp_replicate: int, dp_shard: int, ring: int, ulysses: int) -> Mesh:
+    return build_mesh("cpu", dp_replicate=dp_replicate, dp_shard=dp_shard, ring_degree=ring, ulysses_degree=ulysses)
+
+
+def _mesh(case: Case) -> Mesh:
+    return _meshes(case.dp_replicate, case.dp_shard, case.ring, case.ulysses)
+
+
+def train_case(mesh: Mesh, case: Case, settings: Settings) -> list[StepFigures]:
+    """A case's steps as this rank reports them. All ranks of the case's mesh call this."""
     config = make_config(
         {
             "data": settings.dataset,
@@ -179,16 +196,11 @@ def _figures(case: Case, rank: int, settings: Settings) -> list[StepFigures]:
         }
     )
     figures: list[StepFigures] = []
+    rank = dist.get_rank()
     job = prepare(config, rank=rank, world_size=case.world_size)
-    mesh = _mesh(case.dp_replicate, case.dp_shard, case.ring, case.ulysses)
     with PLANTS[case.plant](rank, case.world_size):
         run(job, mesh, torch.device("cpu"), figures.append)
     return figures
-
-
-@lru_cache
-def _mesh(dp_replicate: int, dp_shard: int, ring: int, ulysses: int) -> Mesh:
-    return build_mesh("cpu", dp_replicate=dp_replicate, dp_shard=dp_shard, ring_degree=ring, ulysses_degree=ulysses)
 
 
 def difference(found: Sequence[StepFigures], right: Sequence[StepFigures]) -> float:
@@ -203,8 +215,14 @@ def difference(found: Sequence[StepFigures], right: Sequence[StepFigures]) -> fl
     return max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
 
 
+def compare(cases: Sequence[Case], found: dict[str, list[StepFigures]]) -> dict[Case, float]:
+    """The largest difference of each case from one process; ``found`` has the figures of all and of the references."""
+    right = {case.packs: found[case.name] for case in references(cases)}
+    return {case: difference(found[case.name], right[case.packs]) for case in cases}
+
+
 def table(differences: dict[Case, float]) -> Iterable[str]:
-    """A line for each kind and layout, a column for each split."""
+    """One line per kind and layout, one column per split."""
     splits = list(dict.fromkeys(case.name.rpartition("/")[2] for case in differences))
     yield f"{'kind':<10}{'layout':<17}" + "".join(f"{split:>10}" for split in splits)
     for kind, layout in dict.fromkeys((case.kind, case.layout) for case in differences):
@@ -218,9 +236,12 @@ def main() -> None:
     parser.add_argument("dataset")
     parser.add_argument("--dtype", choices=TOLERANCE, default="float64")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--cases", nargs="*", help="names of cases; all without")
+    parser.add_argument("--cases", nargs="*", help="names of cases; by default all")
     parser.add_argument(
-        "--plant", nargs="*", choices=[name for name in PLANTS if name], help="each case with each of these mistakes"
+        "--plant",
+        nargs="*",
+        choices=[name for name in PLANTS if name],
+        help="run each case with each of these mistakes",
     )
     parser.add_argument("--json", action="store_true", help="print the differences as one JSON object")
     given = parser.parse_args()
@@ -232,12 +253,9 @@ def main() -> None:
     if given.plant:
         cases = [replace(case, plant=plant) for case in cases for plant in given.plant]
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model.yaml"
-        model.write_text(MODEL, encoding="utf-8")
-        settings = Settings(dataset=given.dataset, model=str(model), dtype=given.dtype, steps=given.steps)
+        settings = make_settings(given.dataset, Path(folder), dtype=given.dtype, steps=given.steps)
         found = run_cases([*references(cases), *cases], settings, Path(folder))
-    right = {case.packs: found[case.name] for case in references(cases)}
-    differences = {case: difference(found[case.name], right[case.packs]) for case in cases}
+    differences = compare(cases, found)
     worst = max(differences.values())
     if given.json:
         print(json.dumps({case.name: value for case, value in differences.items()}))

@@ -1,4 +1,4 @@
-"""Packs small enough to train on in seconds that hold what makes exactness hard.
+"""Makes packs that train in seconds and yet hold what makes exactness hard.
 
     python tests/trainer/training/lessons.py demo/source FOLDER    # makes FOLDER/dataset, for grid.py
 
@@ -37,7 +37,7 @@ EACH = 9
 
 
 def make_lessons(source: Path, folder: Path) -> Path:
-    """``folder/dataset``, packed from the short documents of a demo source."""
+    """Packs the short documents of a demo source into ``folder/dataset``."""
     source = source.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(_short_rows(source)), encoding="utf-8")
@@ -48,7 +48,7 @@ def make_lessons(source: Path, folder: Path) -> Path:
 
 
 def _small_tokenizer(path: Path) -> Path:
-    """A byte-level BPE of 512 tokens: with the vocabulary of a real one nearly all time would go to its logits."""
+    """A byte-level BPE of 512 tokens: with a real vocabulary nearly all time would go into logits."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -62,7 +62,7 @@ def _small_tokenizer(path: Path) -> Path:
 
 
 def _short_rows(source: Path) -> list[str]:
-    """The first documents of each subset that are short, their media by absolute paths."""
+    """The first short documents of each subset, with absolute paths to their media."""
     taken: dict[str, list[str]] = {}
     for line in (source / "documents.jsonl").read_text(encoding="utf-8").splitlines():
         if len(line) < 1000 and line.startswith('{"id": "') and not line.startswith('{"id": "bad'):

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose, for the comparison with one process to find."""
+"""Mistakes made on purpose, which the comparison with one process must find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[RankBatch], RankBatch]
 
 
 def _shifted_labels(batch: RankBatch) -> RankBatch:
-    """Labels shifted once more, over the local slice, as a trainer does that shifts them itself."""
+    """Labels shifted once more, over the local slice, as by a trainer that shifts them itself."""
     return replace(batch, labels=torch.cat([batch.labels[1:], batch.labels[:1]]))
 
 
@@ -26,7 +26,7 @@ def _heavier(batch: RankBatch) -> RankBatch:
 
 
 def _late_positions(batch: RankBatch) -> RankBatch:
-    """Positions counted from the start of the slice instead of the document's."""
+    """Positions counted from the start of the slice instead of the document."""
     return replace(batch, position_ids=batch.position_ids - batch.position_ids[0])
 
 
@@ -46,13 +46,13 @@ def _swapped_runs(batch: RankBatch) -> RankBatch:
 
 
 def _exchanged_images(batch: RankBatch) -> RankBatch:
-    """The rank's images in the opposite order: features that fill each other's tokens."""
+    """The rank's crops in the opposite order, so that features fill each other's tokens."""
     return replace(batch, images=batch.images.flip(0))
 
 
 @contextmanager
 def _change_batches(change: Change, rank: int, world_size: int) -> Iterator[None]:
-    """Changes the batches of the last rank alone; the other ranks have the right ones."""
+    """Changes the batches of the last rank only; the other ranks get the right ones."""
     whole: Any = trainer.loop.make_loader
 
     def loader(*args: Any, **kwargs: Any) -> Any:
@@ -75,4 +75,4 @@ PLANTS: dict[str | None, Callable[[int, int], AbstractContextManager[None]]] = {
     "layout-run": _plant(_swapped_runs),
     "boundary-order": _plant(_exchanged_images),
 }
-"""By name, how to make each mistake on one rank of so many."""
+"""How to make each mistake, by name: a function of the rank and the number of ranks."""

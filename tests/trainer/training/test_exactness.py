@@ -1,16 +1,21 @@
-"""Training on several processes is training on one: a selection of the grid, and what its packs hold."""
+"""Training on several processes gives what one process gives: a selection of the grid, and what its packs hold."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
+
+import grid
+
 from trainer.data.dataset import PackedDataset
 from trainer.data.order import epoch_order
+from trainer.distributed.mesh import Mesh
+from trainer.metrics import StepFigures
 
 STEPS = 10
 FAST = [
@@ -23,11 +28,11 @@ FAST = [
     "ring/zigzag/u1r2d1a2",
     "hybrid/balanced_ring/u2r4d1",
 ]
-"""Every kind and every layout, splits of 2, 4 and 8 processes, and each way to two packs a step."""
+"""Every kind and every layout, splits of 2, 4 and 8 processes, and each way to two packs per step."""
 
 
 def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
-    """Fails when the lessons lose what the exactness tests are about."""
+    """Fails when the dataset no longer holds what the exactness tests are about."""
     order = epoch_order(len(PackedDataset(lessons)), window=4, seed=0, epoch=0)
     packs = sorted(PackedDataset(lessons), key=lambda batch: batch.pack_id)
     used = [packs[i] for i in order[:STEPS]]
@@ -40,14 +45,25 @@ def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
     assert sum(len(set(batch.loss_weights.tolist())) > 2 for batch in used) >= 2
 
 
+def train_on_a_rank(mesh: Mesh, case: dict[str, Any], settings: dict[str, Any]) -> list[StepFigures]:
+    """Runs on each rank of the pool."""
+    return grid.train_case(mesh, grid.Case(**case), grid.Settings(**settings))
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-9), ("float32", 1e-5)])
-def test_loss_and_gradient_do_not_depend_on_the_processes(grid: Callable[..., Any], dtype: str, limit: float) -> None:
+def test_loss_and_gradient_do_not_depend_on_the_processes(
+    gloo_pool: Any, lessons: Path, tmp_path: Path, dtype: str, limit: float
+) -> None:
     """Fails when a kind of attention, a layout, the normalisation or FSDP's sums are not exact on a split."""
-    cases = FAST if dtype == "float64" else FAST[:4]
-    done = grid("--json", "--dtype", dtype, "--steps", str(STEPS), "--cases", *cases)
-    assert done.returncode == 0, done.stderr + done.stdout
-    differences = json.loads(done.stdout)
-    assert set(differences) == set(cases)
-    assert max(differences.values()) <= limit
-    # different sums in different orders: equal to the last bit everywhere would mean that nothing was split
+    names = FAST if dtype == "float64" else FAST[:4]
+    cases = [case for case in grid.full_grid() if case.name in names]
+    assert len(cases) == len(names)
+    settings = grid.make_settings(str(lessons), tmp_path, dtype=dtype, steps=STEPS)
+    found = {}
+    for case in sorted([*grid.references(cases), *cases], key=lambda case: case.world_size):
+        degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}
+        found[case.name] = gloo_pool.run(train_on_a_rank, vars(case), vars(settings), **degrees)[0]
+    differences = grid.compare(cases, found)
+    assert max(differences.values()) <= limit, differences
+    # sums in different orders: equality to the last bit everywhere would mean that nothing was split
     assert max(differences.values()) > 0

@@ -1,4 +1,4 @@
-"""The comparison with one process finds mistakes that one rank makes alone."""
+"""The comparison with one process, run as its script, finds mistakes that a single rank makes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def differences(grid: Callable[..., Any]) -> dict[str, float]:
     """Relative difference from one process, by mistake."""
     case = "ring/balanced_ring/u1r2d1"
     done = grid("--json", "--steps", "4", "--cases", case, "--plant", *MISTAKES)
-    assert done.returncode == 1, done.stderr  # as the script ends when a case is not exact
+    assert done.returncode == 1, done.stderr  # the script's exit status when a case is not exact
     return {name.rpartition("+")[2]: value for name, value in json.loads(done.stdout).items()}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_of_one_rank_is_found(differences: dict[str, float], mistake: str) -> None:
-    """Fails when the exactness test would pass although a rank shifts its labels, weighs its loss otherwise, turns by
-    other positions, has two runs of the layout exchanged, or encodes its images in another order.
+    """Fails when the exactness test would pass although a rank shifts its labels again, changes its loss weights, uses
+    other positions, has two runs of the layout exchanged, or encodes its crops in another order.
     """
     assert differences[mistake] > 1e-6

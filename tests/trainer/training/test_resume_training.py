@@ -1,4 +1,4 @@
-"""A run that is stopped goes on as if it had not been, on any number of ranks."""
+"""A run that was stopped continues as if it had not been, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import trainer.distributed.checkpoint
 from schemas.errors import ConfigError
 from trainer.config import make_config
 from trainer.data.dataset import PackedDataset
@@ -57,13 +56,13 @@ def train_on(gloo_pool: Any, lessons: Path) -> Train:
 
 @pytest.fixture(scope="module")
 def whole(train_on: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[StepFigures], Path]:
-    """A run without a stop, on two ranks, and its checkpoints."""
+    """An uninterrupted run on two ranks, and its checkpoints."""
     folder = tmp_path_factory.mktemp("whole") / "checkpoints"
     return train_on(ring=2, layout="zigzag", checkpoint=str(folder), save_every=SAVED), folder
 
 
 def _stopped(whole: tuple[list[StepFigures], Path], folder: Path) -> Path:
-    """The checkpoints as they were when the run was stopped after the step SAVED."""
+    """The checkpoints as they were after the step SAVED."""
     shutil.copytree(whole[1] / f"step-{SAVED:08d}", folder / f"step-{SAVED:08d}")
     return folder
 
@@ -82,7 +81,7 @@ def _stopped(whole: tuple[list[StepFigures], Path], folder: Path) -> Path:
 def test_resumed_on_any_ranks_the_steps_are_those_of_the_whole_run(
     whole: tuple[list[StepFigures], Path], train_on: Train, tmp_path: Path, ranks: dict[str, Any]
 ) -> None:
-    """Fails when parameters, moments, data position or learning rate are not restored, or not on another mesh."""
+    """Fails when parameters, moments, data position or learning rate are not restored on the same or another mesh."""
     rest = train_on(**ranks, checkpoint=str(_stopped(whole, tmp_path)), resume=True)
     expected = whole[0][SAVED:]
     assert [figures.step for figures in rest] == list(range(SAVED + 1, STEPS + 1))
@@ -96,7 +95,7 @@ def test_resumed_on_any_ranks_the_steps_are_those_of_the_whole_run(
 def test_the_run_passed_the_end_of_an_epoch_and_took_each_pack_once(
     whole: tuple[list[StepFigures], Path], lessons: Path
 ) -> None:
-    """Fails when a pack is taken twice or never, or when the resumed part has no change of epoch to get wrong."""
+    """Fails when a pack is taken twice or never, or when no epoch ends in the resumed part, which would test less."""
     n_packs = PackedDataset(lessons).n_packs
     per_epoch = n_packs // PACKS_PER_STEP
     assert SAVED < per_epoch < STEPS
@@ -107,7 +106,7 @@ def test_the_run_passed_the_end_of_an_epoch_and_took_each_pack_once(
 
 @pytest.mark.parametrize(("dp_size", "accumulate"), [(1, 6), (2, 3), (3, 2), (6, 1)])
 def test_packs_that_fill_no_step_are_left_out_however_ranks_share_it(dp_size: int, accumulate: int) -> None:
-    """Fails when another split of the same step takes other packs after the end of an epoch: 20 packs, 6 a step."""
+    """Fails when another split of the same step takes other packs after the end of an epoch: 20 packs, 6 per step."""
 
     class Stub:
         """What ``whole_steps`` reads of a job."""
@@ -132,21 +131,28 @@ def test_packs_that_fill_no_step_are_left_out_however_ranks_share_it(dp_size: in
         assert packs == kept[: len(packs)]
 
 
+SECOND_SAVE = "step-00000002"
+
+
 def crash_while_saving(mesh: Mesh, options: dict[str, object], where: str) -> str:
     """Runs on each rank of the pool: the second save ends where ``kill -9`` might end it."""
-    module, name, call = {
-        "before the parts": (dcp, "save", 2),
-        "before the rename": (trainer.distributed.checkpoint, "_sync", 5),
-    }[where]
-    calls, whole = [], getattr(module, name)
+    save, rename = dcp.save, Path.rename
 
-    def dies(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == call:
+    def die_before_the_parts(state: Any, *, checkpoint_id: Path) -> Any:
+        if checkpoint_id.name.endswith(SECOND_SAVE):
             raise KeyboardInterrupt
-        return whole(*args, **kwargs)
+        return save(state, checkpoint_id=checkpoint_id)
 
-    with patch.object(module, name, dies):
+    def die_before_the_rename(path: Path, target: Path) -> Path:
+        if Path(target).name == SECOND_SAVE:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    patches = {
+        "before the parts": patch.object(dcp, "save", die_before_the_parts),
+        "before the rename": patch.object(Path, "rename", die_before_the_rename),
+    }
+    with patches[where]:
         try:
             train_job(mesh, options)
         except KeyboardInterrupt:
@@ -158,12 +164,12 @@ def crash_while_saving(mesh: Mesh, options: dict[str, object], where: str) -> st
 def test_a_save_that_was_cut_short_is_not_found(
     gloo_pool: Any, lessons: Path, tmp_path: Path, train_on: Train, where: str
 ) -> None:
-    """Fails when half a checkpoint is taken for a whole one, or what it left stops the next save."""
+    """Fails when half a checkpoint is taken for a whole one, or its remains stop the next save."""
     options = {**OPTIONS, "data": str(lessons), "accumulate": 1, "steps": 4, "checkpoint": str(tmp_path)}
     said = gloo_pool.run(crash_while_saving, {**options, "save_every": 1}, where)
     assert said == ["died"]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"step-00000001", "unfinished-step-00000002"}
+    assert names == {"step-00000001", f"unfinished-{SECOND_SAVE}"}
     found = find_checkpoint(tmp_path)
     assert found is not None
     assert read_run_state(found).step == 1
@@ -172,7 +178,7 @@ def test_a_save_that_was_cut_short_is_not_found(
 
 
 def test_only_the_newest_checkpoints_are_kept(gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
-    """Fails when a long run fills the disk, or when the newest is among those removed."""
+    """Fails when a long run fills the disk, or when the newest checkpoint is removed."""
     options = {**OPTIONS, "data": str(lessons), "steps": 4, "checkpoint": str(tmp_path), "save_every": 1, "keep": 2}
     gloo_pool.run(train_job, options)
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004"}
@@ -195,7 +201,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     change: dict[str, object],
     named: str,
 ) -> None:
-    """Fails when a run goes on with other packs, parameters or data than it began with."""
+    """Fails when a run continues with other packs, parameters or data than it started with."""
     model = tmp_path / "model.yaml"
     model.write_text(
         "decoder: {hidden_size: 32, num_layers: 1, num_attention_heads: 8, num_key_value_heads: 2, head_dim: 8,"
@@ -219,7 +225,7 @@ def test_a_folder_with_checkpoints_is_not_written_into_by_a_new_run(
         _prepare(data=str(lessons), **OPTIONS, checkpoint=str(whole[1]))
 
 
-def test_resume_begins_anew_where_there_is_no_checkpoint_yet(lessons: Path, tmp_path: Path) -> None:
+def test_resume_starts_at_step_1_where_there_is_no_checkpoint_yet(lessons: Path, tmp_path: Path) -> None:
     """Fails when a job that is always started with --resume cannot be started a first time."""
     job = _prepare(data=str(lessons), **OPTIONS, checkpoint=str(tmp_path / "none"), resume=True)
     assert (job.start.step, job.checkpoint) == (0, None)
@@ -229,7 +235,7 @@ def test_resume_begins_anew_where_there_is_no_checkpoint_yet(lessons: Path, tmp_
 def test_bfloat16_and_recomputation_train_nearly_as_float32(
     whole: tuple[list[StepFigures], Path], train_on: Train, ring: int
 ) -> None:
-    """Fails when a dtype is mixed with another where torch cannot, or a recomputed block computes something else."""
+    """Fails when dtypes are mixed where torch cannot mix them, or a recomputed block computes something else."""
     low = train_on(ring=ring, attention="ring", steps=2, dtype="bfloat16", recompute=True, lr=1e-6)
     full = train_on(ring=ring, attention="ring", steps=2, dtype="float32", lr=1e-6)
     for ours, theirs in zip(low, full, strict=True):
@@ -239,7 +245,7 @@ def test_bfloat16_and_recomputation_train_nearly_as_float32(
 
 
 def test_the_metrics_hold_each_step_once(tmp_path: Path) -> None:
-    """Fails when steps done again after a resume stand twice, or half a line of a killed run breaks the file."""
+    """Fails when steps repeated after a resume are listed twice, or half a line of a killed run breaks the file."""
     common: dict[str, Any] = {"loss": 1.0, "grad_norm": 1.0, "tokens": 1, "loss_weight": 1.0, "step_time": 1.0}
     common |= {"data_time": 0.0, "bytes_read": 1, "lr": 1.0, "epoch": 0, "packs": [0]}
     path = tmp_path / "new" / "metrics.jsonl"

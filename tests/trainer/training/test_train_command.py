@@ -1,4 +1,4 @@
-"""The command as a user runs it: alone, under torchrun, killed, and with what does not fit."""
+"""The command as a user runs it: alone, under torchrun, killed, and with options that do not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.config import TrainConfig, load_model_config, make_config, option
 from trainer.distributed.mesh import Mesh
 from trainer.loop import run
 from trainer.setup import Job, prepare
-from trainer.train import cli
+from trainer.train import cli, main
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,42 +31,43 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_torchrun_and_one_process_train_alike(train: Command, tmp_path: Path) -> None:
-    """Fails when the command does not run, alone or under torchrun, when a key of the metrics is missing, or when
-    ranks read more than their parts.
-    """
-    common = ("--steps", 2, "--dtype", "float64", "--log-every", 1)
-    alone = train(*common, "--metrics", tmp_path / "1.jsonl")
-    assert alone.returncode == 0, alone.stderr
-    split = ("--ring", 2, "--attention", "ring", "--layout", "zigzag", "--workers", 1)
-    two = train(*common, *split, "--metrics", tmp_path / "2.jsonl", processes=2)
-    assert two.returncode == 0, two.stderr
-    assert "step      2  loss" in alone.stdout
-    assert "step      2  loss" in two.stdout
-    one, both = steps_of(tmp_path / "1.jsonl"), steps_of(tmp_path / "2.jsonl")
-    for ours, theirs in zip(both, one, strict=True):
-        assert " ".join(ours) == "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs"
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-9)
-        assert ours["loss_weight"] == pytest.approx(theirs["loss_weight"], rel=1e-12)
-        assert (ours["packs"], ours["tokens"], ours["lr"]) == (theirs["packs"], theirs["tokens"], theirs["lr"])
-    # both ranks read the header part, and one of them each image
-    alone_read, both_read = (sum(step["bytes_read"] for step in steps) for steps in (one, both))
-    assert alone_read < both_read < 2 * alone_read
-
-
 def train_whole(mesh: Mesh, options: dict[str, object]) -> list[dict[str, Any]]:
-    """Runs on a rank of the pool."""
+    """The steps of one process; runs on a rank of the pool."""
     figures: list[dict[str, Any]] = []
     job = prepare(make_config(options), rank=0, world_size=1)
     run(job, mesh, torch.device("cpu"), lambda step: figures.append(asdict(step)))
     return figures
 
 
-def test_killed_in_a_save_it_goes_on_without_a_step_lost_or_twice(
+def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
+    """Fails when the command does not run under torchrun, when a key of the metrics is missing, or when ranks read more
+    than their parts.
+    """
+    split = ("--ring", 2, "--attention", "ring", "--layout", "zigzag", "--workers", 1)
+    given = ("--steps", 2, "--dtype", "float64", "--log-every", 1, "--metrics", tmp_path / "metrics.jsonl")
+    done = train(*given, *split, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "step      1  loss" in done.stdout
+    assert "step      2  loss" in done.stdout
+    both = steps_of(tmp_path / "metrics.jsonl")
+    one = gloo_pool.run(train_whole, {"data": str(lessons), "steps": 2, "dtype": "float64", "device": "cpu"})[0]
+    for ours, theirs in zip(both, one, strict=True):
+        assert " ".join(ours) == "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs"
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-9)
+        assert ours["loss_weight"] == pytest.approx(theirs["loss_weight"], rel=1e-12)
+        assert (ours["packs"], ours["tokens"], ours["lr"]) == (theirs["packs"], theirs["tokens"], theirs["lr"])
+    # both ranks read the header part, and each crop is read by one of them
+    alone_read, both_read = (sum(step["bytes_read"] for step in steps) for steps in (one, both))
+    assert alone_read < both_read < 2 * alone_read
+
+
+def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     train: Command, gloo_pool: Any, lessons: Path, tmp_path: Path
 ) -> None:
-    """Fails when ``kill -9`` leaves a checkpoint that stops the next start, or metrics that miss or repeat a step."""
+    """Fails when the command does not run without torchrun, or when ``kill -9`` leaves a checkpoint that stops the next
+    start, or metrics that miss or repeat a step.
+    """
     given = ["--steps", "12", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
     given += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume"]
     command = [sys.executable, "-m", "trainer.train", "--data", str(lessons), *given]
@@ -79,6 +80,7 @@ def test_killed_in_a_save_it_goes_on_without_a_step_lost_or_twice(
     rest = train(*given)
     assert rest.returncode == 0, rest.stderr
     assert "continuing after step" in rest.stderr
+    assert "step     12  loss" in rest.stdout
     options = {"data": str(lessons), "steps": 12, "dtype": "float64", "device": "cpu"}
     whole = gloo_pool.run(train_whole, options)[0]
     ours = steps_of(tmp_path / "metrics.jsonl")
@@ -87,7 +89,7 @@ def test_killed_in_a_save_it_goes_on_without_a_step_lost_or_twice(
 
 
 def test_a_signal_ends_it_after_a_step_with_a_checkpoint(lessons: Path, tmp_path: Path) -> None:
-    """Fails when a preempted job loses what it did since the last checkpoint, or only one of its ranks stops."""
+    """Fails when a preempted job loses what it did since its last checkpoint, or when only one of its ranks stops."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "trainer.train", "--data", str(lessons), "--steps", "100000", "--ring", "2"]
     command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(tmp_path / "metrics.jsonl")]
@@ -124,7 +126,7 @@ MISFITS = {
 def test_what_does_not_fit_is_said_before_the_first_step(
     lessons: Path, options: list[str], world_size: int, said: str
 ) -> None:
-    """Fails when a run that cannot work starts, or is refused without the value and what there is."""
+    """Fails when a run that cannot work starts, or is refused without naming the value and what would fit."""
 
     def start(*more: str, world_size: int) -> Job:
         config = cli.main(["--data", str(lessons), "--steps", "1", *more], standalone_mode=False)
@@ -146,8 +148,8 @@ def test_what_does_not_fit_is_said_before_the_first_step(
         ("", "model.yaml: input should be"),
     ],
 )
-def test_a_model_file_that_is_not_one_is_said(tmp_path: Path, text: str, said: str) -> None:
-    """Fails when a broken YAML file ends in a traceback, or without the key that is wrong."""
+def test_a_broken_model_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    """Fails when a broken YAML file ends in a traceback, or in an error that does not name the wrong key."""
     path = tmp_path / "model.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(PreshardError, match=said):
@@ -156,7 +158,7 @@ def test_a_model_file_that_is_not_one_is_said(tmp_path: Path, text: str, said: s
 
 @pytest.mark.parametrize("size", ["vision.image_size", "vision.patch_size", "decoder.vocab_size"])
 def test_a_model_of_other_sizes_than_the_dataset_is_refused(lessons: Path, tmp_path: Path, size: str) -> None:
-    """Fails when crops, patches or tokens of the dataset do not fit the model, and the run starts."""
+    """Fails when the run starts although the dataset's crops, patches or tokens do not fit the model."""
     tiny = load_model_config("tiny").model_dump()
     section, _, key = size.partition(".")
     tiny[section][key] = 28
@@ -168,7 +170,7 @@ def test_a_model_of_other_sizes_than_the_dataset_is_refused(lessons: Path, tmp_p
 
 
 def test_under_torchrun_one_line_says_it_and_all_end(train: Command) -> None:
-    """Fails when a rank waits for others that have gone, a traceback of ours is printed, or each rank says the same."""
+    """Fails when a rank waits for others that have ended, our traceback is printed, or every rank prints the line."""
     done = train("--steps", 1, "--ring", 2, "--layout", "spiral", processes=2)
     assert done.returncode != 0
     assert done.stderr.count("trainer: layout is 'spiral'; the dataset was packed for contiguous, zigzag") == 1
@@ -176,20 +178,23 @@ def test_under_torchrun_one_line_says_it_and_all_end(train: Command) -> None:
     assert "exitcode  : 2" in done.stderr
 
 
-def test_alone_a_misfit_ends_with_status_2(train: Command, tmp_path: Path) -> None:
-    """Fails when a script cannot tell a wrong command from a failure, or gets more than a line."""
-    for done, said in (
-        (train("--steps", 1, data=tmp_path / "nowhere"), "nowhere"),
-        (train("--steps", 1, "--rings", 2), "--rings"),
-    ):
-        assert done.returncode == 2
-        assert done.stderr.startswith("trainer: ")
-        assert done.stderr.count("\n") == 1
-        assert said in done.stderr
+@pytest.mark.parametrize("wrong", ["nowhere", "--rings"])
+def test_alone_a_misfit_ends_with_status_2(
+    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    """Fails when a script cannot tell a wrong command from a failure, or gets more than one line."""
+    given = {"nowhere": ["--data", str(tmp_path / "nowhere")], "--rings": ["--data", str(lessons), "--rings", "2"]}
+    with pytest.raises(SystemExit) as ended:
+        main([*given[wrong], "--steps", "1", "--device", "cpu"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("trainer: ")
+    assert said.count("\n") == 1
+    assert wrong in said
 
 
 def test_every_field_is_an_option_with_a_description() -> None:
-    """Fails when an option is added without a word on what it does, or its name is not the field's."""
+    """Fails when an option has no description, or its name is not the field's."""
     shown = CliRunner().invoke(cli, ["--help"]).output
     for name, field in TrainConfig.model_fields.items():
         assert field.description, name

@@ -7,7 +7,7 @@ Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,13 @@ from trainer.attention.tiles import Tiles, list_tiles
 _OPTIONS = {"BACKEND": "TRITON"}
 
 
+@cache
+def compiled_attention() -> Callable[..., Any]:
+    """FlexAttention, compiled once for all layers and batches: the mask's tensors are its inputs, not constants."""
+    attention: Any = flex_attention  # mypy does not take the overloaded function for a Callable
+    return torch.compile(attention)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlexTiles:
     """The tiles in FlexAttention's form."""
@@ -44,10 +51,10 @@ class Flex:
     forwards, instead of 3.5 with a backward that takes the merged log-sum-exp.
 
     Attributes:
-        compiled: whether to compile it, as a GPU needs. Otherwise it is a dense matrix in plain torch.
+        attention: FlexAttention, by default compiled, as a GPU needs. Uncompiled it makes a dense matrix.
     """
 
-    compiled: bool = True
+    attention: Callable[..., Any] = field(default_factory=compiled_attention)
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors) -> FlexTiles:
         tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
@@ -60,7 +67,7 @@ class Flex:
         v_KTD: Float[Tensor, "K T D"],
         tiles: FlexTiles,
     ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-        out, aux = _attention(self.compiled)(
+        out, aux = self.attention(
             q_HQD[None], k_KTD[None], v_KTD[None],
             block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), return_aux=AuxRequest(lse=True),
             kernel_options=_OPTIONS,
@@ -81,14 +88,6 @@ class Flex:
             return self.forward(q, k, v, tiles)
 
         return backward_from_forward(forward, dout_HQD, q_HQD, k_KTD, v_KTD, out_HQD, lse_HQ)
-
-
-@cache
-def _attention(compiled: bool) -> Callable[..., Any]:
-    # One compiled function for all layers and batches: the mask's tensors are inputs, not constants.
-    # Any, because mypy does not take the overloaded function for a Callable.
-    attention: Any = flex_attention
-    return torch.compile(attention) if compiled else attention
 
 
 def block_mask(tiles: Tiles) -> BlockMask:

@@ -16,7 +16,7 @@ from trainer.data.files import DatasetFiles
 from trainer.data.pack_index import PackPlace
 
 
-def read_images(
+def read_crops(
     files: DatasetFiles,
     place: PackPlace,
     head: SampleHead,
