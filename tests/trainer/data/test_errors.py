@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from schemas import errors
 from schemas.layout import TokenLayout
 from schemas.manifest import UNSEALED
+from trainer.data.crops import read_crops
 from trainer.data.dataset import PackedDataset
 from trainer.data.header import read_header, token_layout
-from trainer.data.images import read_images
 
 SPLITS = [
     ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),
@@ -158,7 +158,7 @@ def test_a_crop_that_reaches_a_little_past_its_sample(copied: Path, past: int) -
     beyond = place.size - place.header_size - last.offset - 512 + past
     head = head.model_copy(update={"images": [*head.images[:-1], last.model_copy(update={"size": beyond})]})
     with pytest.raises(errors.ImagesInvalid, match="outside the sample"):
-        read_images(dataset.files, place, head, range(len(head.images)), image_size=56, image_format="jpeg")
+        read_crops(dataset.files, place, head, range(len(head.images)), image_size=56, image_format="jpeg")
 
 
 def test_a_missing_shard(copied: Path) -> None:
