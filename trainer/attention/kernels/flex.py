@@ -7,7 +7,7 @@ Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -51,10 +51,10 @@ class Flex:
     forwards, instead of 3.5 with a backward that takes the merged log-sum-exp.
 
     Attributes:
-        attention: FlexAttention, by default compiled, as a GPU needs. Uncompiled it makes a dense matrix.
+        attention: FlexAttention; by default it is compiled, as a GPU needs. Uncompiled it makes a dense matrix.
     """
 
-    attention: Callable[..., Any] = field(default_factory=compiled_attention)
+    attention: Callable[..., Any] | None = None
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors) -> FlexTiles:
         tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
@@ -67,7 +67,7 @@ class Flex:
         v_KTD: Float[Tensor, "K T D"],
         tiles: FlexTiles,
     ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-        out, aux = self.attention(
+        out, aux = (self.attention or compiled_attention())(
             q_HQD[None], k_KTD[None], v_KTD[None],
             block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), return_aux=AuxRequest(lse=True),
             kernel_options=_OPTIONS,
