@@ -34,6 +34,7 @@ PROCESS_FOLDERS = (
     "tests/runtime",
     "tests/s3",
     "tests/test_cli.py",
+    "tests/trainer/test_imports",
     "tests/trainer/training",
     "tests/verify",
 )
