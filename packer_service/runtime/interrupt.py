@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """The process was asked to stop. No ``Exception``: nobody who handles errors should take it for one."""
+    """The process was asked to stop. Not an ``Exception``: whoever handles errors should not take it for one."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -23,7 +23,7 @@ class Interrupted(BaseException):
 def interruptible() -> Iterator[None]:
     """Turns the first signal inside the block into :class:`Interrupted`; the second has its default effect.
 
-    Outside of the main thread, where Python runs no handlers, it changes nothing.
+    Outside the main thread, where Python runs no handlers, it changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""What long work tells of itself, and how a terminal and a log show it."""
+"""What long work reports of itself, and how a terminal and a log show it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 RATED = ("crops", "bytes")
-"""Amounts whose speed is worth a word; the others are only counted."""
+"""Amounts whose speed is shown; the others are only counted."""
+
+TERMINAL_SECONDS = 0.2
+"""Time between two changes of a terminal's moving line."""
+LEAST_SECONDS = 0.1
+"""Shorter phases have no speed worth showing."""
 
 
 class Progress(Protocol):
-    """Told what is being done."""
+    """Receives what is being done."""
 
     def note(self, message: str) -> None: ...
 
     def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None:
-        """``done`` of ``total`` are done, since this run began; ``amounts`` of what that has given, by name."""
+        """Reports that ``done`` of ``total`` are done; ``amounts`` are what this run has produced, by name."""
 
 
 @dataclass(kw_only=True)
 class _Phase:
-    """When a phase was first heard of, how much was done then, and when it was last shown."""
+    """When a phase was first reported, how much was done then, and when it was last shown."""
 
     began: float
     done_before: int
@@ -34,10 +39,10 @@ class _Phase:
 
 
 class ConsoleProgress:
-    """Says on standard error what is being done: a log gets a line every few seconds, a terminal one that moves.
+    """Shows on standard error what is being done: a line every few seconds in a log, one moving line on a terminal.
 
     Args:
-        every_seconds: seconds between two lines of a phase.
+        every_seconds: time between two lines of a phase in a log.
         terminal: whether to move one line; by default, whether standard error is a terminal.
     """
 
@@ -58,7 +63,7 @@ class ConsoleProgress:
     def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None:
         now = time.monotonic()
         phase = self.phases.setdefault(what, _Phase(began=now, done_before=done, shown=float("-inf")))
-        if done < total and now - phase.shown < (0.2 if self.terminal else self.every):
+        if done < total and now - phase.shown < (TERMINAL_SECONDS if self.terminal else self.every):
             return
         phase.shown = now
         line = progress_line(what, done, total, amounts or {}, now - phase.began, done - phase.done_before)
@@ -69,7 +74,7 @@ class ConsoleProgress:
             self._move(line)
 
     def close(self) -> None:
-        """Takes the moving line away, so that the terminal is as it was."""
+        """Removes the moving line and leaves the terminal as it was."""
         if self.moving is not None:
             self.moving.stop()
             self.moving = None
@@ -91,7 +96,7 @@ class ConsoleProgress:
 def progress_line(
     what: str, done: int, total: int, amounts: Mapping[str, int], seconds: float, done_in_them: int
 ) -> str:
-    """How far a phase is: ``what``, the amounts it gave, their speeds over ``seconds``, and a guess of what is left."""
+    """How far a phase is: its amounts, their speeds over ``seconds``, and an estimate of the time that is left."""
     parts = [f"{what}: {done} of {total}"]
     parts += [_amount(name, number, seconds) for name, number in amounts.items() if number or name not in RATED]
     if done_in_them > 0 and done < total:
@@ -101,9 +106,9 @@ def progress_line(
 
 def _amount(name: str, number: int, seconds: float) -> str:
     if name == "bytes":
-        speed = f" ({number / 1e6 / seconds:.1f} MB/s)" if seconds >= 0.1 else ""
+        speed = f" ({number / 1e6 / seconds:.1f} MB/s)" if seconds >= LEAST_SECONDS else ""
         return f"{number / 1e6:,.1f} MB{speed}"
-    speed = f" ({number / seconds:,.0f} a second)" if name in RATED and seconds >= 0.1 else ""
+    speed = f" ({number / seconds:,.0f} a second)" if name in RATED and seconds >= LEAST_SECONDS else ""
     return f"{number:,} {name}{speed}"
 
 

@@ -61,23 +61,23 @@ class Folder:
         return self._filesystem.get_file_info(self.path(name)).type == fs.FileType.File
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, None when there is none."""
+        """Bytes of a file; None if there is no such file."""
         info = self._filesystem.get_file_info(self.path(name))
         return info.size if info.type == fs.FileType.File else None
 
     def stamp(self, name: str) -> tuple[int, int] | None:
-        """Bytes and time of change in nanoseconds of a file or folder, 0 where not known; None when there is none."""
+        """Bytes and time of change (ns) of a file or folder, 0 where unknown; None if there is no such entry."""
         info = self._filesystem.get_file_info(self.path(name))
         return (info.size or 0, info.mtime_ns or 0) if info.type in _ENTRIES else None
 
     def entries(self) -> dict[str, bool]:
-        """What lies directly in the folder, sorted: whether each is a folder. Neither file nor folder is left out."""
+        """Names directly in the folder, sorted, and whether each is a folder. What is neither is left out."""
         infos = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         kinds = {info.base_name: info.type for info in infos}
         return {name: kinds[name] == fs.FileType.Directory for name in sorted(kinds) if kinds[name] in _ENTRIES}
 
     def make(self) -> None:
-        """Makes the folder, if it is not there; an object store has no folders to make."""
+        """Makes the folder if it is not there; an object store has no folders to make."""
         if self.is_local:
             Path(self._root).mkdir(parents=True, exist_ok=True)
 
@@ -144,19 +144,19 @@ class Folder:
             pool.submit(upload).result()
 
     def delete(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file if it is there."""
         if self.is_file(name):
             self._filesystem.delete_file(self.path(name))
 
     def delete_all(self) -> None:
-        """Removes the folder and everything in it, if it is there."""
+        """Removes the folder and everything in it if it is there."""
         if self.exists():
             self._filesystem.delete_dir(self._root)
 
     def delete_temporary(self) -> None:
         """Removes what a killed process left half-written anywhere below the folder."""
         if not self.is_local:
-            return  # an object store has no temporary names, and listing it costs requests
+            return  # an object store has no temporary files, and listing it costs requests
         for name in self.names():
             if name.rpartition("/")[2].startswith(TEMPORARY):
                 self.delete(name)

@@ -1,4 +1,4 @@
-"""Samples to one tar file: every offset is taken from what was written, the hash from the same bytes."""
+"""Writes samples into one tar file: offsets and the hash come from the very bytes that are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from schemas.sequence import PackedSequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A pack ready to be written. ``head.images`` is empty: the writer fills it from where the crops come to lie."""
+    """A pack ready to be written. ``head.images`` is empty: the writer fills it in when it knows where the crops lie."""
 
     head: SampleHead
     sequence: PackedSequence
