@@ -30,7 +30,7 @@ from schemas.sequence import PackedSequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A pack ready to be written. ``head.images`` is empty: the writer fills it in when it knows where the crops lie."""
+    """A pack ready to be written. ``head.images`` is empty: the writer fills it in with the crops' places."""
 
     head: SampleHead
     sequence: PackedSequence

@@ -60,7 +60,7 @@ def test_a_node_that_is_lost_in_the_middle_costs_its_tasks_alone(
 def test_after_the_loss_of_the_head_the_same_command_goes_on(
     machine: Machine, wheel: Path, pack_on: PackOn, same_short_bytes: Callable[[Path], bool], tmp_path: Path
 ) -> None:
-    """Fails when a driver waits for a cluster that is gone, says not how to go on, or packs anew what was done.
+    """Fails when a driver waits for a cluster that is gone, does not say how to continue, or packs again what was done.
 
     Loops are compiled, as on a cluster.
     """

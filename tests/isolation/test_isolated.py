@@ -57,7 +57,7 @@ def assert_ends(pid: int, seconds: float = 60) -> None:
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_what_breaks_the_process_is_a_reason_after_two_tries(isolated: Isolated, broken: ModuleType, name: str) -> None:
-    """Fails when a broken call is not told apart, ends the caller, or leaves a process that the next call meets."""
+    """Fails when a broken call gets a wrong reason, ends the caller, or leaves its process to the next call."""
     with pytest.raises(CallFailedError) as failed:
         isolated.call(getattr(broken, name))
     assert str(failed.value) == BREAKS[name]
@@ -76,7 +76,7 @@ def test_what_breaks_the_process_is_a_reason_after_two_tries(isolated: Isolated,
 def test_an_error_that_was_foreseen_comes_as_it_is(
     isolated: Isolated, broken: ModuleType, name: str, kind: type[Exception], text: str
 ) -> None:
-    """Fails when an outage becomes a document's fault, or a rejected file costs a new process."""
+    """Fails when an outage becomes a document's fault, or each rejected file costs a new process."""
     pid = isolated.call(broken.pid_of)
     with pytest.raises(kind) as raised:
         isolated.call(getattr(broken, name))
@@ -89,7 +89,7 @@ def test_an_error_that_was_foreseen_comes_as_it_is(
 def test_damage_that_may_be_a_lack_of_memory_says_so(isolated: Isolated, broken: ModuleType, tmp_path: Path) -> None:
     """Fails when a decoder that hides the lack of memory hides it from the user too, or is not tried in a new process.
 
-    And when the hint stands where no memory was short: a peak of an earlier call is none of this one.
+    Or when the hint is given though there was enough memory: the peak of an earlier call does not count.
     """
     pid = isolated.call(broken.pid_of)
     isolated.call(broken.eats_most)
@@ -134,7 +134,7 @@ def test_garbage_on_standard_output_is_no_answer(isolated: Isolated, broken: Mod
 
 
 def test_every_value_has_the_whole_time(isolated: Isolated, broken: ModuleType) -> None:
-    """Fails when a long video that comes along is taken for one that hangs: 3 s in all where 1 s is the limit."""
+    """Fails when a long video that makes progress is taken for one that hangs: 3 s in all where 1 s is the limit."""
     assert isolated.call(broken.counts_slowly, 10, 0.3) == list(range(10))
 
 
