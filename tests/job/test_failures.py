@@ -78,7 +78,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tin
 
 
 def assert_nothing_half_written(out: Path, whole: Path) -> None:
-    """What has a final name is as in the whole dataset, and there is no manifest."""
+    """Files under final names are as in the whole dataset, and there is no manifest."""
     found, expected = file_bytes(out), file_bytes(whole)
     assert "manifest.json" not in found
     assert not [name for name in found if ".tmp-" in name]

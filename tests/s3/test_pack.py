@@ -57,7 +57,7 @@ def test_a_stopped_job_goes_on(
 def test_credentials_in_a_uri_are_written_nowhere(
     store: Any, remote_source: str, tiny_config: PackConfig, progress: object, stopping: Any
 ) -> None:
-    """Fails when a dataset tells its readers the key that it was packed with, or another key makes another job."""
+    """Fails when a dataset contains the key that it was packed with, or another key makes another job."""
     source = remote_source.replace("s3://", "s3://someone:hunter2@")
     with pytest.raises(stopping.Stopped):
         pack([source], store.uri("secret"), tiny_config, stopping(1), progress)
@@ -71,7 +71,7 @@ def test_credentials_in_a_uri_are_written_nowhere(
 def test_a_reference_to_nothing_reads_the_same_as_on_a_disk(
     store: Any, tiny_source: Path, tmp_path: Path, uri: str
 ) -> None:
-    """Fails when the reason for which a media is missing, which is in a dataset's bytes, depends on where it is not."""
+    """Fails when the reason why a medium is missing, which is in a dataset's bytes, depends on where it is missing."""
     local = tmp_path / "source"
     (local / "pictures").mkdir(parents=True)
     for name in ("1.png", "pictures/2.png"):
