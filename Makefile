@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 DEMO := demo
 
-.PHONY: demo train check lint ruff types contracts unit test test-cluster docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test test-cluster mutants docs bench peers clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -15,6 +15,7 @@ help:
 	@echo "make test          lint, types, import contracts, and all tests"
 	@echo "make lint          lint, types and import contracts alone"
 	@echo "make test-cluster  more of what happens when nodes are lost: some minutes"
+	@echo "make mutants       plant 20 small faults, one at a time, and say which of them no test notices: minutes"
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
 	@echo "make bench         run the benchmarks and print their figures"
 	@echo "make peers         install TRL and compare packing and the split of images with others"
@@ -77,6 +78,11 @@ test: lint
 	@sh tests/browser/chromium.sh
 	@echo "==> all tests, in $(WORKERS) workers"
 	@$(BIN)/python -m pytest --quiet -n $(WORKERS) --durations=10
+
+# tests/mutants/run.py --help lists what else it takes.
+MUTANTS ?= 20
+mutants: .venv/installed
+	@$(BIN)/python tests/mutants/run.py --count $(MUTANTS)
 
 docs: .venv/installed
 	@$(BIN)/sphinx-build -q -W --keep-going docs build/docs
