@@ -1,8 +1,8 @@
 """The mask as a map of blocks, for the schemes that deal whole blocks.
 
-A row of the map is a block of queries, a column a block of keys, an entry the number of kernel tiles with an allowed
-pair between them. Rows and columns are both kept as spans of equal entries: a causal document is one span a row, so a
-map of 8,192 blocks takes a few hundred kilobytes where the matrix would take 64 MiB.
+A row of the map is a block of queries, a column is a block of keys, and an entry is the number of kernel tiles with an
+allowed pair between them. Rows and columns are both stored as spans of equal entries: a row of a causal document is one
+span, so a map of 8,192 blocks takes a few hundred kilobytes where the matrix would take 64 MiB.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
     """Spans of each row of blocks, from tiles of which ``per_block`` x ``per_block`` make a block."""
     count = len(tiles.seen_edges) - 1
     marked, counts = np.full(count, -1, np.int32), np.zeros(blocks + 1, np.int32)
+    # Room for a few spans in each row; it doubles where masks are more ragged than that.
     edges, spans, size = np.zeros(blocks + 1, np.int64), np.empty((4 * blocks + 16, 3), np.int32), 0
     for block in range(blocks):
         low, high = blocks, -1
@@ -85,7 +86,7 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
 
 @compiled
 def _transposed(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Spans of each column from those of each row: a column's last span grows while the next row has the same entry."""
+    """Spans of each column from those of each row: a column's last span grows as long as rows have the same entry."""
     blocks = len(edges) - 1
     fill = np.zeros(blocks + 1, np.int64)
     out_edges, out = np.zeros(blocks + 1, np.int64), np.empty((0, 3), np.int32)

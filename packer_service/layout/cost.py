@@ -8,7 +8,7 @@ from schemas.config import CostConfig
 from schemas.layout import TILE
 
 Number = Any
-"""A number, or an array of one a pack."""
+"""A number, or an array with one entry per pack."""
 
 
 def key_weight(model: CostConfig) -> float:
@@ -26,7 +26,7 @@ def key_weight(model: CostConfig) -> float:
 
 
 def ring_cost(ring_path: Number, slice_tokens: int, ring_degree: int, weight: float) -> Number:
-    """Cost of ring attention in tiles: every slice passes every rank, needed or not, which is R - 1 slices.
+    """Cost of ring attention in tiles: every rank receives R - 1 slices, whether it needs them or not.
 
     Element by element for arrays of packs.
     """
@@ -34,7 +34,7 @@ def ring_cost(ring_path: Number, slice_tokens: int, ring_degree: int, weight: fl
 
 
 def gather_cost(gather_path: Number, most_keys_fetched: Number, weight: float) -> Number:
-    """Cost of gather attention in tiles: a rank fetches what it needs first, and the one that fetches most counts.
+    """Cost of gather attention in tiles: ranks fetch the keys they need first, and the rank that fetches most counts.
 
     Element by element for arrays of packs.
     """

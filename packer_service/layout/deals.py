@@ -1,4 +1,4 @@
-"""Simple deals of blocks to ranks, from which the searches start. Each gives every rank the same number of blocks."""
+"""Simple ways to deal blocks to ranks, where the searches start. Each gives every rank the same number of blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Int32, Int64
 
 
 def round_robin(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
-    """Block b on rank ``b mod R``: every document is spread evenly, at the price of moving all of its keys."""
+    """Block b on rank ``b mod R``: spreads every document evenly, at the price of moving all of its keys."""
     return (np.arange(blocks) % ring_degree).astype(np.int32)
 
 
@@ -19,7 +19,7 @@ def consecutive(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
 def head_tail(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
     """Rank r has the r-th range from the front and the r-th from the back, an equal number of blocks in all.
 
-    With an even number of blocks a rank this is the layout of torch's and Megatron's context parallelism. With an odd
+    With an even number of blocks per rank this is the layout of torch's and Megatron's context parallelism. With an odd
     number the range at the front is one block shorter than the one at the back.
     """
     each = blocks // ring_degree

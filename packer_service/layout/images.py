@@ -1,7 +1,7 @@
 """Image boundaries: consecutive units to each rank, with the least possible largest load.
 
-The partition of a sequence into consecutive parts with the least largest sum: binary search on the largest load, each
-load tried by filling greedily, which is exact for loads that are not negative ("the linear partition problem").
+This is the linear partition problem: cut a sequence into consecutive parts so that the largest sum is least. A binary
+search tries largest loads, and greedy filling decides each try, which is exact for loads that are not negative.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.errors import LayoutError
 
 
 def _parts_needed(totals: list[int], limit: int, most: int) -> int:
-    """Parts of at most ``limit`` that greedy filling takes; ``most + 1`` when more than ``most``."""
+    """Parts of at most ``limit`` that greedy filling needs; ``most + 1`` where it needs more than ``most``."""
     units, at, parts = len(totals) - 1, 0, 0
     while at < units and parts <= most:
         at = bisect_right(totals, totals[at] + limit, lo=at) - 1
@@ -48,11 +48,11 @@ def image_edges(loads: Int64[np.ndarray, "units"], ranks: int) -> Int64[np.ndarr
     than ranks, each unit is alone and the later ranks are empty.
 
     Args:
-        loads: load of each unit, an integer not below 0.
+        loads: load of each unit, an integer that is not negative.
         ranks: number of ranks, at least 1.
 
     Raises:
-        LayoutError: no rank, or a negative load.
+        LayoutError: there is no rank, or a load is negative.
     """
     if ranks < 1:
         raise LayoutError(f"images cannot be divided over {ranks} ranks; give at least 1")

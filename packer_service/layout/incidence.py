@@ -1,7 +1,7 @@
 """What the queries of each chunk of a slice see, and which chunks hold the keys of each class.
 
 A *chunk* is ``length`` consecutive tokens of a rank's slice: the rows or columns of one tile, one block, or a whole
-slice. All counting (tiles, blocks needed, keys fetched) is a walk over these two sparse tables.
+slice. All counting (tiles, blocks needed, keys fetched) walks over these two sparse tables.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Incidence(NamedTuple):
 def _walk(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int, chunks: int) -> tuple[np.ndarray, ...]:
     """Cut the slices at the edges of mask runs and chunks, and note each piece's class and group.
 
-    A piece gives at most two seen and one held entry of each kind, and there are at most as many pieces as slice runs,
-    mask runs and chunks together. ``last[c]`` is the chunk that class c was last noted in, so that a chunk has one
-    entry a class.
+    A piece adds at most two seen entries and one held entry of each kind, and there are at most as many pieces as slice
+    runs, mask runs and chunks together. ``seen_last[c]`` and ``held_last[c]`` are the chunk in which class c was last
+    noted, so that a chunk has one entry per class.
     """
     run_edges, run_class, run_group = index.run_edges, index.run_class, index.run_group
     class_root, group_root = index.class_root, index.group_root

@@ -20,7 +20,7 @@ _BRANCH_ZERO = 1 << 31
 
 
 class MaskIndex(NamedTuple):
-    """A mask as runs of tokens of equal (document, branch, group), in natural order.
+    """A mask as runs of tokens with equal (document, branch, group), in natural order.
 
     Documents, branches and groups may each be scattered over any number of runs. Ids are dense: the same group id in
     two branches or documents has two group classes, so nothing leaks between them. A named tuple, since Numba's kernels

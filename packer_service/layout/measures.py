@@ -65,7 +65,7 @@ def measure_layout(mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: i
         tile: rows and columns of a kernel tile, in tokens.
 
     Raises:
-        LayoutError: the layout is no partition into equal slices.
+        LayoutError: the layout is not a partition into equal slices.
     """
     index, ring_degree = MaskIndex.of(mask), layout.ring_degree
     check_partition(layout, index.seq_len)

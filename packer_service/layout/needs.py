@@ -13,7 +13,7 @@ from schemas.sequence import MaskArrays
 
 
 def _slices(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"]) -> Incidence:
-    """The incidence of whole slices: one chunk a rank."""
+    """The incidence of whole slices: one chunk per rank."""
     return chunk_incidence(index, runs, max(index.seq_len, 1))
 
 
@@ -22,7 +22,7 @@ def key_blocks_needed(
 ) -> Bool[np.ndarray, "ring blocks"]:
     """Which blocks of ``block_size`` keys, in natural order, hold a key that some query of each rank sees.
 
-    A last block may be shorter. Blocks that the rank holds itself are among them.
+    The last block may be shorter. Blocks that the rank holds itself count, too.
     """
     index = MaskIndex.of(mask)
     needed = np.zeros((ring_degree, -(-index.seq_len // block_size)), bool)

@@ -7,7 +7,7 @@ from jaxtyping import Int32, Int64
 
 
 def merge_adjacent(runs: Int64[np.ndarray, "rows 3"]) -> Int32[np.ndarray, "runs 3"]:
-    """Drop empty rows and join each row with the one before it where that ends, on the same rank, at its start."""
+    """Drop empty rows, and join neighbouring rows of a rank where the second starts at the end of the first."""
     runs = runs[runs[:, 2] > 0]
     if not len(runs):
         return np.zeros((0, 3), np.int32)

@@ -28,7 +28,7 @@ def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequenc
     """Raise unless every scheme exists at every degree.
 
     Raises:
-        LayoutError: unknown scheme, degree or block below 1, or a length that does not divide; says what would do.
+        LayoutError: a scheme is unknown, a degree or block below 1, or the length does not divide; says what would do.
     """
     if unknown := [scheme for scheme in schemes if scheme not in SCHEMES]:
         raise LayoutError(f"unknown layout scheme {unknown[0]!r}; known are {', '.join(SCHEMES)}")
@@ -66,7 +66,7 @@ def solve_layouts(
         block_size: tokens of a block of the balanced schemes and of the stored needs.
 
     Raises:
-        LayoutError: a scheme or degree that cannot exist, or a length that does not divide; says what would do.
+        LayoutError: as of :func:`check_request`.
     """
     index = MaskIndex.of(mask)
     check_request(seq_len=index.seq_len, schemes=schemes, ring_degrees=ring_degrees, block_size=block_size)
@@ -83,7 +83,7 @@ def solve_layouts(
 
 
 class _Solver:
-    """What the layouts of one pack share: block maps, and the paths of the layouts that must not be better."""
+    """What the layouts of one pack share: block maps, and the layouts that must not be better, with their paths."""
 
     def __init__(self, index: MaskIndex, edges: Int64[np.ndarray, "segments_plus_1"], block_size: int) -> None:
         self._index, self._edges, self._block_size = index, edges, block_size

@@ -68,7 +68,7 @@ def tiles_by_rank(
         mask: the mask or its index.
         runs: rows (ring_rank, start, length), rank after rank; each token once.
         ring_degree: number of ring ranks.
-        tile: rows and columns of a tile. A slice that is no multiple of it ends in a partial tile.
+        tile: rows and columns of a tile. A slice whose length is not a multiple of it ends in a partial tile.
     """
     incidence = chunk_incidence(MaskIndex.of(mask), runs, tile)
     tiles = np.zeros((ring_degree, ring_degree), np.int64)
@@ -78,7 +78,7 @@ def tiles_by_rank(
 
 
 def whole_tiles(mask: MaskArrays | MaskIndex, *, tile: int = TILE) -> int:
-    """Tiles of the whole mask in natural order. Divided by the ring degree it is the tile floor."""
+    """Tiles of the whole mask in natural order. Divided by the ring degree, this is the tile floor."""
     index = MaskIndex.of(mask)
     return int(tiles_by_rank(index, whole_run(index.seq_len), 1, tile=tile)[0, 0]) if index.seq_len else 0
 

@@ -1,4 +1,4 @@
-"""Compilation of the planner's and the layouts' loops, cached where the machine lets us."""
+"""Compiles the loops of the planner and the layouts, with a cache on disk where there can be one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numba
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """``numba.njit`` with the machine code cached on disk; without the cache where no folder for it can be written.
 
-    Numba raises RuntimeError at decoration when neither ``__pycache__`` nor the user's cache folder is writable, as in
-    a read-only image without a home. A kernel must work there too, only its first call takes some seconds longer.
+    Numba raises RuntimeError at decoration where neither ``__pycache__`` nor the user's cache folder is writable, as in
+    a read-only image without a home. A kernel must work there, too: only its first call takes some seconds longer.
     """
     try:
         return numba.njit(cache=True)(function)

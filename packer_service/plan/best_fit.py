@@ -1,4 +1,4 @@
-"""Plain best-fit decreasing with two budgets: the yardstick that no plan may fall behind.
+"""Plain best-fit decreasing with two budgets: no plan may need more packs than this.
 
 Documents go by tokens descending, each into the open pack with the least free tokens that has room in both budgets
 (Johnson 1973, with the second budget as a side condition). As in the packing of one budget by Ding et al. 2024 ("Fewer
@@ -55,7 +55,7 @@ def best_fit(
         tokens: tokens of each kind, descending, each at most ``max_tokens``.
         images: images of each kind, each at most ``max_images``.
         count: documents of each kind.
-        max_tokens: the first budget; memory grows with it, 24 bytes a token.
+        max_tokens: the first budget; memory grows with it, by 24 bytes per token.
         max_images: the second budget.
 
     Returns:

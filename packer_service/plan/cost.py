@@ -1,4 +1,4 @@
-"""What training on a pack costs, from the model's dimensions: linear layers, attention in tiles, vision.
+"""What training on a pack costs, by the model's dimensions: linear layers, attention in tiles, vision.
 
 A training step counts three times the floating-point operations of its forward pass, one multiplication and addition
 being two operations (Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, PaLM, appendix B; Narayanan et al. 2021,
@@ -19,6 +19,8 @@ from schemas.config import CostConfig, PackConfig, VisionConfig
 from schemas.layout import TILE
 
 _TRAINING = 3
+"""A backward pass takes two products where the forward pass takes one."""
+
 _GIGA = 1e9
 
 
@@ -42,7 +44,8 @@ class CostModel:
 
     @property
     def linear_flops_per_token(self) -> int:
-        """Matrix products with weights for one token, in training FLOPs; no attention scores, no embedding look-up.
+        """Matrix products with weights for one token, in training FLOPs, without attention scores and embedding
+        look-up.
 
         Per layer: queries, keys, values and output projection, and the three matrices of a SwiGLU (Shazeer 2020); then
         the output projection to the vocabulary.
@@ -87,12 +90,12 @@ def document_tiles(lengths: Int64[np.ndarray, "docs"], areas: Int64[np.ndarray, 
     """Attention tiles that documents take in a pack, estimated without knowing where in the pack they will lie.
 
     ``area / TILE**2 + boundary(length)``: the boundary term is what a causal triangle of that length takes beyond its
-    area, on average over all positions of its first token in a tile. A document of n tokens, ``n - 1 = m * TILE + r``,
-    touches ``m + 1`` rows of tiles, or one more from ``r`` of the TILE positions, and has ``rows * (rows - 1) / 2``
-    tiles below the diagonal. Tiles on the diagonal are shared with its neighbours in the pack, so each token counts
-    ``1 / TILE`` of one.
+    area, on average over all positions that its first token can have in a tile. A document of n tokens, ``n - 1 = m *
+    TILE + r``, touches ``m + 1`` rows of tiles, or one more from ``r`` of the TILE positions, and has ``rows * (rows -
+    1) / 2`` tiles below the diagonal. Tiles on the diagonal are shared with its neighbours in the pack, so each token
+    counts ``1 / TILE`` of one.
 
-    The sum over the documents of a pack depends on their lengths and on the sum of their areas alone: a written pack,
+    The sum over the documents of a pack depends only on their lengths and on the sum of their areas: a written pack,
     whose area is known only as a whole, has exactly the figure of its plan. Values are multiples of ``TILE**-2``, hence
     exact, and so is their sum in any order, up to a pack of 2**39 pairs.
 

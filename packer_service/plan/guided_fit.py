@@ -1,15 +1,15 @@
 """Guided fit: fills one pack after the other so that both of its budgets run out together.
 
-Best fit looks at one budget. When two bind, it fills the first packs with whatever is large, and what is left at the
-end suits no pack: videos that use up the images and leave tokens open, or text that does the opposite. The remedy is
-the idea behind vector packing's dot-product heuristics (Panigrahy et al. 2011, "Heuristics for vector bin packing"),
-with an index in place of their scan over all documents:
+Best fit looks at one budget. Where both bind, it fills the first packs with whatever is large, and what remains suits
+no pack: videos that use up the images and leave tokens open, or text that does the opposite. The remedy is the idea
+behind the dot-product heuristics for vector packing (Panigrahy et al. 2011, "Heuristics for vector bin packing"), with
+an index in place of their scan over all documents:
 
 - a document *leans* to a budget when it takes a larger share of it than of the other;
 - a pack begins with the largest document left;
-- while the pack leans to one side, it gets the first document, in the recipe's guide order, that leans to the other
-  side by no more than the pack does; so packs take up the two budgets in step;
-- when there is none, it gets the largest document that fits by the recipe's finish order;
+- while the pack leans to one side, it gets the first document in the recipe's guide order that leans to the other
+  side by no more than the pack does, so that both budgets fill up in step;
+- where there is none, it gets the first document in the recipe's finish order that fits;
 - each pack is filled by several recipes, and the filling that leaves the least open is kept.
 
 Nothing here is random and every figure is an integer.
@@ -28,7 +28,7 @@ UNGUIDED = -1
 
 _PATIENCE = 256
 """Nodes that one search may visit. A search with several limits can meet many nodes whose minima come from different
-documents; giving up then loses one choice of many, where going on could visit every document."""
+documents; giving up loses one choice of many, while continuing could visit every document."""
 
 _FULL = 4096
 """A filling that leaves less than one part in this many open is kept without trying the recipes that follow."""
@@ -113,7 +113,7 @@ def _first_in_stock(
             return -1
         if stock[order[position]]:
             return order[position]
-        # Used up in this very pack, where the trees still hold what the pack before left.
+        # This pack used it up; the trees still hold what the pack before it left.
         position += 1
 
 
@@ -132,7 +132,7 @@ def _fill(
     free_images: int,
     chosen: Int64[np.ndarray, "most"],
 ) -> tuple[int, int, int]:
-    """Fills a pack that begins with ``kind``, taking from ``stock``: documents taken, and what stays free."""
+    """Fills a pack that begins with ``kind``, taking from ``stock``. Returns documents taken, and what stays free."""
     guide, finish = recipe[0], recipe[1]
     n_chosen, pack_lean = 0, 0
     while kind >= 0:

@@ -12,16 +12,16 @@ from jaxtyping import Int64
 class Kinds:
     """The distinct (tokens, images) of a set of documents, by tokens descending, then images descending.
 
-    Tokens and images are divided by their greatest common divisors, budgets too, rounded down: that changes no answer
-    to the question what fits, and makes the indices over free tokens shorter by the alignment.
+    Tokens and images are divided by their greatest common divisors, and so are the budgets, rounded down: what fits
+    stays the same, and an index over free tokens is shorter by the alignment.
 
     Attributes:
         tokens: size of each kind in the first budget.
         images: size of each kind in the second budget.
         count: documents of each kind, at least 1.
         documents: document indices, kind after kind, ascending inside a kind.
-        max_tokens: the first budget, never more than all tokens together: an index over free tokens is as long.
-        max_images: the second budget, never more than all images together.
+        max_tokens: the first budget, at most the sum of all tokens, since an index over free tokens is that long.
+        max_images: the second budget, at most the sum of all images.
     """
 
     tokens: Int64[np.ndarray, "kinds"]
@@ -37,8 +37,8 @@ def kinds_of(
 ) -> Kinds:
     """Groups documents by (tokens, images).
 
-    The kinds depend on the documents' sizes alone, and a kind's documents are in the order of their index: so a packing
-    of kinds breaks ties by document index.
+    The kinds depend only on the documents' sizes, and a kind's documents come in the order of their indices, so a
+    packing of kinds breaks ties by document index.
     """
     span = int(images.max(initial=0)) + 1
     keys = tokens * span + images
@@ -64,7 +64,7 @@ def kinds_of(
 
 
 def lower_bound(kinds: Kinds) -> int:
-    """Packs that no plan can do without: the larger of what the tokens and what the images need."""
+    """Packs that every plan needs: the larger of what the tokens and what the images need."""
     if not len(kinds.count):
         return 0
     needed = max(1, -(-int((kinds.tokens * kinds.count).sum()) // kinds.max_tokens))

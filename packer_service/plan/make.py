@@ -95,7 +95,7 @@ def plan_documents(
     """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
 
     Raises:
-        PlanError: as of :func:`make_plan`.
+        PlanError: as :func:`make_plan`.
     """
     return make_plan(
         tokens=tokens,
@@ -112,7 +112,9 @@ def plan_documents(
 
 def _check_columns(tokens: Int64[np.ndarray, "docs"], areas: Int64[np.ndarray, "docs"]) -> None:
     if len(areas) != len(tokens):
-        raise PlanError(f"{len(tokens)} documents have tokens but {len(areas)} have areas; give one of each a document")
+        raise PlanError(
+            f"{len(tokens)} documents have tokens but {len(areas)} have areas; give one of each per document"
+        )
     for name, column in (("tokens", tokens), ("area", areas)):
         if (column < 1).any():
             index = int(np.flatnonzero(column < 1)[0])

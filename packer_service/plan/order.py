@@ -13,10 +13,10 @@ from schemas.errors import PlanError
 def step_order(costs: Float64[np.ndarray, "packs"], *, window: int, seed: int) -> Int64[np.ndarray, "packs"]:
     """Orders packs so that every aligned group of ``window`` of them is a run of neighbours in cost.
 
-    Inside a group the packs stand in order of cost, so every aligned sub-group, of whatever size, is again a run of
-    neighbours; a bit of the seed's hash turns a group round, so that no rank always gets the cheaper pack. The
-    groups come in an order given by the seed. When the packs do not divide by ``window``, the rest stands last: it is
-    the run of neighbours without which the other groups are the most even.
+    Inside a group the packs stand in order of cost, so every aligned sub-group of any size is again a run of
+    neighbours. A bit of the seed's hash reverses some groups, so that no rank always gets the cheaper pack, and the
+    seed gives the order of the groups. When the number of packs does not divide by ``window``, the rest comes last: it
+    is the run of neighbours without which the other groups are the most even.
 
     Args:
         costs: cost of each pack, finite and not negative.
@@ -24,8 +24,8 @@ def step_order(costs: Float64[np.ndarray, "packs"], *, window: int, seed: int) -
         seed: chooses the order of the groups.
 
     Returns:
-        The packs in step order; each is in it once. Equal costs stand in the order of their index. The order depends
-        on the arguments alone, not on a version of NumPy.
+        The packs in step order, each once; equal costs in the order of their indices. The order depends only on the
+        arguments, not on the version of NumPy.
 
     Raises:
         PlanError: ``window`` is not a positive integer.
@@ -58,7 +58,7 @@ def window_sizes(window: int) -> list[int]:
 
 
 def check_dp_sizes(dp_sizes: Sequence[int], window: int) -> None:
-    """Refuses data-parallel sizes whose steps would cut through groups of the window.
+    """Refuse data-parallel sizes whose steps would cut through groups of the window.
 
     Raises:
         PlanError: a size does not divide the window; says which sizes do.
@@ -75,8 +75,8 @@ def check_dp_sizes(dp_sizes: Sequence[int], window: int) -> None:
 def _rest_position(sorted_costs: Float64[np.ndarray, "packs"], window: int) -> int:
     """Where in the order of costs the rest is taken out so that the other groups' relative spread is least.
 
-    Taking it out before group g leaves groups aligned at 0 below g and at the rest's size from g on. The spread, and
-    not the ratio of max to mean, since the order in which a mean adds up is not the same on every machine.
+    Taking it out before group g leaves groups aligned at 0 below g, and at the rest's size from g on. The measure is
+    the spread, not the ratio of maximum to mean, because machines differ in the order in which they sum up a mean.
     """
     n_groups, n_rest = divmod(len(sorted_costs), window)
     below = _spreads(sorted_costs[: n_groups * window].reshape(n_groups, window))
@@ -93,8 +93,8 @@ def _spreads(sorted_groups: Float64[np.ndarray, "groups packs"]) -> Float64[np.n
 def straggler_ratio(costs: Float64[np.ndarray, "packs"], dp_size: int) -> float:
     """Mean over the steps of (largest cost of the step / mean cost of the step), for packs in step order.
 
-    A step takes the next ``dp_size`` packs. The incomplete step at the end is left out, as a trainer leaves it out,
-    unless it is the only one. 1.0 is a step without a straggler, and the answer when there is no pack at all.
+    A step takes the next ``dp_size`` packs. An incomplete step at the end is left out, as trainers do, unless it is the
+    only one. 1.0 is a step without a straggler, and the result when there is no pack at all.
 
     Raises:
         PlanError: ``dp_size`` is not positive.

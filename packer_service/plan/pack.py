@@ -23,15 +23,16 @@ _RECIPES: tuple[Recipes, ...] = (
     ((_SIZE, _IMAGES), (_SIZE, _TOKENS), (UNGUIDED, _TOKENS), (UNGUIDED, _IMAGES)),
     ((_LEAN, _IMAGES), (_LEAN, _TOKENS), (_SIZE, _IMAGES), (_SIZE, _TOKENS)),
 )
-"""Sets of recipes for guided fit: which is best depends on how the two budgets bind."""
+"""Sets of recipes for guided fit. Which is best depends on how the two budgets bind."""
 
 _SINGLE_RECIPES: tuple[Recipes, ...] = tuple(
     ((guide, finish),) for guide in (UNGUIDED, _SIZE, _LEAN) for finish in (_TOKENS, _IMAGES, _SIZE, _LEAN)
 )
-"""Tried as well where one pack more or less is a matter of luck, as it is with few documents."""
+"""Tried as well where one pack more or less is a matter of luck, as with few documents."""
 
 _LEAN_CLASSES = 16
-"""Classes of documents by how much they lean, for the guide order by lean."""
+"""Classes of documents by how much they lean for their size, in the guide order by lean. Inside a class, those that
+lean most come first."""
 
 _NEAR_ENOUGH = 4000
 """Of more than ``_FEW`` documents, a packing within one pack in this many of the lower bound is taken as it is."""
@@ -40,9 +41,16 @@ _FEW = 200_000
 """Up to this many documents every set of recipes is tried; of more, a sample of them chooses one set."""
 
 _SAMPLE = 50_000
+"""Documents of the sample that chooses a set of recipes: a quarter of those up to which every set is tried."""
 
 _VERY_FEW = 20_000
 """Up to this many documents the single recipes are tried, too."""
+
+_POWER = 8
+"""How fast a free token or image loses weight as its budget is used less: at nine tenths it counts less than half."""
+
+_BITS, _SHARE, _WHOLE = 10, 20, 60
+"""Binary places of a budget's share, those that its power keeps, and the weight of a whole pack in either budget."""
 
 
 def pack_documents(
@@ -55,18 +63,18 @@ def pack_documents(
     """The pack of each document, so that no pack holds more than ``seq_len`` tokens or ``max_images`` images.
 
     Takes the best of several packings: plain best-fit decreasing, so that no plan has more packs than that, then guided
-    fit by several sets of recipes. It stops when it is as good as at the lower bound, the larger of
+    fit by several sets of recipes. It stops as soon as it is near enough to the lower bound, the larger of
     ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``.
 
     Args:
-        tokens: tokens that each document takes up, its alignment included.
+        tokens: tokens that each document takes up, including its alignment.
         images: images of each document.
         seq_len: tokens of a pack.
         max_images: images that a pack may hold; None for no limit.
 
     Returns:
-        Pack numbers from 0, without gaps. They depend on the arguments alone, and on the order of the documents only
-        in which of several documents of equal size is which.
+        Pack numbers from 0, without gaps. They depend only on the arguments; the order of the documents decides nothing
+        but which of several documents of equal size is which.
 
     Raises:
         PlanError: a budget or a size is negative, or a document alone is above a budget.
@@ -104,7 +112,7 @@ def _recipes_for(kinds: Kinds) -> Iterable[Recipes]:
 
 
 def _both_bind(kinds: Kinds) -> bool:
-    """Whether there are more images than one pack may hold; if not, only tokens limit a pack."""
+    """Whether there are more images than one pack may hold; otherwise only tokens limit a pack."""
     return int((kinds.images * kinds.count).sum()) > kinds.max_images
 
 
@@ -122,7 +130,8 @@ def _guided(kinds: Kinds, recipes: Recipes) -> Int64[np.ndarray, "docs"]:
     lean = tokens * max_images - images * max_tokens
     share = np.maximum(tokens * max_images, images * max_tokens)
     leans_to_tokens = lean >= 0
-    # Documents that lean little come first: those that take from one budget alone suit any pack and are kept for last.
+    # Documents that lean little come first: those that take from one budget alone suit any pack and are kept to the
+    # end.
     lean_class = np.abs(lean) // np.maximum(1, (tokens * max_images + images * max_tokens) // _LEAN_CLASSES)
     orders = np.stack(
         [
@@ -143,14 +152,16 @@ def _guided(kinds: Kinds, recipes: Recipes) -> Int64[np.ndarray, "docs"]:
 def _weights(kinds: Kinds) -> tuple[int, int]:
     """What a free token and a free image count: a budget that the documents hardly use up may be left open.
 
-    A budget's share of use, at the lower bound, to the power of 8, over the budget. Scaled so that a whole pack counts
-    at most 2**60 in each budget.
+    The share of a budget that is used at the lower bound, to the power :data:`_POWER`, over the budget. In integers:
+    the share counts in ``2**-_BITS``, and a budget that is used up counts ``2**_WHOLE`` for a whole pack, so that the
+    sum of both stays below 2**63.
     """
     needed = lower_bound(kinds)
     weights = []
     for sizes, budget in ((kinds.tokens, kinds.max_tokens), (kinds.images, kinds.max_images)):
-        used = 1024 * int((sizes * kinds.count).sum()) // max(1, budget * needed)
-        weights.append(((used**8 >> 60) << 40) // max(1, budget))
+        used = (int((sizes * kinds.count).sum()) << _BITS) // max(1, budget * needed)
+        share = used**_POWER >> _BITS * _POWER - _SHARE
+        weights.append((share << _WHOLE - _SHARE) // max(1, budget))
     return weights[0], weights[1]
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A plan in columns: one row a packed document, pack by pack in step order.
+    """A plan in columns: one row per packed document, pack by pack in step order.
 
     Inside a pack, documents stand in ascending order of ``document`` and lie one after the other from position 0: a
     document starts where the aligned length of the one before it ends. The rows of pack p are
@@ -23,7 +23,7 @@ class Plan:
         length: real tokens.
         aligned_length: tokens that the document takes up, its padding at the end included.
         cost: cost of each pack in GFLOP, in step order.
-        pack_edges: the first row of each pack, then the number of rows. Packs count from 0 in step order.
+        pack_edges: the first row of each pack, then the number of rows. Packs are numbered from 0 in step order.
     """
 
     seq_len: int

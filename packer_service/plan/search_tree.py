@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from packer_service.numerics.compiled import compiled
 
 GONE = np.iinfo(np.int64).max
-"""Value of a position that holds nothing any more: no limit reaches it."""
+"""Value of a position that is empty: no limit reaches it."""
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The rules of a sample's token arrays: each array derived again from the spans, the units and the other arrays."""
+"""The rules of a sample's token arrays: each is derived again from the spans, the units and the other arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC,
 def _where(error: type[FormatError], name: str, found: np.ndarray, wrong: np.ndarray, legal: Any) -> Iterator[Finding]:
     """A finding for the first of the wrong entries of an array, if there is one.
 
-    ``legal`` is what the rule asks for: an array of the same length, or words.
+    ``legal`` is what the rule asks for: an array of the same length, or words for all entries.
     """
     at = np.flatnonzero(wrong)
     if len(at):
@@ -58,7 +58,7 @@ def check_spans(spans: list[DocumentSpan], config: PackConfig) -> Iterator[Findi
         if span.length < 1:
             yield SpansInvalid, f"{name}.length is {span.length}, not at least 1"
         if span.start % step:
-            yield SpansInvalid, f"{name}.start is {span.start}, no multiple of the alignment {step}"
+            yield SpansInvalid, f"{name}.start is {span.start}, not a multiple of the alignment {step}"
         if span.aligned_length != -(-span.length // step) * step:
             rounded = -(-span.length // step) * step
             yield SpansInvalid, f"{name}.aligned_length is {span.aligned_length}, not {rounded} ({span.length} aligned)"
@@ -98,7 +98,7 @@ def check_padding(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterat
 
 
 def _document_starts(sequence: PackedSequence) -> Bool[np.ndarray, "seq"]:
-    """Tokens that begin a document, or the padding behind one."""
+    """Whether each token begins a document, or the padding after one."""
     doc = sequence.doc_ids
     return np.concatenate([[True], doc[1:] != doc[:-1]])
 
@@ -119,7 +119,7 @@ def _start_of(first: Bool[np.ndarray, "seq"]) -> Int64[np.ndarray, "seq"]:
 
 
 def check_positions(sequence: PackedSequence, n_documents: int) -> Iterator[Finding]:
-    """Positions count from 0 in each document; each annotation goes on from the end of the shared prefix."""
+    """Positions count from 0 in each document; each annotation continues from the end of the shared prefix."""
     doc, branch = sequence.doc_ids, sequence.branch_ids
     real, first = doc >= 0, _document_starts(sequence)
     stretch = first | np.concatenate([[True], branch[1:] != branch[:-1]])
@@ -132,7 +132,7 @@ def check_positions(sequence: PackedSequence, n_documents: int) -> Iterator[Find
 
 
 def check_labels(sequence: PackedSequence) -> Iterator[Finding]:
-    """A label is the next token, of the same document and branch, and no place of a vision feature."""
+    """A label is the next token, of the same document and branch, and not the place of a vision feature."""
     doc, branch, labels = sequence.doc_ids, sequence.branch_ids, sequence.labels
     follows = np.zeros(sequence.seq_len, np.bool_)
     follows[:-1] = (doc[1:] == doc[:-1]) & (branch[1:] == branch[:-1]) & (sequence.pool_ids[1:] == NOT_POOLED)
@@ -191,7 +191,7 @@ def check_units(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
 
 
 def unit_documents(head: SampleHead) -> Int64[np.ndarray, "units"]:
-    """The span that each unit belongs to. Asks for bounds that :func:`check_units` finds sound."""
+    """The span that each unit belongs to, given bounds that :func:`check_units` finds sound."""
     ends = np.cumsum(np.array([span.n_images for span in head.documents], np.int64))
     return np.searchsorted(ends, np.array(head.cum_image_bounds, np.int64), side="left")
 

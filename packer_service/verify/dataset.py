@@ -112,7 +112,7 @@ class _Dataset:
         self.checked.update({name.removesuffix(".parquet"): len(table) for name, table in counted.items()})
 
     def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
-        """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer's."""
+        """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""
         n_packs, total = self.manifest.counts.packs, len(self.manifest.shards)
         order = BalanceOrder.of(self.config, n_packs)
         reader = BalanceReader(self.folder, self.faults, self._entries.get(BALANCE_FILE), order)
@@ -176,7 +176,7 @@ class _DocumentRows:
 
 
 def _run(tasks: Iterable[ShardTask], processes: int) -> Iterator[ShardVerdict]:
-    """Verdicts in the order of the tasks, at most two tasks a process under way."""
+    """Verdicts in the order of the tasks, with at most two tasks per process under way."""
     if processes <= 1:
         yield from map(check_shard, tasks)
         return

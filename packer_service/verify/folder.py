@@ -65,7 +65,7 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
                 yield name, (ShardMissing, "is not there")
     for name in names:
         if name not in known and not name.startswith(f"{WORK}/"):
-            yield name, (FileUnknown, "is no file of the format; a job that was killed leaves .tmp- files behind")
+            yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")
 
 
 def check_counts(manifest: Manifest, tables: Mapping[str, pa.Table]) -> Iterator[Finding]:

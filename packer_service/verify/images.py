@@ -42,7 +42,7 @@ def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int]) -> It
         if start != at:
             yield BoundariesInvalid, f"{name} start_image_idx is {start}, not {at}, where the rank before it ends"
         if end < start or end not in rows:
-            yield BoundariesInvalid, f"{name} end_image_idx is {end}, no end of a unit at or after {start}"
+            yield BoundariesInvalid, f"{name} end_image_idx is {end}, not the end of a unit at or after {start}"
         for edge, crop in (("start", start), ("end", end)):
             found = part["start_pool_idx"] if edge == "start" else part["end_pool_idx"]
             if crop in rows and found != rows[crop]:
@@ -55,7 +55,7 @@ def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int]) -> It
 
 
 def check_optimal(head: SampleHead) -> Iterator[Finding]:
-    """The largest load of a rank is the least possible, and no rank is empty that need not be."""
+    """The largest load of a rank is the least possible, and no rank is empty while there are enough units."""
     loads = np.diff(np.array(head.cum_image_bounds, np.int64), prepend=0).tolist()
     for size, ranks in head.image_shard_boundaries.items():
         parts = [part["end_image_idx"] - part["start_image_idx"] for part in ranks.values()]
@@ -68,7 +68,7 @@ def check_optimal(head: SampleHead) -> Iterator[Finding]:
 
 
 def check_places(head: SampleHead, members: Sequence[Member], config: PackConfig) -> Iterator[Finding]:
-    """``images`` lists the crops that lie in the tar, with their documents and units. Asks for sound units."""
+    """``images`` lists the crops that lie in the tar, with their documents and units, which must be sound."""
     listed, bounds = head.images, np.array(head.cum_image_bounds, np.int64)
     total = int(bounds[-1]) if len(bounds) else 0
     if len(listed) != total or len(members) != total:
@@ -102,9 +102,9 @@ def _check_timestamps(images: Sequence[StoredImage], documents: np.ndarray) -> I
     for number, image in enumerate(images):
         now, name = image.timestamp, f"images[{number}].timestamp"
         if now is not None and not (math.isfinite(now) and now >= 0):
-            yield ImagesInvalid, f"{name} is {now}, not null and no time of a clip"
+            yield ImagesInvalid, f"{name} is {now}, neither null nor a time in a clip"
         if now is not None and crops[image.unit] > 1:
-            yield ImagesInvalid, f"{name} is {now}, not null: its unit has {crops[image.unit]} crops, as no frame has"
+            yield ImagesInvalid, f"{name} is {now}, not null: its unit has {crops[image.unit]} crops, a frame has one"
         if number and documents[number] != documents[number - 1]:
             before = None
         if now is not None and before is not None and 0 < now <= before:

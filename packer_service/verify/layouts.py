@@ -50,7 +50,7 @@ def check_partitions(layouts: dict[str, TokenLayout], config: PackConfig) -> Ite
 def check_schemes(layouts: dict[str, TokenLayout], spans: list[DocumentSpan], config: PackConfig) -> Iterator[Finding]:
     """``contiguous`` and ``zigzag`` are as they are defined; the balanced schemes deal whole blocks in natural order.
 
-    Asks for partitions and spans that are sound. That a balanced layout is a good one is no rule of the format.
+    Partitions and spans must be sound. The format has no rule that a balanced layout must be a good one.
     """
     for name, layout in layouts.items():
         if layout.scheme == "contiguous":
@@ -65,17 +65,17 @@ def check_schemes(layouts: dict[str, TokenLayout], spans: list[DocumentSpan], co
 
 def _same_runs(name: str, found: Int32[np.ndarray, "runs 3"], defined: list[list[int]]) -> Iterator[Finding]:
     if len(found) != len(defined):
-        yield LayoutSchemeInvalid, f"{name} has {len(found)} rows, its definition {len(defined)}"
+        yield LayoutSchemeInvalid, f"{name} has {len(found)} rows; its definition gives {len(defined)}"
     for number, (row, asked) in enumerate(zip(found.tolist(), defined, strict=False)):
         if row != asked:
-            yield LayoutSchemeInvalid, f"{name}[{number}] is {row}, by its definition {asked}"
+            yield LayoutSchemeInvalid, f"{name}[{number}] is {row}; its definition gives {asked}"
             return
 
 
 def _whole_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int) -> Iterator[Finding]:
     cut = np.flatnonzero((runs[:, 1] % block_size != 0) | (runs[:, 2] % block_size != 0))
     if len(cut):
-        yield LayoutSchemeInvalid, f"{name}[{cut[0]}] is {runs[cut[0]].tolist()}: no whole blocks of {block_size}"
+        yield LayoutSchemeInvalid, f"{name}[{cut[0]}] is {runs[cut[0]].tolist()}, not whole blocks of {block_size}"
     back = np.flatnonzero((np.diff(runs[:, 0]) == 0) & (np.diff(runs[:, 1]) < 0))
     if len(back):
         row = int(back[0]) + 1

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class SampleCheck:
-    """Runs the checks of a sample in an order in which each may trust what the ones before it found sound."""
+    """Runs the checks of a sample, in an order in which each can rely on what earlier ones found sound."""
 
     config: PackConfig
     tokenizer: TokenizerEntry
@@ -98,9 +98,9 @@ class SampleCheck:
         return self.findings
 
     def _holds(self, rule: type[FormatError], findings: Iterable[Finding]) -> bool:
-        """Collects a check's findings; True when there are none.
+        """Collects a check's findings. Returns whether there are none.
 
-        Bytes that nobody foresaw must not end the verdict on all others: what a check cannot cope with breaks its rule.
+        Unforeseen bytes must not end the verdict on all others: what a check cannot cope with breaks its rule.
         """
         before = len(self.findings)
         try:
@@ -110,7 +110,7 @@ class SampleCheck:
         return len(self.findings) == before
 
     def _decoded(self, decode: Callable[[], T], rule: type[FormatError]) -> T | None:
-        """What a decoder gives, None when the bytes break a rule; catches all, for the reason of ``_holds``."""
+        """What a decoder returns, or None when the bytes break a rule; catches all, for the reason of ``_holds``."""
         try:
             return decode()
         except FormatError as error:

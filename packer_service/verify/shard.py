@@ -42,7 +42,7 @@ class ShardTask:
         return f"{SHARDS}/{self.entry.name}"
 
     def expected(self, index: int) -> Expected:
-        """What is said of the sample at a place in the shard."""
+        """What the manifest and the tables say of one sample of the shard."""
         pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.balance_per_pack
         return Expected(
             pack_id=pack_id,
@@ -138,7 +138,7 @@ def _changed(entry: ShardEntry, size: int, sha256: str) -> Iterator[Finding]:
 
 def _check_index(offsets: list[int], found: list[int]) -> Iterator[Finding]:
     if len(offsets) != len(found):
-        yield IndexInvalid, f"has {len(offsets)} offsets, not {len(found)}: one a sample, and the tar's end"
+        yield IndexInvalid, f"has {len(offsets)} offsets, not {len(found)}: one per sample, and the tar's end"
     for number, (said, asked) in enumerate(zip(offsets, found, strict=False)):
         if said != asked:
             yield IndexInvalid, f"offset {number} is {said}, not {asked}"

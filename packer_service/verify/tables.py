@@ -35,7 +35,7 @@ def check_bytes(folder: Folder, entry: TableEntry) -> Iterator[Finding]:
 
 
 def read_tables(folder: Folder, entries: Mapping[str, TableEntry], faults: Faults) -> dict[str, pa.Table]:
-    """Every table that is there and can be read, by name, but for the balance, which is read in parts."""
+    """Every table that exists and can be read, by name, except the balance, which is read in parts."""
     tables = {}
     for name in TABLES:
         if name not in entries or not folder.is_file(name):
@@ -62,7 +62,7 @@ def _check_rows(table: pa.Table, entry: TableEntry) -> Iterator[Finding]:
 
 
 def check_values(table: pa.Table) -> Iterator[Finding]:
-    """No value is missing but the scheme of image loads; stages and codes are those of the format."""
+    """No value is missing except the scheme of image loads; stages and codes are those of the format."""
     for name in table.schema.names:
         if table[name].null_count and name != "scheme":
             yield TableInvalid, f"{name} has {table[name].null_count} nulls"
@@ -74,7 +74,7 @@ def check_values(table: pa.Table) -> Iterator[Finding]:
 
 
 class BalanceReader:
-    """``balance.parquet`` pack by pack, a block of packs in memory at a time; None from where it cannot be read on."""
+    """``balance.parquet`` pack by pack, with one block of packs in memory; None from where it can no longer be read."""
 
     def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None, order: BalanceOrder) -> None:
         self.faults = faults
@@ -134,14 +134,14 @@ class BalanceReader:
 
 
 def rejected_rows(rejects: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Rejects by what they say of their id: that document itself, another of the same id, one lost in writing."""
+    """Rejects of a document itself, of another document with the same id, and of one that was lost in writing."""
     written = pc.equal(rejects["stage"], "write")
     again = pc.and_(pc.invert(written), pc.equal(rejects["code"], "duplicate_id"))
     return rejects.filter(pc.invert(pc.or_(written, again))), rejects.filter(again), rejects.filter(written)
 
 
 def count_documents(documents: pa.Table, rejects: pa.Table) -> tuple[int, int]:
-    """Source documents that are packed, whole or in part, and those of which nothing is."""
+    """Numbers of source documents that are packed, whole or in part, and of those that are not packed at all."""
     own, again, written = rejected_rows(rejects)
     packed = pc.unique(documents["doc_id"])
     lost = written.filter(pc.invert(pc.is_in(written["doc_id"], packed)))
@@ -166,7 +166,7 @@ def check_documents(documents: pa.Table, rejects: pa.Table, config: PackConfig) 
         yield DocumentTwice, f"document {row['doc_id']!r} is rejected {row['count_all']} times when written"
     known = pa.chunked_array([packed, *own["doc_id"].chunks, *written["doc_id"].chunks], pa.string())
     for row in again.filter(pc.invert(pc.is_in(again["doc_id"], known))).to_pylist():
-        yield DocumentLost, f"document {row['doc_id']!r} is rejected as a duplicate of one that is nowhere"
+        yield DocumentLost, f"document {row['doc_id']!r} is rejected as a duplicate, but none of that id is left"
     yield from _check_pieces(documents, written, config)
 
 

@@ -53,7 +53,7 @@ class TarScan:
     Args:
         file: the opened tar.
         size: its size in bytes.
-        resume: offsets at which samples should begin: after a broken header, reading goes on at the next one.
+        resume: offsets at which samples should begin: after a broken header, reading continues at the next one.
     """
 
     file: Any
@@ -65,7 +65,7 @@ class TarScan:
     hash: Any = field(default_factory=hashlib.sha256)
 
     def samples(self) -> Iterator[RawSample]:
-        """The whole samples of the tar, one in memory at a time. One that a broken place cuts is left out."""
+        """The whole samples of the tar, one in memory at a time. A sample that a broken place cuts is left out."""
         members: list[Member] = []
         for member in self._members():
             if members and (member is None or _key(member) != _key(members[0])):
@@ -80,7 +80,7 @@ class TarScan:
             pass
 
     def _members(self) -> Iterator[Member | None]:
-        """Members in order; None where the tar is broken, after which they go on at the next sample, if at all."""
+        """Members in order; None where the tar is broken. Then they continue at the next sample, if there is one."""
         while True:
             start = self.position
             header = self._read(TAR_BLOCK)
@@ -138,13 +138,13 @@ def _parse_header(block: bytes) -> tuple[str, int]:
     """Name and size of a member.
 
     Raises:
-        ValueError: not, byte for byte, the header that the format prescribes for the name and size that it holds.
+        ValueError: it is not, byte for byte, the header that the format prescribes for its name and size.
     """
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         prescribed = tar_header(info.name, info.size)
     except (tarfile.TarError, ValueError) as error:
-        raise ValueError(f"is no tar header ({error})") from None
+        raise ValueError(f"is not a tar header ({error})") from None
     if prescribed != block:
         at = next(i for i, (a, b) in enumerate(zip(block, prescribed, strict=True)) if a != b)
         raise ValueError(f"of {info.name!r:.120} is not the USTAR header that its name and size give, from byte {at}")

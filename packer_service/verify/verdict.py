@@ -10,10 +10,10 @@ from typing import Any
 from schemas.errors import FORMAT_RULES, FormatError
 
 Finding = tuple[type[FormatError], str]
-"""A broken rule, and the value found with the value that the rule asks for. Who asked knows the file and the sample."""
+"""A broken rule, and the value found with the value that the rule asks for. The caller knows file and sample."""
 
 MOST_LISTED = 20
-"""Faults listed of one rule in one file; the others are counted."""
+"""Faults of one rule in one file that are listed; the others are only counted."""
 
 LONGEST_DETAIL = 500
 
@@ -60,7 +60,7 @@ def _printable(text: str) -> str:
 
 @dataclass(kw_only=True)
 class Faults:
-    """Faults as they are found, at most :data:`MOST_LISTED` of one rule in one file, the others as a number."""
+    """Faults as they are found: at most :data:`MOST_LISTED` of one rule in one file, and the number of the others."""
 
     listed: list[Fault] = field(default_factory=list)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -75,14 +75,14 @@ class Faults:
             self.add(Fault.of(error, file, detail, sample))
 
     def merge(self, other: Faults) -> None:
-        """Adds the faults of another place, those too that it has only counted."""
+        """Adds the faults of another place, including those that it only counted."""
         for fault in other.listed:
             self.add(fault)
         for (rule, file), unlisted in other.unlisted().items():
             self.counts[rule, file] += unlisted
 
     def unlisted(self) -> dict[tuple[str, str], int]:
-        """Faults that are counted and not listed, by rule and file."""
+        """Numbers of faults that are not listed, by rule and file."""
         listed = Counter((fault.rule, fault.file) for fault in self.listed)
         return {key: n - listed[key] for key, n in self.counts.items() if n > listed[key]}
 

@@ -22,6 +22,18 @@ from packer_service.numerics.compiled import compiled
 SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""
 
+DEAR = 64
+"""How many times its price a tile above the limit weighs once the limit comes first. It is then worth the keys of 128
+blocks: no exchange saves more unless its two rows see more than 128 blocks together."""
+
+EXCHANGES = 450
+"""Exchanges tried for each block in the usual three runs together. On packs of the demo at R = 8, half as many leave 4%
+more keys to move, and twice as many save 4%."""
+
+MOST_WORK = 6_000_000_000
+"""Bound of a search's work in steps of its inner loops: an exchange touches every block that its two rows see. It keeps
+packs of a million tokens below two seconds (docs/layouts.md)."""
+
 Found = tuple[np.ndarray, int, int]
 """Owners, their tiles above the limit, and the keys that all ranks need."""
 
@@ -30,7 +42,7 @@ Found = tuple[np.ndarray, int, int]
 def _difference(blocks: BlockMap, old: int, new: int, spans: np.ndarray) -> int:
     """Columns in which two rows differ, as ``spans`` (first, end, 1 where only the new row has keys, else -1).
 
-    Blocks of one document see almost the same keys, so this is what makes an exchange cheap to judge.
+    Blocks of one document see almost the same keys, so differences are short and an exchange is cheap to judge.
     """
     here, there = blocks.row_edges[old], blocks.row_edges[new]
     here_end, there_end = blocks.row_edges[old + 1], blocks.row_edges[new + 1]
@@ -56,7 +68,7 @@ def _difference(blocks: BlockMap, old: int, new: int, spans: np.ndarray) -> int:
 
 @compiled
 def _see(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign: int) -> np.int64:
-    """Add ``sign`` times the spans to the rows of a rank that see each block; the change in the keys it needs."""
+    """Add ``sign`` times the spans to a rank's count of rows that see each block; the change in the keys it needs."""
     change = np.int64(0)
     for span in range(count):
         step = np.int32(spans[span, 2] * sign)
@@ -86,7 +98,11 @@ def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray,
 def _search(
     blocks: BlockMap, start: np.ndarray, ring: int, limit: int, penalty: int, threshold: int, tries: int, seed: int
 ) -> tuple[np.ndarray, np.int64, np.int64]:
-    """The best owners met in ``tries`` exchanges, their tiles above ``limit`` (least first) and the keys they need."""
+    """The best owners met in ``tries`` exchanges: fewest tiles above ``limit``, then fewest keys needed.
+
+    An exchange is accepted when it costs at most a threshold. That is the product of two random fractions of 1,024 and
+    a ceiling which falls linearly from ``threshold`` to 0: most draws are far below the ceiling, a few come near it.
+    """
     owners, count = start.copy(), len(start)
     seen, loads, need = _begin(blocks, owners, ring)
     spans = np.empty((4 * np.diff(blocks.row_edges).max() + 4, 3), np.int32)
@@ -105,8 +121,8 @@ def _search(
         over -= max(0, loads[a] - limit) + max(0, loads[b] - limit)
         state = next_random(state)
         low, high = np.int64(state & np.uint64(1023)), np.int64((state >> np.uint64(32)) & np.uint64(1023))
-        allowed = threshold * (tries - turn) // tries * low * high >> 20
-        # What the exchange can save at most: all keys of both rows.
+        allowed = threshold * (tries - turn) // tries * low * high >> 20  # over 1024 * 1024
+        # An exchange saves at most all keys of both rows.
         if penalty * over > allowed + blocks.row_keys[i] + blocks.row_keys[j]:
             continue
         differing = _difference(blocks, i, j, spans)
@@ -135,14 +151,14 @@ def gather_owners(
     rivals: Sequence[Int32[np.ndarray, "blocks"]] = (),
     at_most: int | None = None,
 ) -> Int32[np.ndarray, "blocks"]:
-    """Rank of each block, the same number of blocks on every rank, with few keys needed among near-best gather paths.
+    """Rank of each block: the same number of blocks on every rank, a near-best gather path, and few keys to fetch.
 
     Args:
         blocks: the map of a number of blocks that ``ring_degree`` divides.
         ring_degree: number of ranks.
         tries: exchanges to try; by default a number that grows with the blocks, and never with time.
         rivals: other deals of the blocks; the result's path is near-best, or at least no longer than any of theirs.
-        at_most: gather path of other layouts, of any form, which the result must not exceed where the search finds that
+        at_most: gather path of other layouts, of any form, that the result must not exceed where the search finds that
             whole blocks allow it.
     """
     count, total = len(blocks.loads), int(blocks.loads.sum())
@@ -153,9 +169,10 @@ def gather_owners(
     price, tries = _tile_price(blocks), _default_tries(blocks) if tries is None else tries
 
     def search(start: np.ndarray, penalty: int, threshold: int, part: int, seed: int) -> Found:
+        """One run with a ``part``-th of the budget. Each run of a pack has a seed of its own, counted from 1."""
         return _search(blocks, start, ring_degree, limit, penalty, threshold, tries // part, seed)
 
-    # Tiles are cheap at first, so that documents can change ranks, then dear.
+    # Tiles are cheap at first, so that documents can change ranks, then expensive.
     starts = [head_tail(count, ring_degree), consecutive(count, ring_degree)]
     found = [search(start, price // 2, 2 * price, 4, seed) for seed, start in enumerate(starts, 1)]
     middle = min(found, key=lambda each: each[2] + price // 2 * each[1])
@@ -163,13 +180,13 @@ def gather_owners(
     if min(found, key=_tiles_then_keys)[1]:
         # The keys were worth more than the tiles, as in a mask of squares.
         starts += [min(found, key=_tiles_then_keys)[0], longest_first(blocks.loads, ring_degree)]
-        found += [search(start, 64 * price, price, 4, seed) for seed, start in enumerate(starts[2:], 4)]
+        found += [search(start, DEAR * price, price, 4, seed) for seed, start in enumerate(starts[2:], 4)]
     best = min(found, key=_tiles_then_keys)
     if best[1]:
         # No deal is within the limit: the shortest path known becomes it, and is kept.
         known = [*starts, *rivals, *(each[0] for each in found)]
         limit, start = min(((_path(blocks, owners, ring_degree), owners) for owners in known), key=lambda each: each[0])
-        best = search(start, 64 * price, price, 4, 6)
+        best = search(start, DEAR * price, price, 4, 6)
     return best[0]
 
 
@@ -184,13 +201,15 @@ def _tiles_then_keys(found: Found) -> tuple[int, int]:
 
 
 def _tile_price(blocks: BlockMap) -> int:
-    """Keys that one tile above the limit weighs: two blocks of keys, for blocks of one tile."""
+    """Keys that one tile above the limit weighs: two blocks of keys where a block is one tile."""
     keys, tiles = int(blocks.real.max(initial=0)), int(blocks.row_spans[:, 2].max(initial=1))
     return max(2, 2 * keys // tiles)
 
 
 def _default_tries(blocks: BlockMap) -> int:
-    """450 exchanges a block, bounded where one exchange touches many blocks."""
+    """:data:`EXCHANGES` for each block, fewer where wide rows would take more than :data:`MOST_WORK`."""
     count = len(blocks.loads)
     width = int((blocks.row_spans[:, 1] - blocks.row_spans[:, 0]).sum()) // max(count, 1)
-    return min(450 * count, 6_000_000_000 // (8 * width + 256))
+    # Of one exchange: two ranks, two rows, there and back, and what does not depend on the width.
+    work = 8 * width + 256
+    return min(EXCHANGES * count, MOST_WORK // work)

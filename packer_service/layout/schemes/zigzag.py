@@ -37,15 +37,15 @@ def zigzag_runs(edges: Int64[np.ndarray, "segments_plus_1"], ring_degree: int) -
     """Rank r holds chunks r and ``2R - 1 - r`` of each segment, segment after segment.
 
     Raises:
-        LayoutError: a segment is no multiple of ``2 * ring_degree``.
+        LayoutError: the length of a segment is not a multiple of ``2 * ring_degree``.
     """
     edges = np.asarray(edges, np.int64)
     lengths, parts = np.diff(edges), 2 * ring_degree
     if (wrong := np.flatnonzero(lengths % parts)).size:
         start, length = int(edges[wrong[0]]), int(lengths[wrong[0]])
         raise LayoutError(
-            f"zigzag at ring degree {ring_degree}: the segment at token {start} has {length} tokens, no multiple of"
-            f" {parts}; align documents to 2 * the largest ring degree"
+            f"zigzag at ring degree {ring_degree}: the segment at token {start} has {length} tokens, not a multiple"
+            f" of {parts}; align documents to 2 * the largest ring degree"
         )
     chunk = lengths // parts
     ranks = np.arange(ring_degree)[:, None, None]
