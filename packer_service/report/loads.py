@@ -71,12 +71,13 @@ class LayoutLoadColumns:
             ring_degree: the ring degree.
             config: the dataset's configuration.
         """
-        parts, first = [_empty_layout(ring_degree)], 0
+        parts: list[LayoutLoadColumns] = []
+        first = 0
         for block in blocks:
             end = first + block.shape[2]
             parts.append(_layout_of(block, tiles[first:end], ring_degree, config))
             first = end
-        return _joined(parts)
+        return _joined(parts or [_empty_layout(ring_degree)])
 
     def some(self, packs: Packs) -> LayoutLoadColumns:
         """The same of some packs; sums over packs stay those of all."""
@@ -102,7 +103,7 @@ class ImageLoadColumns:
     @classmethod
     def of(cls, blocks: Iterable[Block], cp_size: int) -> ImageLoadColumns:
         """The loads of a CP size's boundaries, by ``IMAGE_KINDS``, CP rank and pack, in order of packs."""
-        return _joined([_images_of(block) for block in (np.zeros((2, cp_size, 0), np.int64), *blocks)])
+        return _joined([_images_of(block) for block in blocks] or [_images_of(np.zeros((2, cp_size, 0), np.int64))])
 
 
 Loads = TypeVar("Loads", LayoutLoadColumns, ImageLoadColumns)
@@ -150,7 +151,7 @@ def imbalances(loads: Int64[np.ndarray, "ranks packs"]) -> Float64[np.ndarray, "
     """Largest load over mean load of each pack; nan where there is nothing to share."""
     means = loads.sum(axis=0) / len(loads)
     nothing: Float64[np.ndarray, "packs"] = np.full(loads.shape[1], np.nan)
-    return np.divide(loads.max(axis=0, initial=0), means, out=nothing, where=means > 0)
+    return np.divide(loads.max(axis=0), means, out=nothing, where=means > 0)
 
 
 def _multiples(path: Int64[np.ndarray, "packs"], floor: Float64[np.ndarray, "packs"]) -> Float64[np.ndarray, "packs"]:
@@ -165,6 +166,8 @@ def _per_pack(loads: LayoutLoadColumns | ImageLoadColumns) -> list[str]:
 def _joined(parts: list[Loads]) -> Loads:
     """Consecutive packs as one: what is per pack one after the other, what is per rank added up."""
     first, per_pack = parts[0], _per_pack(parts[0])
+    if len(parts) == 1:
+        return first
     return replace(
         first,
         **{
