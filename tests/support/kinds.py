@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 PROCESS_FOLDERS = (
+    "tests/benchmarks",
     "tests/browser",
     "tests/cluster",
     "tests/corrupt",
@@ -38,7 +39,7 @@ PROCESS_FOLDERS = (
     "tests/trainer/training",
     "tests/verify",
 )
-"""Folders, and files by their beginning, whose tests start processes or read what was packed with some."""
+"""Folders, and files by their beginning, whose tests start processes, read what was packed with some, or take long."""
 
 PROCESS_FIXTURES = {
     "demo",

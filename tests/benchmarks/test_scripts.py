@@ -1,0 +1,37 @@
+"""The scripts behind the figures can be started."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("test_"))
+NOT_INSTALLED = {"peers": "trl"}
+"""Scripts that need what only their own make target installs."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_imports_what_is_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a script imports a module or name of ours that was moved."""
+    if name in NOT_INSTALLED and importlib.util.find_spec(NOT_INSTALLED[name]) is None:
+        pytest.skip(f"needs {NOT_INSTALLED[name]}, which `make peers` installs")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    specification = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, specification.name, module)
+    specification.loader.exec_module(module)
+
+
+def test_every_script_of_the_page_exists() -> None:
+    """Fails when a figure names a script that was renamed."""
+    page = (FOLDER.parents[1] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)\.py`", page))
+    assert len(named) > 5
+    assert named <= set(SCRIPTS)
