@@ -19,7 +19,7 @@ from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
-from packer_service.job.plan import PlannedShards, plan_measured, shard_ranges
+from packer_service.job.plan import PlannedShards, shard_ranges
 from packer_service.job.resume import FEW_BYTES, kept_shards
 from packer_service.job.survey import Survey, survey
 from packer_service.job.workdir import (
@@ -31,6 +31,7 @@ from packer_service.job.workdir import (
     read_measured,
     read_record,
 )
+from packer_service.plan.make import plan_documents
 from packer_service.plan.plan import Plan
 from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
@@ -142,7 +143,7 @@ def _run(job: _Job, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) ->
     found, measure_task_seconds = _survey(job, fragments)
     clock.lap("measure_seconds")
     job.claim.check()
-    plan = plan_measured(found.documents, job.config)
+    plan = plan_documents(found.documents, job.config)
     clock.lap("plan_seconds")
     job.progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
     shards = _write_missing(job, found, plan)

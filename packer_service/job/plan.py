@@ -11,10 +11,8 @@ import pyarrow as pa
 
 from packer_service.ingest.source.files import RowReference, SourceFile
 from packer_service.job.survey import Survey
-from packer_service.plan.make import plan_documents
 from packer_service.plan.plan import Plan
 from schemas.codec import shard_name
-from schemas.config import PackConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +46,6 @@ class ShardRange(NamedTuple):
     name: str
     first_pack: int
     end_pack: int
-
-
-def plan_measured(documents: pa.Table, config: PackConfig) -> Plan:
-    """The plan of measured documents, by their columns ``tokens``, ``images`` and ``area``."""
-    tokens, images, areas = (documents[name].to_numpy() for name in ("tokens", "images", "area"))
-    return plan_documents(tokens=tokens, images=images, areas=areas, config=config)
 
 
 def shard_ranges(plan: Plan, packs_per_shard: int) -> list[ShardRange]:

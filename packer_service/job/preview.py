@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 from packer_service.ingest.source.files import list_fragments, list_sources
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.pack import measure_all
-from packer_service.job.plan import PlannedShard, ShardRange, plan_measured, planned_shard
+from packer_service.job.plan import PlannedShard, ShardRange, planned_shard
 from packer_service.job.read import read_planned
 from packer_service.job.survey import survey
 from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.pack import build_pack
+from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
 from packer_service.report.losses import losses
@@ -45,7 +46,7 @@ def plan_sources(
     fragments = list_fragments(list_sources(sources))
     found = survey(fragments, measure_all(fragments, config, executor, progress))
     started = time.perf_counter()
-    plan = plan_measured(found.documents, config)
+    plan = plan_documents(found.documents, config)
     seconds = time.perf_counter() - started
     tasks = [planned_shard(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
     sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]

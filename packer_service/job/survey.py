@@ -47,8 +47,15 @@ def survey(fragments: Sequence[Fragment], measured: Iterable[tuple[pa.Table, int
     for fragment, (table, n_lines) in zip(fragments, measured, strict=True):
         tables.append(_locate(table, number[fragment.file], fragment.file, lines_before[fragment.file]))
         lines_before[fragment.file] += n_lines
+    return _split(files, _joined(tables))
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """One table of all fragments. It empties the list, so that no column outlives the last step that needs it."""
     # "permissive": a column becomes as wide as its widest fragment
-    return _split(files, pa.concat_tables(tables or [LOCATED.empty_table()], promote_options="permissive"))
+    joined = pa.concat_tables(tables or [LOCATED.empty_table()], promote_options="permissive")
+    tables.clear()
+    return joined
 
 
 def _locate(table: pa.Table, number: int, file: SourceFile, lines_before: int) -> pa.Table:
@@ -86,10 +93,12 @@ def _split(files: list[SourceFile], table: pa.Table) -> Survey:
     rejects = table.filter(pa.array(lost & first_piece)).cast(LOCATED)
     documents = table.select(DOCUMENT_COLUMNS)
     del table  # its columns of messages are not needed while the documents are copied
-    kept = documents.filter(pa.array(~lost)) if lost.any() else documents
+    if lost.any():
+        documents = documents.filter(pa.array(~lost))  # the same name each time, so that one copy lives at a time
+    documents = documents.unify_dictionaries()
     return Survey(
         files=files,
-        documents=kept.unify_dictionaries().combine_chunks(),
+        documents=documents.combine_chunks(),
         rejects=_rejects(files, rejects, duplicate[lost & first_piece]),
         n_rows=n_rows,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 from jaxtyping import Int64
 
@@ -11,6 +13,12 @@ from packer_service.plan.pack import pack_documents
 from packer_service.plan.plan import Plan
 from schemas.config import PackConfig
 from schemas.errors import PlanError
+
+
+class Columns(Protocol):
+    """Columns by name that NumPy turns into arrays: a dictionary of arrays, or a table."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 def align_lengths(tokens: Int64[np.ndarray, "docs"], alignment: int) -> Int64[np.ndarray, "docs"]:
@@ -85,22 +93,21 @@ def make_plan(
     )
 
 
-def plan_documents(
-    *,
-    tokens: Int64[np.ndarray, "docs"],
-    images: Int64[np.ndarray, "docs"],
-    areas: Int64[np.ndarray, "docs"],
-    config: PackConfig,
-) -> Plan:
+def plan_documents(columns: Columns, config: PackConfig) -> Plan:
     """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
+
+    Args:
+        columns: ``tokens``, ``images`` and ``area`` of the documents. Only columns are held here, and no array made of
+            one, since those would live as long as the planning.
+        config: the configuration of the job.
 
     Raises:
         PlanError: as :func:`make_plan`.
     """
     return make_plan(
-        tokens=tokens,
-        images=images,
-        areas=areas,
+        tokens=np.asarray(columns["tokens"]),
+        images=np.asarray(columns["images"]),
+        areas=np.asarray(columns["area"]),
         seq_len=config.seq_len,
         max_images=config.max_images,
         alignment=config.alignment,

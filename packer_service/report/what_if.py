@@ -63,7 +63,7 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
     images = kept["images"].to_numpy()
     started = time.perf_counter()
     tokens = kept["tokens"].to_numpy()
-    plan = plan_documents(tokens=tokens, images=images, areas=causal_area(tokens), config=config)
+    plan = plan_documents({"tokens": tokens, "images": images, "area": causal_area(tokens)}, config)
     seconds = time.perf_counter() - started
     sampled = [solve_lengths(plan, pack, images, config) for pack in sampled_packs(plan)]
     return plan_report(

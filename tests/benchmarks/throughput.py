@@ -51,9 +51,10 @@ from packer_service.ingest.source.files import list_fragments, list_sources, rea
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.pack import measure_all  # noqa: E402
-from packer_service.job.plan import PlannedShard, PlannedShards, plan_measured, shard_ranges  # noqa: E402
+from packer_service.job.plan import PlannedShard, PlannedShards, shard_ranges  # noqa: E402
 from packer_service.job.survey import survey  # noqa: E402
 from packer_service.job.workdir import build_and_keep  # noqa: E402
+from packer_service.plan.make import plan_documents  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -232,7 +233,7 @@ def main() -> None:
             print(f"Ray started in {time.perf_counter() - begin:.1f} s, load {load()}")
             fragments = list_fragments(list_sources([str(source)]))
             found = survey(fragments, measure_all(fragments, config, executor, Quiet()))
-            plan = plan_measured(found.documents, config)
+            plan = plan_documents(found.documents, config)
             tasks = PlannedShards(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
             shards = [clips_of(tasks[i], config) for i in range(len(tasks))]
             n_frames = sum(len(ticks) for clips in shards for _, ticks in clips)
