@@ -15,6 +15,12 @@ from pathlib import Path
 
 from draw import Mutant
 
+FACTOR, SLACK = 4, 30
+"""A mutant may take this many times what its tests take, and these seconds more: one that loops for ever ends then."""
+
+FIRST_LIMIT = 1800
+"""Seconds for tests that have not been timed yet, which compile their loops."""
+
 SOURCES = ("schemas", "packer_service", "trainer")
 
 
@@ -27,6 +33,8 @@ class Scratch:
 
     def __init__(self, checkout: Path, folder: Path) -> None:
         self.tree, self.warm, self.cache, self.log = (folder / n for n in ("tree", "warm", "cache", "log"))
+        self.bytecode = folder / "bytecode"
+        self.limits: dict[tuple[str, ...], float] = {}
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=checkout, capture_output=True, check=True,
@@ -39,21 +47,24 @@ class Scratch:
         self.times = {path: path.stat().st_mtime_ns for path in self._sources()}
         self.importers = self._importers()
 
-    def baseline(self, tests: Sequence[str], limit: float) -> float:
-        """Seconds of the tests without a mutant, once their loops are compiled.
+    def limit(self, tests: Sequence[str]) -> float:
+        """Seconds that tests may take, by what they take without a mutant once their loops are compiled.
 
         Raises:
-            SystemExit: they fail.
+            SystemExit: they fail without a mutant.
         """
-        for cache in (self.warm, self.warm):
-            began = time.monotonic()
-            if self._run(tests, cache, limit) != 0:
-                raise SystemExit(f"tests fail without a mutant:\n{self.log.read_text()[-3000:]}")
-        return time.monotonic() - began
+        key = tuple(tests)
+        if key not in self.limits:
+            for _ in range(2):
+                began = time.monotonic()
+                if self._run(tests, self.warm, FIRST_LIMIT) != 0:
+                    raise SystemExit(f"tests fail without a mutant:\n{self.log.read_text()[-3000:]}")
+            self.limits[key] = FACTOR * (time.monotonic() - began) + SLACK
+        return self.limits[key]
 
-    def survives(self, mutant: Mutant, tests: Sequence[str], limit: float) -> bool:
-        """Whether no test fails within the limit."""
-        path = self.tree / mutant.file
+    def survives(self, mutant: Mutant, tests: Sequence[str]) -> bool:
+        """Whether no test fails within the limit. The file's own tests come first, since most mutants die of them."""
+        path, limit = self.tree / mutant.file, self.limit(tests)
         original, mutated = path.read_bytes(), mutant.apply(self.tree)
         shutil.rmtree(self.cache, ignore_errors=True)
         shutil.copytree(self.warm, self.cache)
@@ -61,15 +72,22 @@ class Scratch:
             path.write_text(mutated, "utf-8")
             for importer in self.importers[path]:
                 os.utime(importer)
-            return self._run(tests, self.cache, limit) == 0
+            return all(self._run(part, self.cache, limit) == 0 for part in self._own_first(path, tests))
         finally:
             path.write_bytes(original)
             for changed in self.importers[path]:
                 os.utime(changed, ns=(self.times[changed], self.times[changed]))
 
+    def _own_first(self, path: Path, tests: Sequence[str]) -> list[list[str]]:
+        found = (each for test in tests for each in sorted((self.tree / test).rglob(f"test_{path.stem}*.py")))
+        own = [each.relative_to(self.tree).as_posix() for each in found]
+        return [own, list(tests)] if own else [list(tests)]
+
     def _run(self, tests: Sequence[str], cache: Path, limit: float) -> int | None:
         """Exit status of pytest; None when it took longer and was killed, with all it had started."""
-        child = multiprocessing.get_context("fork").Process(target=_pytest, args=(self.tree, tests, cache, self.log))
+        child = multiprocessing.get_context("fork").Process(
+            target=_pytest, args=(self.tree, tests, cache, self.log, self.bytecode)
+        )
         child.start()
         child.join(limit)
         if child.exitcode is None and child.pid:
@@ -101,15 +119,15 @@ class Scratch:
         return found
 
 
-def _pytest(tree: Path, tests: Sequence[str], cache: Path, log: Path) -> None:
+def _pytest(tree: Path, tests: Sequence[str], cache: Path, log: Path, bytecode: Path) -> None:
     """Runs in a fork that has imported libraries only: nothing of ours yet."""
     os.setsid()
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(tree)
-    os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", NUMBA_CACHE_DIR=str(cache))
-    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=str(tree), PYTHONPYCACHEPREFIX=str(bytecode), NUMBA_CACHE_DIR=str(cache))
+    sys.pycache_prefix = str(bytecode)
     sys.path.insert(0, str(tree))
     import numba
     import pytest
