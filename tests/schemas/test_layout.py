@@ -72,7 +72,7 @@ def test_boundaries_count_crops_and_pooled_rows() -> None:
     """Fails when a rank's end is not the next one's start, or the largest rank is that of crops and not of rows."""
     crops, pooled = np.array([2, 3, 7]), np.array([8, 30, 44])
     assert boundaries_from_edges(np.array([0, 1, 1, 3]), crops, pooled) == {
-        "0": dict(start_image_idx=0, end_image_idx=2, start_pool_idx=0, end_pool_idx=8, max_num_tokens=36),
-        "1": dict(start_image_idx=2, end_image_idx=2, start_pool_idx=8, end_pool_idx=8, max_num_tokens=36),
-        "2": dict(start_image_idx=2, end_image_idx=7, start_pool_idx=8, end_pool_idx=44, max_num_tokens=36),
+        "0": {"start_image_idx": 0, "end_image_idx": 2, "start_pool_idx": 0, "end_pool_idx": 8, "max_num_tokens": 36},
+        "1": {"start_image_idx": 2, "end_image_idx": 2, "start_pool_idx": 8, "end_pool_idx": 8, "max_num_tokens": 36},
+        "2": {"start_image_idx": 2, "end_image_idx": 7, "start_pool_idx": 8, "end_pool_idx": 44, "max_num_tokens": 36},
     }
