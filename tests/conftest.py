@@ -249,7 +249,6 @@ def ray_session() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def demo_dataset(
-    request: pytest.FixtureRequest,
     made_once: MadeOnce,
     demo: tuple[Path, dict[str, int], list[str]],
     progress: Silent,
@@ -258,7 +257,7 @@ def demo_dataset(
     from packer_service.runtime.ray import ray_cluster
 
     def make(folder: Path) -> None:
-        request.getfixturevalue("ray_session")  # only in the worker that packs
+        # A worker without the session's Ray starts one for this alone, as the command does.
         with ray_cluster(None, None) as executor:
             pack([str(demo[0])], str(folder / "dataset"), PackConfig(packs_per_shard=4), executor, progress)
 
