@@ -17,6 +17,9 @@ DECLARATIVE = ("dataclass", "compiled", "with_config", "overload")
 """Decorators that are not mutated: tests see no difference between a frozen dataclass and one that nobody changes, nor
 between a compiled loop and the same loop interpreted."""
 
+LEFT_OUT = ("core/ExceptionReplacer",)
+"""Operators of cosmic-ray that fail on our code: this one does not expect a dot, as in ``pa.ArrowException``."""
+
 Place = tuple[int, int]
 """Line, from 1, and column, from 0."""
 
@@ -72,7 +75,7 @@ def _places(root: Path, room: str, files: list[str]) -> list[list[Mutant]]:
         text = (root / file).read_text("utf-8")
         spared, nodes = list(_spared(ast.parse(text))), list(ast_nodes(get_ast(text)))
         for name in operator_names():
-            if get_operator(name).arguments():
+            if name in LEFT_OUT or get_operator(name).arguments():
                 continue
             operator = get_operator(name)()
             positions = (position for node in nodes for position in operator.mutation_positions(node))

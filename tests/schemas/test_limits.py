@@ -1,0 +1,208 @@
+"""Numbers that the format and the configuration fix: defaults, limits, and which lengths divide."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.balance import BLOCK_ROWS, IMAGE_KINDS, LAYOUT_KINDS, load_groups
+from schemas.codec import encode_json, seal_manifest
+from schemas.config import PackConfig, parse_config
+from schemas.errors import ConfigError
+from schemas.layout import TILE
+from schemas.manifest import DocumentSpan, Manifest
+from schemas.sequence import MaskArrays, dense_mask
+
+DEFAULTS: dict[str, Any] = {
+    "seq_len": 36864,
+    "max_images": 384,
+    "tokenizer": "tekken",
+    "special_tokens": {"bos": None, "eos": None, "image": None},
+    "vision": {"image_size": 378, "patch_size": 14, "pool_size": 3, "max_crops": 1},
+    "video": {"fps": 2.0, "max_frames": 384},
+    "image_format": "jpeg",
+    "jpeg_quality": 90,
+    "bidirectional": "within_image",
+    "annotation_weight": "none",
+    "oversize": "reject",
+    "cp_sizes": [1, 2, 4, 8],
+    "ring_degrees": [1, 2, 4, 8],
+    "layouts": ["contiguous", "zigzag", "balanced_ring", "balanced_gather"],
+    "block_size": 128,
+    "packs_per_shard": 16,
+    "order": {"seed": 0, "window": 64},
+    "cost": {
+        "hidden_size": 4096,
+        "num_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "vision_hidden_size": 1152,
+        "vision_num_layers": 25,
+        "vision_num_attention_heads": 16,
+        "vision_intermediate_size": 4304,
+        "attention_tflops": 400.0,
+        "link_gb_per_s": 50.0,
+    },
+}
+
+RANGES: dict[str, tuple[Any, Any, float]] = {
+    "seq_len": (16, 2**27, 16),
+    "vision.image_size": (1, 8192, 1),
+    "vision.patch_size": (1, None, 1),
+    "vision.pool_size": (1, None, 1),
+    "vision.max_crops": (1, 256, 1),
+    "video.fps": (1e-9, 1000.0, 1e-9),
+    "video.max_frames": (1, None, 1),
+    "jpeg_quality": (1, 100, 1),
+    "order.seed": (0, 2**63 - 1, 1),
+    "order.window": (1, None, 1),
+    "block_size": (1, None, 1),
+    "packs_per_shard": (1, None, 1),
+    "max_images": (1, None, 1),
+    "cost.hidden_size": (1, None, 1),
+    "cost.attention_tflops": (1e-9, None, 1e-9),
+    "cost.link_gb_per_s": (1e-9, None, 1e-9),
+}
+"""The least and the largest legal value of each number, and the step to the first that is not."""
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """A configuration in which everything divides, with one value changed."""
+    values: dict[str, Any] = {"seq_len": 16 if path != "block_size" else 8, "block_size": 1}
+    values |= {"vision": {"image_size": 1, "patch_size": 1}, "ring_degrees": [1, 2, 4, 8]}
+    section, _, name = path.rpartition(".")
+    if section:
+        values[section] = {**values.get(section, {}), name: value}
+    else:
+        values[path] = value
+    if path == "block_size":
+        values |= {"seq_len": 16 * value if value > 0 else 16}
+    if path == "vision.patch_size":
+        values["vision"]["image_size"] = max(value, 1)
+    return values
+
+
+def test_the_defaults_are_those_of_the_pages() -> None:
+    """Fails when a default changes unnoticed: the same command would give another dataset."""
+    assert PackConfig().model_dump(mode="json") == DEFAULTS
+
+
+@pytest.mark.parametrize("path", RANGES)
+def test_the_least_and_the_largest_value_are_legal_and_the_next_are_not(path: str) -> None:
+    """Fails when a limit moves by one."""
+    least, largest, step = RANGES[path]
+    name = path.rpartition(".")[2]
+    for legal in (least, largest):
+        if legal is not None:
+            config: Any = parse_config(changed(path, legal))
+            for part in path.split("."):
+                config = getattr(config, part)
+            assert config == legal
+    for illegal in (least - step, None if largest is None else largest + max(step, largest * 1e-15)):
+        if illegal is not None:
+            with pytest.raises(ConfigError, match=name):
+                parse_config(changed(path, illegal))
+
+
+@pytest.mark.parametrize("degree", [0, 4097])
+def test_degrees_are_from_1_to_4096(degree: int) -> None:
+    """Fails when a degree is legal that no layout can have."""
+    for name in ("cp_sizes", "ring_degrees"):
+        with pytest.raises(ConfigError, match=rf"{name}.*{degree}"):
+            parse_config({name: [degree]})
+    parse_config({"cp_sizes": [4096], "seq_len": 8192 * 8})
+    parse_config({"ring_degrees": [4096], "seq_len": 4096 * 128})
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        ({"layouts": ["contiguous"], "cp_sizes": [1], "ring_degrees": [1]}, 2),
+        ({"layouts": ["contiguous"], "cp_sizes": [3], "ring_degrees": [1]}, 6),
+        ({"layouts": ["contiguous"], "cp_sizes": [1], "ring_degrees": [5]}, 10),
+        ({"layouts": ["zigzag"], "cp_sizes": [4], "ring_degrees": [3, 2], "block_size": 1000}, 24),
+        ({"layouts": ["balanced_ring"], "cp_sizes": [1], "ring_degrees": [3], "block_size": 10}, 30),
+        ({"layouts": ["balanced_gather"], "cp_sizes": [2], "ring_degrees": [1, 5], "block_size": 7}, 140),
+    ],
+)
+def test_seq_len_is_a_multiple_of_what_has_to_divide_it(settings: dict[str, Any], step: int) -> None:
+    """Fails when a length is legal that some rank cannot hold an equal part of, or one is refused that all can."""
+    for seq_len in range(1, 2 * step + 1):
+        if seq_len % step == 0:
+            assert parse_config({**settings, "seq_len": seq_len}).seq_len == seq_len
+        else:
+            with pytest.raises(ConfigError, match=f"nearest that do: .*{step}"):
+                parse_config({**settings, "seq_len": seq_len})
+
+
+def test_documents_are_aligned_to_what_zigzag_cuts() -> None:
+    """Fails when a document of the least length cannot be cut into 2R chunks at some degree."""
+    assert PackConfig().alignment == 16
+    assert PackConfig(ring_degrees=(2, 3), cp_sizes=(1,), seq_len=128 * 12).alignment == 12
+    assert PackConfig(layouts=("contiguous", "balanced_ring")).alignment == 1
+
+
+def test_a_crop_has_patches_and_pooled_rows() -> None:
+    """Fails when a last window that is not full is dropped, or a side is counted for the square."""
+    vision = PackConfig().vision
+    assert (vision.patches_per_crop, vision.pooled_per_crop) == (27 * 27, 81)
+    vision = parse_config({"vision": {"image_size": 56, "patch_size": 14, "pool_size": 3}}).vision
+    assert (vision.patches_per_crop, vision.pooled_per_crop) == (16, 4)
+
+
+def test_a_value_given_twice_is_refused() -> None:
+    for name, value in (("cp_sizes", 2), ("ring_degrees", 2), ("layouts", "zigzag")):
+        with pytest.raises(ConfigError, match=f"{name}.*twice"):
+            parse_config({name: [value, value]})
+
+
+def test_numbers_of_the_format_fit_an_int64_column() -> None:
+    """Fails when a head holds a number that no column can, or refuses one that a column can."""
+    span = {"doc_id": "a", "piece": 0, "source": "s", "length": 1, "aligned_length": 1, "n_images": 0}
+    assert DocumentSpan(**span, start=2**63 - 1).start == 2**63 - 1
+    for outside in (2**63, -1):
+        with pytest.raises(ValueError, match="start"):
+            DocumentSpan(**span, start=outside)
+
+
+def test_a_manifests_hash_is_taken_with_64_zeros_in_its_place(tiny_dataset: Path) -> None:
+    """Fails when another reader of the format, who puts 64 zeros there, gets another hash."""
+    data = (tiny_dataset / "manifest.json").read_bytes()
+    manifest = Manifest.model_validate_json(data)
+    assert hashlib.sha256(data.replace(manifest.sha256.encode(), b"0" * 64)).hexdigest() == manifest.sha256
+    assert encode_json(seal_manifest(manifest)) == data
+
+
+def test_constants_of_the_format() -> None:
+    """Fails when what docs/format.md writes out as a number is another number here."""
+    assert (TILE, BLOCK_ROWS) == (128, 1_048_576)
+    assert LAYOUT_KINDS == ("attention", "tiles", "ring_step", "keys_fetched")
+    assert IMAGE_KINDS == ("images", "pooled_tokens")
+    groups = load_groups(
+        parse_config({"ring_degrees": [4, 2], "cp_sizes": [2, 1], "layouts": ["zigzag", "contiguous"]})
+    )
+    assert [(group.scheme, group.degree, group.rows) for group in groups] == [
+        ("contiguous", 2, 8), ("contiguous", 4, 16), ("zigzag", 2, 8), ("zigzag", 4, 16), (None, 1, 2), (None, 2, 4),
+    ]  # fmt: skip
+
+
+def test_the_mask_written_out() -> None:
+    """Fails when a query sees another document, another annotation, a later token outside its group, or padding."""
+    doc = np.array([0, 0, 0, 0, 0, 1, 1, -1], np.int32)
+    branch = np.array([0, 0, 1, 1, 2, 0, 0, 0], np.int32)
+    group = np.array([0, 0, -1, -1, 0, 1, 1, -1], np.int32)
+    mask = MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group)
+    rows = ["11000000", "11000000", "11100000", "11110000", "11001000", "00000110", "00000110", "00000000"]
+    every = np.array([[letter == "1" for letter in row] for row in rows])
+    np.testing.assert_array_equal(dense_mask(mask), every)
+    queries, keys = np.array([4, 2, 5]), np.array([6, 1, 4, 2])
+    np.testing.assert_array_equal(dense_mask(mask, queries, keys), every[queries][:, keys])
+    np.testing.assert_array_equal(dense_mask(mask, queries), every[queries])
+    np.testing.assert_array_equal(dense_mask(mask, keys=keys), every[:, keys])
