@@ -5,21 +5,42 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Processes that are the ranks of one gloo world: the one that started the others, and a pipe to each rank."""
+
+    starter: subprocess.Popen[bytes]
+    pipes: list[Connection]
+    store: str
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        os.killpg(self.starter.pid, signal.SIGKILL)
+        self.starter.wait()
+
+
 class GlooPool:
-    """Long-lived processes, each a rank with one thread, so that a distributed example costs no process start."""
+    """Long-lived processes, each a rank with one thread, so that a distributed example costs no process start.
+
+    There is a world of its own for each number of ranks, kept until the end: a rank whose world was replaced by another
+    would keep threads that read from closed connections without a pause.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._worlds, self._store, self._size = folder, 0, "", 0
-        self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._folder, self._started = folder, 0
+        self._worlds: dict[int, World] = {}
 
     def run(
         self,
@@ -40,23 +61,19 @@ class GlooPool:
         """
         degrees = (dp_replicate, dp_shard, ring, ulysses)
         size = math.prod(degrees)
-        while len(self._workers) < size:
-            self._workers.append(self._start())
-        if size != self._size:
-            self._worlds, self._size = self._worlds + 1, size
-            self._store = str(self._folder / f"store-{self._worlds}")
-        code = function.__code__
-        pipes = [pipe for _, pipe in self._workers[:size]]
-        for rank, pipe in enumerate(pipes):
-            task = (code.co_filename, function.__name__, self._store, rank, degrees, args)
+        if size not in self._worlds:
+            self._worlds[size] = self._start(size)
+        world, code = self._worlds[size], function.__code__
+        for rank, pipe in enumerate(world.pipes):
+            task = (code.co_filename, function.__name__, world.store, rank, degrees, args)
             pipe.send_bytes(pickle.dumps(task))
-        answers = self._collect(pipes)
-        failed = {pipes.index(pipe): said for pipe, (good, said) in answers.items() if not good}
+        answers = self._collect(world.pipes)
+        failed = {world.pipes.index(pipe): said for pipe, (good, said) in answers.items() if not good}
         if failed or len(answers) < size:
-            self.close()
+            self._worlds.pop(size).end()
             said = "\n".join(f"rank {rank} of {size} failed:\n{text}" for rank, text in sorted(failed.items()))
             raise AssertionError(said or f"only {len(answers)} of {size} ranks answered")
-        return [answers[pipe][1] for pipe in pipes]
+        return [answers[pipe][1] for pipe in world.pipes]
 
     def _collect(self, pipes: list[Connection]) -> dict[Connection, tuple[bool, Any]]:
         """What each rank answered. After a failure the others, which may be waiting for it, get a few seconds more."""
@@ -76,22 +93,22 @@ class GlooPool:
                     patience = 2.0
         return answers
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        ours, theirs = Pipe()
-        worker = Path(__file__).with_name("gloo_worker.py")
-        process = subprocess.Popen(
+    def _start(self, size: int) -> World:
+        ours, theirs = zip(*(Pipe() for _ in range(size)), strict=True)
+        fds = [pipe.fileno() for pipe in theirs]
+        starter = subprocess.Popen(
             # Without -P the worker's folder would come first in sys.path.
-            [sys.executable, "-P", str(worker), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-P", str(Path(__file__).with_name("gloo_worker.py")), *map(str, fds)],
+            pass_fds=fds,
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )
-        theirs.close()
-        return process, ours
+        for pipe in theirs:
+            pipe.close()
+        self._started += 1
+        return World(starter=starter, pipes=list(ours), store=str(self._folder / f"store-{self._started}"))
 
     def close(self) -> None:
-        """End all processes."""
-        for process, pipe in self._workers:
-            pipe.close()
-            process.kill()
-            process.wait()
-        self._workers, self._size = [], 0
+        """Ends all processes."""
+        while self._worlds:
+            self._worlds.popitem()[1].end()

@@ -1,12 +1,15 @@
-"""One process of the fixture ``gloo_pool``: runs the functions that it is sent as one rank of a gloo world.
+"""The ranks of one gloo world of the fixture ``gloo_pool``: each runs the functions that it is sent.
 
-Started by path, with the number of an inherited pipe as its argument. It is not collected, and imports nothing of the
-tests: a function comes as the file that holds it and its name.
+Started by path, with the numbers of inherited pipes as its arguments, one for each rank. It imports torch once and then
+forks the ranks. It is not collected, and imports nothing of the tests: a function comes as the file that holds it and
+its name.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 import pickle
 import sys
 import traceback
@@ -38,22 +41,18 @@ def load(path: str) -> Any:
 
 
 class World:
-    """The process group of the present task, kept from task to task while its store stays the same."""
+    """The process group of this rank. The meshes on it are kept from task to task."""
 
     def __init__(self) -> None:
-        self._store = ""
         self._meshes: dict[tuple[int, ...], Mesh] = {}
 
     def join(self, store: str, rank: int, degrees: tuple[int, int, int, int]) -> Mesh:
         """This rank's place in a mesh of (dp_replicate, dp_shard, ring, ulysses)."""
-        if store != self._store:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            size = degrees[0] * degrees[1] * degrees[2] * degrees[3]
+        if not dist.is_initialized():
+            size = math.prod(degrees)
             dist.init_process_group(
                 "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=TIMEOUT
             )
-            self._store, self._meshes = store, {}
         if degrees not in self._meshes:
             dp_replicate, dp_shard, ring, ulysses = degrees
             self._meshes[degrees] = build_mesh(
@@ -79,6 +78,21 @@ def serve(pipe: Connection) -> None:
         pipe.send_bytes(pickle.dumps(answer))
 
 
-if __name__ == "__main__":
+def main(fds: list[int]) -> None:
+    """Forks one rank for each pipe, and waits for all of them to end."""
     torch.set_num_threads(1)
-    serve(Connection(int(sys.argv[1])))
+    for fd in fds:
+        if os.fork() == 0:
+            for other in fds:
+                if other != fd:
+                    os.close(other)
+            serve(Connection(fd))
+            os._exit(0)
+    for fd in fds:
+        os.close(fd)
+    for _ in fds:
+        os.wait()
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])
