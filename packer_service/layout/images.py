@@ -44,8 +44,8 @@ def image_edges(loads: Int64[np.ndarray, "units"], ranks: int) -> Int64[np.ndarr
 
     The largest load of a rank is the least possible, and no rank is empty while there are at least as many units as
     ranks: splitting a part never raises the largest load, so this costs nothing. Among the optimal boundaries, each
-    edge in turn is as near as it can be to an even share of the load, the earlier of two equally near. With fewer units
-    than ranks, each unit is alone and the later ranks are empty.
+    edge in turn is as near as it can be to an even share of the load, and the earlier of two that are equally near (of
+    loads above 0). With fewer units than ranks, each unit is alone and the later ranks are empty.
 
     Args:
         loads: load of each unit, an integer that is not negative.

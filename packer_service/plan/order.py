@@ -37,9 +37,9 @@ def step_order(costs: Float64[np.ndarray, "packs"], *, window: int, seed: int) -
     in_group = np.ones(len(costs), bool)
     in_group[rest_at : rest_at + n_rest] = False
     groups = by_cost[in_group].reshape(n_groups, window)
-    hashes = _hash(np.arange(n_groups + 1, dtype=np.uint64), seed)
-    turned = np.where((hashes[:n_groups, None] >> np.uint64(63)).astype(bool), groups[:, ::-1], groups)
-    shuffled = turned[np.argsort(hashes[:n_groups] << np.uint64(1), kind="stable")]
+    hashes = _hash(np.arange(n_groups, dtype=np.uint64), seed)
+    turned = np.where((hashes[:, None] >> np.uint64(63)).astype(bool), groups[:, ::-1], groups)
+    shuffled = turned[np.argsort(hashes << np.uint64(1), kind="stable")]
     return np.concatenate([shuffled.reshape(-1), by_cost[~in_group]])
 
 

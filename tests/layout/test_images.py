@@ -67,6 +67,23 @@ def test_optimal_on_random_loads_of_up_to_ten_units(units):
             check(loads, ranks)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_each_edge_in_turn_is_as_near_as_it_can_be_to_an_even_share(ranks):
+    # Fails when an edge is drawn where the limit ends, nearness is taken to another share, or the later of two wins.
+    rng = np.random.default_rng(ranks)
+    for _ in range(150):
+        loads = rng.integers(1, 7, int(rng.integers(ranks + 1, 9)))
+        totals = np.concatenate([[0], np.cumsum(loads)])
+        every = cuts(len(loads), ranks)
+        largest = np.diff(totals[every], axis=1).max(axis=1)
+        best = [edges.tolist() for edges in every[largest == largest.min()]]
+        for rank in range(1, ranks):
+            far = {edges[rank]: abs(ranks * totals[edges[rank]] - rank * totals[-1]) for edges in best}
+            nearest = min(far, key=lambda at, far=far: (far[at], at))
+            best = [edges for edges in best if edges[rank] == nearest]
+        assert image_edges(loads, ranks).tolist() == best[0]
+
+
 @pytest.mark.parametrize(
     ("loads", "ranks", "edges"),
     [

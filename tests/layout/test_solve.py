@@ -84,6 +84,24 @@ def test_the_same_pack_gives_the_same_layouts():
 
 
 @pytest.mark.parametrize(
+    ("scheme", "degree", "step"),
+    [("contiguous", 3, 3), ("zigzag", 3, 6), ("zigzag", 4, 8), ("balanced_ring", 3, 12), ("balanced_gather", 2, 8)],
+)
+def test_every_length_that_divides_is_solved_and_no_other(scheme, degree, step):
+    # Fails when a scheme asks for a longer multiple than it cuts, or for a shorter one.
+    for seq_len in range(1, 3 * step + 1):
+        zero = np.zeros(seq_len, np.int32)
+        mask = MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)
+        asked = {"schemes": (scheme,), "ring_degrees": (degree,), "block_size": 4}
+        if seq_len % step:
+            with pytest.raises(LayoutError, match=f"multiple of {step}"):
+                solve_layouts(mask, segment_edges=np.array([0, seq_len]), **asked)
+        else:
+            [layout] = solve_layouts(mask, segment_edges=np.array([0, seq_len]), **asked)
+            check_partition(layout, seq_len)
+
+
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"ring_degrees": (0,)}, "ring degree 0 is below 1"),

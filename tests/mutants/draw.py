@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -64,8 +65,19 @@ def drawn(root: Path, rooms: dict[str, list[str]], count: int, seed: int) -> lis
     chosen = []
     for (room, of_room), first, end in zip(places.items(), edges, edges[1:], strict=False):
         draw = random.Random(f"{seed} {room}")
-        chosen += [draw.choice(mutants) for mutants in draw.sample(of_room, end - first)]
+        draw.shuffle(of_room)
+        legal = (each for each in (draw.choice(mutants) for mutants in of_room) if _is_python(each.apply(root)))
+        chosen += list(islice(legal, end - first))
     return chosen
+
+
+def _is_python(text: str) -> bool:
+    """The bare star of keyword arguments is not a product, although cosmic-ray takes it for one."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _places(root: Path, room: str, files: list[str]) -> list[list[Mutant]]:

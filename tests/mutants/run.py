@@ -28,7 +28,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "schemas": (["schemas/*.py"], ["tests/schemas", "tests/verify/test_format_docs.py"]),
-    "plan": (["packer_service/plan/*.py"], ["tests/plan"]),
+    "plan": (["packer_service/plan/*.py"], ["tests/plan", "tests/golden/test_plans.py"]),
     "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden"]),
     "packs": (
         ["packer_service/packs/*.py"],

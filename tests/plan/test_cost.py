@@ -21,6 +21,26 @@ def test_linear_work_is_six_operations_a_parameter_of_qwen3_8b() -> None:
     assert round(without_head / 1e9, 2) == 6.95
 
 
+def test_every_term_written_out() -> None:
+    """Fails when a term is left out, or a dimension stands in for another. All dimensions are different primes."""
+    model = CostModel(
+        model=CostConfig(
+            hidden_size=101, num_layers=3, num_attention_heads=7, num_key_value_heads=5, head_dim=11,
+            intermediate_size=211, vocab_size=307, vision_hidden_size=53, vision_num_layers=13,
+            vision_intermediate_size=401,
+        ),
+        vision=VisionConfig(image_size=68, patch_size=17, pool_size=3),
+    )  # fmt: skip
+    patches, pooled = 16, 4
+    layer = 101 * 7 * 11 * 2 + 101 * 5 * 11 * 2 + 3 * 101 * 211
+    assert model.linear_flops_per_token == 6 * (3 * layer + 101 * 307)
+    assert model.attention_flops_per_tile == 6 * (2 * 128 * 128 * 7 * 11) * 3
+    encoder = patches * (4 * 53 * 53 + 2 * 53 * 401) + 2 * patches * patches * 53
+    pooling = pooled * 2 * 53 * 53 + 2 * patches * 2 * 53 * 53 + pooled * 53 * 53 + 2 * patches * 53
+    connector = pooled * 211 * (2 * 53 + 101)
+    assert model.vision_flops_per_crop == 6 * (3 * patches * 17 * 17 * 53 + 13 * encoder + pooling + connector)
+
+
 def test_attention_is_twelve_operations_a_pair_layer_and_channel() -> None:
     """Fails when key and value heads are counted for query heads. PaLM's appendix B: 12 L H Q T for each token."""
     model = model_with(num_key_value_heads=1)

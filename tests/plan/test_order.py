@@ -84,6 +84,13 @@ def test_straggler_ratio_by_hand() -> None:
     assert straggler_ratio(np.zeros(4), 2) == 1.0
 
 
+def test_packs_that_cost_nothing_divide_nothing_by_zero() -> None:
+    """Fails when a cost of zero gives a warning, or an order of numbers that are none."""
+    with np.errstate(all="raise"):
+        assert straggler_ratio(np.zeros(4), 2) == 1.0
+        assert sorted(step_order(np.zeros(10), window=4, seed=0).tolist()) == list(range(10))
+
+
 @pytest.mark.parametrize("window", [0, -64, 2.0, True, "64"])
 def test_a_window_that_is_no_positive_integer_is_refused(window: object) -> None:
     """Fails when a wrong window reaches the arithmetic and comes out as a traceback or an empty order."""

@@ -38,9 +38,6 @@ MOST_WORK = 4_000_000_000
 """Bound of a search's work in steps of its inner loops: judging an exchange takes the square of the degree, making it
 the tiles of two blocks. It keeps packs of a million tokens below two seconds (docs/layouts.md)."""
 
-RESTARTS = 6
-"""Further searches, from other starts, while a layout of another form has a shorter path."""
-
 
 @compiled
 def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,12 +193,11 @@ def ring_owners(
     """Ring rank of each block, the same number of blocks on every rank, with the least ring path found.
 
     Args:
-        blocks: the map of a number of blocks that ``ring_degree`` divides.
-        ring_degree: number of ring ranks.
-        tries: exchanges to try; by default a number that grows with the blocks and the degree, and never with time.
-        rivals: other deals of the blocks; the result is never worse than any of them.
-        beat: the least path of other layouts, of any form. While the result is longer, the search starts again from the
-            rivals and from other deals, at most :data:`RESTARTS` times.
+        blocks: the map of a number of blocks that ``ring_degree`` divides. ring_degree: number of ring ranks. tries:
+        exchanges to try; by default a number that grows with the blocks and the degree, and never with time. rivals:
+        other deals of the blocks; the result is never worse than any of them. beat: the least path of other layouts, of
+        any form. While the result is longer, the search starts again, from each
+            rival and from other deals.
     """
     count = len(blocks.loads)
     if ring_degree == 1:
@@ -211,7 +207,7 @@ def ring_owners(
     found = [_search(blocks, rival, ring_degree, 0, enough, 1) for rival in rivals]
     found.append(_search(blocks, round_robin(count, ring_degree), ring_degree, tries, enough, 1))
     best, path = min(found, key=lambda each: each[1])
-    again = [*rivals, best, head_tail(count, ring_degree), round_robin(count, ring_degree), best][:RESTARTS]
+    again = [*rivals, best, head_tail(count, ring_degree), round_robin(count, ring_degree), best]
     for seed, start in enumerate(again, 2):  # each search has a seed of its own
         if beat is None or path <= beat:
             break

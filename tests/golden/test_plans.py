@@ -1,0 +1,112 @@
+"""Plans and layouts of larger inputs, pinned: a change of what the searches find has to be meant, and versioned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packer_service.layout.blocks import block_map
+from packer_service.layout.deals import consecutive, longest_first, round_robin
+from packer_service.layout.images import image_edges
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.schemes.balanced_gather import gather_owners
+from packer_service.layout.schemes.balanced_ring import ring_owners
+from packer_service.layout.solve import solve_layouts
+from packer_service.plan.order import step_order
+from packer_service.plan.pack import pack_documents
+from schemas.layout import SCHEMES
+from schemas.sequence import MaskArrays
+from schemas.version import VERSION
+
+PINNED = json.loads((Path(__file__).parent / "plans.json").read_text(encoding="utf-8"))
+
+
+def drawn(count: int, salt: int) -> np.ndarray:
+    """Numbers below 2**32 from multiplication alone, the same under every version of NumPy."""
+    numbers = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(salt)) % np.uint64(2**32)
+    return (numbers * numbers >> np.uint64(16)).astype(np.int64) % 2**32
+
+
+def mixed(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Texts, images and videos of up to 384 frames, so that both budgets bind at 36,864 tokens and 384 images."""
+    kind, size = drawn(count, 1) % 3, drawn(count, 2)
+    images = np.where(kind == 0, 0, np.where(kind == 1, 1 + size % 9, 8 + size % 377))
+    tokens = 88 * images + np.where(kind == 2, 30, 20 + drawn(count, 3) % 4000)
+    return -(-tokens // 16) * 16, images
+
+
+def plan(count: int, max_images: int | None) -> np.ndarray:
+    tokens, images = mixed(count)
+    return pack_documents(tokens, images, seq_len=36_864, max_images=max_images)
+
+
+def mask(seq_len: int, salt: int, kinds: int) -> tuple[MaskArrays, np.ndarray]:
+    """Documents of 16 to 1,600 tokens: causal, annotated, or of image groups; then padding."""
+    doc, branch, group = (np.full(seq_len, value, np.int32) for value in (-1, 0, -1))
+    edges = [0]
+    for number, size in enumerate(drawn(seq_len, salt).tolist()):
+        length = 16 + size % 1584
+        if edges[-1] + length > seq_len - 100:
+            break
+        here, within, end = slice(edges[-1], edges[-1] + length), np.arange(length), edges[-1] + -(-length // 16) * 16
+        doc[here] = number
+        if number % kinds == 1:
+            branch[here] = np.maximum(0, within - length // 2) // 70
+        if number % kinds == 2:
+            group[here] = np.where(within % 200 < 9, -1, within // 200)
+        edges.append(end)
+    return MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group), np.unique([*edges, seq_len])
+
+
+def layouts(seq_len: int, salt: int, block_size: int) -> np.ndarray:
+    arrays, edges = mask(seq_len, salt, 3)
+    solved = solve_layouts(
+        arrays, segment_edges=edges, schemes=SCHEMES, ring_degrees=(1, 2, 4, 8), block_size=block_size
+    )
+    return np.concatenate([np.concatenate([x.runs.ravel(), x.needs.ravel().astype(np.int32)]) for x in solved])
+
+
+def squares() -> np.ndarray:
+    """Two images that fill a pack, where keys are worth more than tiles and no deal is within the limit."""
+    doc = np.repeat(np.array([0, 1, -1], np.int32), [40 * 128, 13 * 128, 11 * 128])
+    arrays = MaskArrays(
+        doc_ids=doc, branch_ids=np.zeros_like(doc), group_ids=np.where(doc == 0, 0, -1).astype(np.int32)
+    )
+    blocks = block_map(MaskIndex.of(arrays), 128)
+    rivals = [longest_first(blocks.loads, 8), round_robin(64, 8)]
+    owners = [gather_owners(blocks, 8, rivals=rivals), gather_owners(blocks, 4, at_most=1), gather_owners(blocks, 16)]
+    owners += [ring_owners(blocks, 8, rivals=rivals, beat=1), ring_owners(blocks, 16), ring_owners(blocks, 32)]
+    return np.concatenate([*owners, ring_owners(blocks, 4, rivals=[consecutive(64, 4)], beat=1)])
+
+
+CASES: dict[str, Callable[[], np.ndarray]] = {
+    "plan of 200": lambda: plan(200, 384),
+    "plan of 3,000": lambda: plan(3_000, 384),
+    "plan of 3,000 by tokens": lambda: plan(3_000, None),
+    "plan of 25,000": lambda: plan(25_000, 384),
+    "plan of 201,000": lambda: plan(201_000, 384),
+    "order": lambda: np.concatenate([step_order(drawn(1_000, s) / 7.0, window=64, seed=s) for s in (0, 5, 2**63 - 1)]),
+    "order without a rest": lambda: step_order(drawn(640, 3) / 7.0, window=64, seed=1),
+    "layouts in blocks of 128": lambda: layouts(8_192, 1, 128),
+    "layouts in blocks of 32": lambda: layouts(4_096, 2, 32),
+    "layouts in blocks of 256": lambda: layouts(16_384, 3, 256),
+    "layouts in blocks of 96": lambda: layouts(6_144, 4, 96),
+    "squares": squares,
+    "boundaries": lambda: np.concatenate([image_edges(1 + drawn(300, r) % 9, r) for r in (2, 3, 8, 64)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_searches_find_the_same_on_every_machine(case: str) -> None:
+    """Fails when a plan or a layout changes without a new version, or differs between machines.
+
+    When the change is meant: raise ``schemas.version.VERSION`` and write what this test prints to ``plans.json``.
+    """
+    found = np.ascontiguousarray(CASES[case](), np.int64)
+    digest = hashlib.sha256(found.tobytes()).hexdigest()
+    assert (VERSION, digest) == (PINNED["version"], PINNED["digests"].get(case)), f'"{case}": "{digest}"'
