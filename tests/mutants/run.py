@@ -29,10 +29,15 @@ CHECKOUT = Path(__file__).parents[2]
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "schemas": (["schemas/*.py"], ["tests/schemas", "tests/verify/test_format_docs.py"]),
     "plan": (["packer_service/plan/*.py"], ["tests/plan", "tests/golden/test_plans.py"]),
-    "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden"]),
+    "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden/test_plans.py"]),
     "packs": (
         ["packer_service/packs/*.py"],
-        ["tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/verify/test_independent.py"],
+        [
+            "tests/packs",
+            "tests/ingest/test_render.py",
+            "tests/ingest/test_oversize.py",
+            "tests/verify/test_independent.py",
+        ],
     ),
     "render": (
         ["packer_service/ingest/render.py", "packer_service/ingest/oversize.py"],

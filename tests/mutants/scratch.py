@@ -63,7 +63,7 @@ class Scratch:
         return self.limits[key]
 
     def survives(self, mutant: Mutant, tests: Sequence[str]) -> bool:
-        """Whether no test fails within the limit. The file's own tests come first, since most mutants die of them."""
+        """Whether no test fails within the limit. Its own tests and single files come first: most mutants die there."""
         path, limit = self.tree / mutant.file, self.limit(tests)
         original, mutated = path.read_bytes(), mutant.apply(self.tree)
         shutil.rmtree(self.cache, ignore_errors=True)
@@ -81,7 +81,8 @@ class Scratch:
     def _own_first(self, path: Path, tests: Sequence[str]) -> list[list[str]]:
         found = (each for test in tests for each in sorted((self.tree / test).rglob(f"test_{path.stem}*.py")))
         own = [each.relative_to(self.tree).as_posix() for each in found]
-        return [own, list(tests)] if own else [list(tests)]
+        own += [test for test in tests if test.endswith(".py")]
+        return [own, list(tests)] if own and own != list(tests) else [list(tests)]
 
     def _run(self, tests: Sequence[str], cache: Path, limit: float) -> int | None:
         """Exit status of pytest; None when it took longer and was killed, with all it had started."""

@@ -15,7 +15,7 @@ from schemas.config import PackConfig, parse_config
 from schemas.errors import ConfigError
 from schemas.layout import TILE
 from schemas.manifest import DocumentSpan, Manifest
-from schemas.sequence import MaskArrays, dense_mask
+from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
 
 DEFAULTS: dict[str, Any] = {
     "seq_len": 36864,
@@ -114,11 +114,12 @@ def test_the_least_and_the_largest_value_are_legal_and_the_next_are_not(path: st
 @pytest.mark.parametrize("degree", [0, 4097])
 def test_degrees_are_from_1_to_4096(degree: int) -> None:
     """Fails when a degree is legal that no layout can have."""
-    for name in ("cp_sizes", "ring_degrees"):
-        with pytest.raises(ConfigError, match=rf"{name}.*{degree}"):
-            parse_config({name: [degree]})
-    parse_config({"cp_sizes": [4096], "seq_len": 8192 * 8})
-    parse_config({"ring_degrees": [4096], "seq_len": 4096 * 128})
+    for name, other in (("cp_sizes", "ring_degrees"), ("ring_degrees", "cp_sizes")):
+        rest = {other: [1], "layouts": ["contiguous"]}
+        with pytest.raises(ConfigError, match=rf"{name}.*{degree} is not legal"):
+            parse_config({**rest, name: [degree], "seq_len": max(2 * degree, 2)})
+        for legal in (1, 4096):
+            parse_config({**rest, name: [legal], "seq_len": 2 * legal})
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,7 @@ def test_a_manifests_hash_is_taken_with_64_zeros_in_its_place(tiny_dataset: Path
 def test_constants_of_the_format() -> None:
     """Fails when what docs/format.md writes out as a number is another number here."""
     assert (TILE, BLOCK_ROWS) == (128, 1_048_576)
+    assert (IGNORE_INDEX, PADDING_DOC, CAUSAL_ONLY, NOT_POOLED) == (-100, -1, -1, -1)
     assert LAYOUT_KINDS == ("attention", "tiles", "ring_step", "keys_fetched")
     assert IMAGE_KINDS == ("images", "pooled_tokens")
     groups = load_groups(
