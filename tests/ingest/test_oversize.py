@@ -84,6 +84,14 @@ def test_truncate_keeps_the_image_budget() -> None:
     assert lost == 6
 
 
+def test_a_unit_that_ends_where_the_pack_ends_stays() -> None:
+    """Fails when a unit that just fits is dropped, and its tokens are lost for nothing."""
+    [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=8, max_images=None, oversize="truncate")
+    assert piece.unit_crops.tolist() == [1, 1]
+    assert len(piece) == 8
+    assert lost == 4
+
+
 def test_a_split_of_annotations_repeats_the_prefix() -> None:
     """Fails when an annotation comes without its media, or its number does not start from 1 in each piece."""
     whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))

@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "resume": (
         ["packer_service/job/workdir.py", "packer_service/job/ownership.py"],
-        ["tests/job/test_workdir.py", "tests/job/test_pack.py"],
+        ["tests/job/test_ownership.py", "tests/job/test_workdir.py", "tests/job/test_pack.py"],
     ),
     "reading": (["trainer/data/*.py"], ["tests/trainer/data"]),
     "attention": (["trainer/attention/**/*.py"], ["tests/trainer/attention"]),
