@@ -24,10 +24,13 @@ class World:
     pipes: list[Connection]
     store: str
 
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self.starter.pid, number)
+
     def end(self) -> None:
         for pipe in self.pipes:
             pipe.close()
-        os.killpg(self.starter.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.starter.wait()
 
 
@@ -64,6 +67,7 @@ class GlooPool:
         if size not in self._worlds:
             self._worlds[size] = self._start(size)
         world, code = self._worlds[size], function.__code__
+        world.signal(signal.SIGCONT)
         for rank, pipe in enumerate(world.pipes):
             task = (code.co_filename, function.__name__, world.store, rank, degrees, args)
             pipe.send_bytes(pickle.dumps(task))
@@ -73,6 +77,7 @@ class GlooPool:
             self._worlds.pop(size).end()
             said = "\n".join(f"rank {rank} of {size} failed:\n{text}" for rank, text in sorted(failed.items()))
             raise AssertionError(said or f"only {len(answers)} of {size} ranks answered")
+        world.signal(signal.SIGSTOP)  # each of gloo's threads would look for messages a hundred times a second
         return [answers[pipe][1] for pipe in world.pipes]
 
     def _collect(self, pipes: list[Connection]) -> dict[Connection, tuple[bool, Any]]:
