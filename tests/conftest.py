@@ -42,10 +42,17 @@ GUARD = Guard()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         longest_first(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without its groups every worker would start a Ray and a pool of ranks of its own."""
+    if "PYTEST_XDIST_WORKER" in os.environ and not all("@" in item.nodeid for item in session.items):
+        pytest.exit("pytest-xdist gave the tests no groups: these versions of the two do not fit", returncode=3)
 
 
 @pytest.hookimpl(wrapper=True)
