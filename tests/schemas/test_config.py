@@ -13,7 +13,7 @@ from schemas.codec import decode_manifest
 from schemas.config import PackConfig, parse_config, stored_config
 from schemas.errors import ConfigError, ManifestInvalid
 from schemas.manifest import Manifest
-from schemas.validation import first_violation, nearest_multiples
+from schemas.validation import first_violation, nearest_multiples, violations_of
 
 
 @pytest.fixture
@@ -79,3 +79,13 @@ def test_violations_are_worded_once() -> None:
     with pytest.raises(ValidationError) as caught:
         Model.model_validate_json("[")
     assert str(first_violation(caught.value)).startswith("invalid JSON")
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [("Field required", "field required"), ("IPv4 expected", "IPv4 expected"), ("JSON expected", "JSON expected")],
+)
+def test_acronyms_keep_their_capitals(message: str, said: str) -> None:
+    """Fails when a name in capitals is written as a word."""
+    [violation] = violations_of({"loc": (), "msg": message, "input": 1, "type": "missing"})
+    assert str(violation) == said
