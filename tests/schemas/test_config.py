@@ -87,5 +87,5 @@ def test_violations_are_worded_once() -> None:
 )
 def test_acronyms_keep_their_capitals(message: str, said: str) -> None:
     """Fails when a name in capitals is written as a word."""
-    [violation] = violations_of({"loc": (), "msg": message, "input": 1, "type": "missing"})
+    [violation] = violations_of([{"loc": (), "msg": message, "input": 1, "type": "missing"}])
     assert str(violation) == said
