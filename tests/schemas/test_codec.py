@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import tarfile
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from schemas.codec import (
+    TAR_END,
     decode_head,
     decode_index,
     decode_layouts,
@@ -19,6 +22,7 @@ from schemas.codec import (
     encode_index,
     encode_table,
     sample_key,
+    tar_member,
 )
 from schemas.errors import (
     FORMAT_RULES,
@@ -46,6 +50,8 @@ def arrays(**changed: np.ndarray | None) -> bytes:
         (arrays()[:-40], "is not an .npz"),
         (arrays(labels=None), "holds the arrays"),
         (arrays(more=np.zeros(4)), "holds the arrays"),
+        (arrays(tokens=None), "holds the arrays"),
+        (encode_arrays({}), "holds the arrays"),
         (arrays(labels=np.zeros(4, np.int64)), r"labels is int64\(4,\), not int32\(4,\)"),
         (arrays(tokens=np.zeros(5, np.int32)), r"tokens is int32\(5,\)"),
     ],
@@ -130,3 +136,27 @@ def test_errors_travel_between_processes() -> None:
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)
         assert str(copy) == str(error)
+
+
+def test_members_of_a_tar_are_whole_blocks() -> None:
+    """Fails when padding, the end of a tar or a header is not what tar prescribes."""
+    assert bytes(1024) == TAR_END
+    member = tar_member("a.json", b"x" * 513)
+    assert len(member) == 3 * 512
+    assert member[512:] == b"x" * 513 + bytes(511)
+    assert tar_member("a.json", b"x" * 512)[512:] == b"x" * 512
+    with tarfile.open(fileobj=io.BytesIO(member + TAR_END)) as tar:
+        [info] = tar
+        assert (info.name, info.size, info.mode, info.mtime, info.uid) == ("a.json", 513, 0o444, 0, 0)
+
+
+def test_a_long_reason_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when what a library says of damaged bytes fills a terminal."""
+
+    def broken(source: object) -> pa.Table:
+        raise pa.ArrowInvalid("no  footer\n" + "x" * 1000)
+
+    monkeypatch.setattr("schemas.codec.pq.read_table", broken)
+    with pytest.raises(TableInvalid) as caught:
+        decode_table(b"", REJECTS, "x")
+    assert caught.value.detail == f"is not Parquet (no footer {'x' * 190})"
