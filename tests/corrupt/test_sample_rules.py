@@ -306,7 +306,7 @@ def documents_that_share_a_unit(data: Any) -> None:
 
 @breaks("P9")
 def unit_half_in_the_prefix_and_half_in_an_annotation(data: Any) -> None:
-    """Positions go on through the only annotation, so that nothing else tells."""
+    """Positions continue through the only annotation, so that no other rule is broken."""
     ids = [(sample, n) for sample in data.samples() for n, span in enumerate(sample.head["documents"])
            if span["doc_id"] == "annotated-0"]  # fmt: skip
     sample, doc = ids[0]

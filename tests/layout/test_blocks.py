@@ -26,7 +26,7 @@ def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:
 @given(data=st.data())
 def test_entries_are_the_tiles_between_blocks(masks, block, tile, data):
     # Fails when a scattered group is lost between two spans, when the transposed map differs, or when blocks of several
-    # tiles are counted as one. A block that is no whole number of tiles is one tile.
+    # tiles are counted as one. A block that is not a whole number of tiles is one tile.
     mask = data.draw(masks([48, 96]))
     found = block_map(MaskIndex.of(mask), block, tile=tile)
     dense, unit = dense_mask(mask), tile if block % tile == 0 else block

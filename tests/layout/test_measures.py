@@ -1,4 +1,4 @@
-"""Measures on a layout worked out by hand, and on layouts that are none."""
+"""Measures on a layout worked out by hand, and on what is not a layout."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_one_rank_moves_nothing():
         ([], "token 0 of 8"),
     ],
 )
-def test_what_is_no_partition_is_refused(rows, said):
+def test_what_is_not_a_partition_is_refused(rows, said):
     # Fails when a layout that loses or repeats a token is measured as if it were one.
     with pytest.raises(LayoutError, match=said):
         measure_layout(causal(8), layout("contiguous", rows, 2), tile=2)

@@ -16,7 +16,7 @@ from schemas.sequence import MaskArrays, dense_mask
 @given(data=st.data(), tile=st.sampled_from([1, 2, 3, 4, 7, 16, 200]))
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_tiles_between_slices(slicings, brute_tiles, degree, data, tile):
-    # Fails when a tile is counted once a class, or when a last partial tile of a slice runs on into the next slice.
+    # Fails when a tile is counted once per class, or when a last partial tile of a slice runs on into the next slice.
     mask, runs = data.draw(slicings(degree))
     counted = tiles_by_rank(mask, runs, degree, tile=tile)
     assert counted.tolist() == brute_tiles(mask, runs, degree, tile).tolist()

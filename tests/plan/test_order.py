@@ -85,7 +85,7 @@ def test_straggler_ratio_by_hand() -> None:
 
 
 def test_packs_that_cost_nothing_divide_nothing_by_zero() -> None:
-    """Fails when a cost of zero gives a warning, or an order of numbers that are none."""
+    """Fails when a cost of zero gives a warning, or an order that loses packs."""
     with np.errstate(all="raise"):
         assert straggler_ratio(np.zeros(4), 2) == 1.0
         assert sorted(step_order(np.zeros(10), window=4, seed=0).tolist()) == list(range(10))

@@ -61,7 +61,7 @@ def test_values_given_twice_are_told() -> None:
     [(10, 4, "8 and 12"), (3, 4, "4"), (8, 4, "8"), (0, 4, "0"), (1, 1, "1"), (5, 2, "4 and 6")],
 )
 def test_nearest_multiples(value: int, step: int, said: str) -> None:
-    """Fails when a message proposes 0, or a value that is no multiple."""
+    """Fails when a message proposes 0, or a value that is not a multiple."""
     assert nearest_multiples(value, step) == said
 
 

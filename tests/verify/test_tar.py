@@ -1,4 +1,4 @@
-"""A tar taken apart: grouped as webdataset groups it, hashed whole, and read on behind what is broken."""
+"""A tar taken apart: grouped as webdataset groups it, hashed whole, and read further after a broken place."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def mapped(mask: MaskArrays) -> BlockMap:
 @pytest.mark.parametrize("deal", [round_robin, consecutive, head_tail])
 @pytest.mark.parametrize("each", [1, 2, 3, 4])
 def test_deals_give_each_rank_as_many_blocks(deal, each):
-    # Fails when an odd number of blocks a rank makes head-tail's ranges overlap.
+    # Fails when an odd number of blocks per rank makes head-tail's ranges overlap.
     for degree in (1, 2, 3, 8):
         assert np.bincount(deal(each * degree, degree), minlength=degree).tolist() == [each] * degree
 
@@ -90,7 +90,7 @@ def test_optimal_on_six_blocks_and_two_ranks(lengths):
 
 
 def test_one_long_document_has_the_floor_as_its_path():
-    # Fails when head-tail, which is exact here, is no candidate.
+    # Fails when head-tail, which is exact here, is not a candidate.
     mask = documents([64 * TILE], 64 * TILE)
     total = 64 * 65 // 2
     for degree in (2, 4, 8):
