@@ -102,8 +102,10 @@ def _run(mutants: list[Mutant], folder: Path, jobs: int, log: Path | None) -> li
             return mutant, "equivalent"
         scratch = scratches.get()
         began = time.monotonic()
-        survives = scratch.survives(mutant, ROOMS[mutant.room][1])
-        scratches.put(scratch)
+        try:
+            survives = scratch.survives(mutant, ROOMS[mutant.room][1])
+        finally:
+            scratches.put(scratch)
         outcome = "survived" if survives else "killed"
         print(f"{outcome} {time.monotonic() - began:.0f} s {mutant}", file=sys.stderr, flush=True)
         if survives:
@@ -115,7 +117,11 @@ def _run(mutants: list[Mutant], folder: Path, jobs: int, log: Path | None) -> li
         return mutant, outcome
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(judge, mutants))
+        try:
+            return list(pool.map(judge, mutants))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _difference(mutant: Mutant) -> tuple[str, str]:

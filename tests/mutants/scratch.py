@@ -21,6 +21,10 @@ FACTOR, SLACK = 4, 30
 FIRST_LIMIT = 1800
 """Seconds for tests that have not been timed yet, which compile their loops."""
 
+IMPORTED_OUTSIDE = 70
+BROKEN = (3, 5, IMPORTED_OUTSIDE)
+"""Exit statuses that say nothing about a mutant: an error inside pytest, no test, or our code from another tree."""
+
 SOURCES = ("schemas", "packer_service", "trainer")
 
 
@@ -51,14 +55,14 @@ class Scratch:
         """Seconds that tests may take, by what they take without a mutant once their loops are compiled.
 
         Raises:
-            SystemExit: they fail without a mutant.
+            RuntimeError: they fail without a mutant.
         """
         key = tuple(tests)
         if key not in self.limits:
             for _ in range(2):
                 began = time.monotonic()
                 if self._run(tests, self.warm, FIRST_LIMIT) != 0:
-                    raise SystemExit(f"tests fail without a mutant:\n{self.log.read_text()[-3000:]}")
+                    raise RuntimeError(f"tests fail without a mutant:\n{self.log.read_text()[-3000:]}")
             self.limits[key] = FACTOR * (time.monotonic() - began) + SLACK
         return self.limits[key]
 
@@ -95,6 +99,8 @@ class Scratch:
             os.killpg(child.pid, signal.SIGKILL)
             child.join()
             return None
+        if child.exitcode in BROKEN:
+            raise RuntimeError(f"pytest itself failed with {child.exitcode}:\n{self.log.read_text()[-3000:]}")
         return child.exitcode
 
     def _sources(self) -> list[Path]:
@@ -139,4 +145,4 @@ def _pytest(tree: Path, tests: Sequence[str], cache: Path, log: Path, bytecode: 
     loaded = {Path(str(module.__file__)) for key, module in list(sys.modules.items()) if key in SOURCES}
     outside = [path for path in loaded if not path.is_relative_to(tree)]
     sys.stdout.flush()
-    os._exit(70 if outside else int(status))
+    os._exit(IMPORTED_OUTSIDE if outside else int(status))
