@@ -48,7 +48,7 @@ def test_attention_is_twelve_operations_a_pair_layer_and_channel() -> None:
 
 
 def test_vision_work_is_that_of_siglip_so400m() -> None:
-    """Fails when the encoder is counted once per crop and not once per patch. Its 27 layers have 411 million weights."""
+    """Fails when the encoder counts once per crop and not once per patch. Its 27 layers have 411 million weights."""
     layers = (
         model_with(vision_num_layers=27),
         model_with(vision_num_layers=26),
