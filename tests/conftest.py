@@ -40,6 +40,8 @@ GUARD = Guard()
 
 # Several workers share the cores, and processes that tests start inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers are nice to everything else by default, and would starve beside the tests of another worker.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
