@@ -109,7 +109,11 @@ def test_a_configuration_file_and_settings_over_it(
     status, _, error = run(capsys, *words, "--set", "seq_len=999")
     assert status == 2
     assert "seq_len 999" in error
-    for text, message in (("- a\n", "contains a list"), ("a: [", "not YAML"), ("video: {fps: fast}", "video.fps: 'fast'")):
+    for text, message in (
+        ("- a\n", "contains a list"),
+        ("a: [", "not YAML"),
+        ("video: {fps: fast}", "video.fps: 'fast'"),
+    ):
         file.write_text(text)
         status, _, error = run(capsys, *words)
         assert status == 2

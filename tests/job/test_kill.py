@@ -19,7 +19,7 @@ def test_a_killed_job_ends_with_the_bytes_of_an_undisturbed_one() -> None:
     assert "0 of 3 kills faulty; processes left at the end: []" in done.stdout
     killed = [line.split()[:2] for line in done.stdout.splitlines() if " ended with " in line]
     assert [who for who, _ in killed] == ["driver", "worker", "ray"]
-    # on a busy machine a kill may come late; that of a job that has just ended is no fault, but must not be all of them
+    # on a busy machine a kill may come late, even when the job has just ended, but not all of them
     phases = {phase for _, phase in killed}
     assert phases <= {"write", "finish", "end"}
     assert phases != {"end"}
