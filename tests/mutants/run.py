@@ -27,7 +27,10 @@ from scratch import Scratch
 CHECKOUT = Path(__file__).parents[2]
 
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
-    "schemas": (["schemas/*.py"], ["tests/schemas", "tests/verify/test_format_docs.py"]),
+    "schemas": (
+        ["schemas/*.py"],
+        ["tests/schemas/test_limits.py", "tests/verify/test_format_docs.py", "tests/schemas"],
+    ),
     "plan": (["packer_service/plan/*.py"], ["tests/plan", "tests/golden/test_plans.py"]),
     "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden/test_plans.py"]),
     "packs": (

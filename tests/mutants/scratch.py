@@ -85,8 +85,8 @@ class Scratch:
     def _own_first(self, path: Path, tests: Sequence[str]) -> list[list[str]]:
         found = (each for test in tests for each in sorted((self.tree / test).rglob(f"test_{path.stem}*.py")))
         own = [each.relative_to(self.tree).as_posix() for each in found]
-        own += [test for test in tests if test.endswith(".py")]
-        return [own, list(tests)] if own and own != list(tests) else [list(tests)]
+        first = list(dict.fromkeys([*(test for test in tests if test.endswith(".py")), *own]))
+        return [first, list(tests)] if first and first != list(tests) else [list(tests)]
 
     def _run(self, tests: Sequence[str], cache: Path, limit: float) -> int | None:
         """Exit status of pytest; None when it took longer and was killed, with all it had started."""
