@@ -45,6 +45,31 @@ def plan(count: int, max_images: int | None) -> np.ndarray:
     return pack_documents(tokens, images, seq_len=36_864, max_images=max_images)
 
 
+def rivals(count: int, salt: int) -> tuple[np.ndarray, np.ndarray]:
+    """Texts of a third of a pack and videos of half of its 180 images: plain best fit needs 1.4 times as many packs."""
+    is_video = drawn(count, salt) % 2 == 1
+    images = np.where(is_video, 60 + drawn(count, salt + 7) % 40, 0)
+    tokens = np.where(is_video, 80 + drawn(count, salt + 11) % 100, 300 + drawn(count, salt + 9) % 300)
+    return tokens, images
+
+
+def near_the_bound(full: int, count: int) -> np.ndarray:
+    """Documents as long as a pack, and a few that two budgets bind: near the bound with either method."""
+    tokens, images = rivals(count, 0)
+    tokens, images = np.append(np.full(full, 1000), tokens), np.append(np.zeros(full, np.int64), images)
+    return pack_documents(tokens, images, seq_len=1000, max_images=180)
+
+
+def small_plans() -> np.ndarray:
+    """Many plans of a few documents in small budgets, where single tokens and images decide."""
+    found = []
+    for salt in range(400):
+        count, seq_len, max_images = 6 + salt % 30, 7 + salt % 11, 3 + salt % 7
+        tokens, images = 1 + drawn(count, salt) % seq_len, drawn(count, salt + 500) % (max_images + 1)
+        found.append(pack_documents(tokens, images, seq_len=seq_len, max_images=max_images))
+    return np.concatenate(found)
+
+
 def mask(seq_len: int, salt: int, kinds: int) -> tuple[MaskArrays, np.ndarray]:
     """Documents of 16 to 1,600 tokens: causal, annotated, or of image groups; then padding."""
     doc, branch, group = (np.full(seq_len, value, np.int32) for value in (-1, 0, -1))
@@ -88,6 +113,12 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
     "plan of 200": lambda: plan(200, 384),
     "plan of 3,000": lambda: plan(3_000, 384),
     "plan of 3,000 by tokens": lambda: plan(3_000, None),
+    "small plans": small_plans,
+    "plan of rivals": lambda: pack_documents(*rivals(3_000, 0), seq_len=1000, max_images=180),
+    "plan of many rivals": lambda: pack_documents(*rivals(30_000, 1), seq_len=1000, max_images=180),
+    "plan of most rivals": lambda: pack_documents(*rivals(210_000, 2), seq_len=1000, max_images=180),
+    "plan near the bound": lambda: near_the_bound(16_200, 40),
+    "plan of most near the bound": lambda: near_the_bound(200_531, 100),
     "plan of 25,000": lambda: plan(25_000, 384),
     "plan of 201,000": lambda: plan(201_000, 384),
     "order": lambda: np.concatenate([step_order(drawn(1_000, s) / 7.0, window=64, seed=s) for s in (0, 5, 2**63 - 1)]),

@@ -66,18 +66,25 @@ def drawn(root: Path, rooms: dict[str, list[str]], count: int, seed: int) -> lis
     for (room, of_room), first, end in zip(places.items(), edges, edges[1:], strict=False):
         draw = random.Random(f"{seed} {room}")
         draw.shuffle(of_room)
-        legal = (each for each in (draw.choice(mutants) for mutants in of_room) if _is_python(each.apply(root)))
+        legal = (each for each in (draw.choice(mutants) for mutants in of_room) if _is_change(each, root))
         chosen += list(islice(legal, end - first))
     return chosen
 
 
-def _is_python(text: str) -> bool:
-    """The bare star of keyword arguments is not a product, although cosmic-ray takes it for one."""
+def _is_change(mutant: Mutant, root: Path) -> bool:
+    """Whether a mutant is Python, and its functions take the arguments that they took.
+
+    Cosmic-ray takes the bare star before keyword arguments for a product.
+    """
     try:
-        ast.parse(text)
+        after = ast.parse(mutant.apply(root))
     except SyntaxError:
         return False
-    return True
+    return _keyword_arguments(after) == _keyword_arguments(ast.parse((root / mutant.file).read_text("utf-8")))
+
+
+def _keyword_arguments(tree: ast.AST) -> list[int]:
+    return [len(node.kwonlyargs) for node in ast.walk(tree) if isinstance(node, ast.arguments)]
 
 
 def _places(root: Path, room: str, files: list[str]) -> list[list[Mutant]]:

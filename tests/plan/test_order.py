@@ -84,6 +84,23 @@ def test_straggler_ratio_by_hand() -> None:
     assert straggler_ratio(np.zeros(4), 2) == 1.0
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_rest_is_where_the_other_groups_are_most_even(seed: int) -> None:
+    """Fails when the rest is taken from elsewhere: a step would wait for one expensive pack among cheap ones."""
+    rng = np.random.default_rng(seed)
+    window, n_groups, n_rest = int(rng.integers(2, 6)), int(rng.integers(1, 6)), 0
+    n_rest = int(rng.integers(1, window))
+    costs = np.exp(rng.normal(0, 1.5, n_groups * window + n_rest))
+    ascending = np.sort(costs)
+    spreads = []
+    for at in range(0, len(costs), window):
+        groups = np.delete(ascending, np.arange(at, at + n_rest)).reshape(n_groups, window)
+        spreads.append((1 - groups.min(axis=1) / groups.max(axis=1)).sum())
+    rest = np.sort(costs[step_order(costs, window=window, seed=seed)[n_groups * window :]])
+    best = int(np.argmin(spreads)) * window
+    np.testing.assert_array_equal(rest, ascending[best : best + n_rest])
+
+
 def test_packs_that_cost_nothing_divide_nothing_by_zero() -> None:
     """Fails when a cost of zero gives a warning, or an order that loses packs."""
     with np.errstate(all="raise"):

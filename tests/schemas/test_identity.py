@@ -1,0 +1,51 @@
+"""What a dataset's id is taken of: configuration, tokenizer and every column of the plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schemas.config import parse_config
+from schemas.identity import dataset_id
+from schemas.manifest import TokenizerEntry
+from schemas.tables import DOCUMENTS
+
+TOKENIZER = TokenizerEntry(name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3)
+ROWS = [
+    {"doc_id": "a", "piece": 0, "source": "s", "pack_id": 0, "start": 0, "length": 5, "aligned_length": 16},
+    {"doc_id": "é", "piece": 1, "source": "s", "pack_id": 1, "start": 16, "length": 7, "aligned_length": 16},
+]
+COLUMNS = ("piece", "pack_id", "start", "length", "aligned_length")
+
+
+def table(**changed: object) -> pa.Table:
+    rows = [{**row, "n_images": 0, "truncated_tokens": 0} for row in ROWS]
+    return pa.Table.from_pylist([rows[0], {**rows[1], **changed}], schema=DOCUMENTS)
+
+
+def test_the_id_is_the_hash_that_the_format_describes() -> None:
+    """Fails when another writer of the format, who follows docs/format.md, gets another id."""
+    config = parse_config({"tokenizer": "/some/where.json"})
+    kept = config.model_dump(mode="json")
+    del kept["tokenizer"]
+    head = json.dumps({"config": kept, "tokenizer": TOKENIZER.model_dump(mode="json")}, sort_keys=True).encode()
+    ids = b"".join(row["doc_id"].encode() + b"\0" for row in ROWS)  # type: ignore[attr-defined]
+    columns = b"".join(np.array([row[name] for row in ROWS], "<i8").tobytes() for name in COLUMNS)
+    assert dataset_id(config, TOKENIZER, table()) == hashlib.sha256(head + ids + columns).hexdigest()
+
+
+@pytest.mark.parametrize("change", [{"doc_id": "b"}, *({name: 99} for name in COLUMNS)])
+def test_every_column_of_the_plan_counts(change: dict[str, object]) -> None:
+    """Fails when two different plans have one id."""
+    config = parse_config({})
+    assert dataset_id(config, TOKENIZER, table(**change)) != dataset_id(config, TOKENIZER, table())
+
+
+def test_the_tokenizers_path_and_the_sources_do_not_count() -> None:
+    """Fails when the same job on another machine has another id."""
+    here, there = (dataset_id(parse_config({"tokenizer": path}), TOKENIZER, table()) for path in ("a.json", "b.json"))
+    assert here == there == dataset_id(parse_config({}), TOKENIZER, table(source="other"))
