@@ -118,9 +118,26 @@ def service(root: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def served() -> Callable[[ServiceSettings], Any]:
-    """Starts a service with settings of the test's own, as a context."""
-    return _served
+def windows() -> list[tuple[BrowserContext, Reader]]:
+    """The windows that the test has opened, each with its reader."""
+    return []
+
+
+@pytest.fixture
+def served(windows: list[tuple[BrowserContext, Reader]]) -> Callable[[ServiceSettings], Any]:
+    """Starts a service with settings of the test's own, as a context that closes the test's windows before it ends.
+
+    A window that outlives the service still asks for pictures, and complains that nobody answers.
+    """
+
+    @contextmanager
+    def serve(settings: ServiceSettings) -> Iterator[str]:
+        with _served(settings) as address:
+            yield address
+            for context, _ in windows:
+                context.close()
+
+    return serve
 
 
 class Reader:
@@ -194,16 +211,17 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reader(browser: Browser, service: str, photographs: Path) -> Iterator[Callable[..., Reader]]:
+def reader(
+    browser: Browser, service: str, photographs: Path, windows: list[tuple[BrowserContext, Reader]]
+) -> Iterator[Callable[..., Reader]]:
     """``reader(**context)``: a browser window of its own. Fails the test if the browser complained of anything."""
-    readers: list[tuple[BrowserContext, Reader]] = []
 
     def start(address: str = service, **options: Any) -> Reader:
         context = browser.new_context(**{"viewport": DESKTOP, **options})
-        readers.append((context, Reader(context, address, photographs)))
-        return readers[-1][1]
+        windows.append((context, Reader(context, address, photographs)))
+        return windows[-1][1]
 
     yield start
-    for context, _ in readers:
-        context.close()
-    assert [complaint for _, reader in readers for complaint in reader.complaints] == []
+    for context, _ in windows:
+        context.close()  # does nothing to one that is closed
+    assert [complaint for _, reader in windows for complaint in reader.complaints] == []
