@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MediumKind = Literal["image", "video"]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +14,8 @@ class Medium:
     """One image or video that a document shows.
 
     Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data`` is set. ``start`` and
-    ``end`` cut a clip out of a video, in seconds from its first frame; None is the video's own start or end.
+    ``end`` cut a clip out of a video, in seconds from its first frame; None is the video's own start or end. ``fps``
+    and ``max_frames`` are the row's own for a video; None is what the configuration says.
     """
 
     kind: MediumKind
@@ -22,6 +23,8 @@ class Medium:
     data: bytes | None = None
     start: float | None = None
     end: float | None = None
+    fps: float | None = None
+    max_frames: int | None = None
 
     @property
     def label(self) -> str:
@@ -30,32 +33,55 @@ class Medium:
 
 
 Part = str | Medium
-"""A part of a turn's content: text, or an image or video."""
+"""A part of a turn's content or of an interleaved document: text, or an image or video."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. Only the assistant's turns carry loss."""
+    """One turn. Only the assistant's turns carry loss, and of these only the ones with ``has_loss``.
+
+    ``content_is_list`` says that the row gave a list of parts, and ``content_is_null`` that it gave no content at all,
+    as beside tool calls: a chat template sees the same shape as in the row. ``fields`` are the other keys that chat
+    templates know (``tool_calls``, ``name``, ``reasoning_content`` ...), each with its value as JSON text.
+    """
 
     role: Role
     parts: tuple[Part, ...]
+    content_is_list: bool = False
+    content_is_null: bool = False
+    has_loss: bool = True
+    fields: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def carries_loss(self) -> bool:
+        """Whether the model is trained to write this turn."""
+        return self.role == "assistant" and self.has_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One source example, in exactly one of three forms.
+    """One source example, in exactly one of four forms.
 
     * ``text`` is set: pre-training text with loss on every token; ``shared`` and ``branches`` are empty.
-    * one branch and no ``shared`` media, ``annotated`` false: one conversation.
+    * ``interleaved`` is set: text and media with loss on all of the text, and no chat around it. What ``prompt`` holds
+      stands before it, without loss.
+    * one branch and no ``shared`` media, ``annotated`` false: one conversation. ``tools``, ``documents`` and
+      ``template_kwargs`` are what the row gives its chat template besides the messages, each as JSON text.
     * ``annotated``: every branch is an annotation that sees ``shared`` and itself, but no other branch.
     """
 
     text: str | None = None
+    prompt: tuple[Part, ...] = ()
+    interleaved: tuple[Part, ...] | None = None
     shared: tuple[Medium, ...] = ()
     branches: tuple[tuple[Message, ...], ...] = ()
     annotated: bool = False
+    tools: str | None = None
+    documents: str | None = None
+    template_kwargs: str | None = None
 
     def media(self) -> list[Medium]:
         """Every image and video, in the order in which its tokens lie."""
         inside = (part for branch in self.branches for message in branch for part in message.parts)
-        return [*self.shared, *(part for part in inside if isinstance(part, Medium))]
+        parts = (*self.shared, *self.prompt, *(self.interleaved or ()), *inside)
+        return [part for part in parts if isinstance(part, Medium)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.ingest.document import Document, Medium, Message
+from packer_service.ingest.document import Document, Medium, Message, Part
 from packer_service.ingest.media.grid import ImageGrid
 from packer_service.ingest.media.shape import MediumShape, ProbedMedium
 from packer_service.ingest.text.long_text import text_parts
@@ -32,7 +32,8 @@ def render(
 ) -> RenderedDocument:
     """Renders a document as token arrays.
 
-    Text is ``BOS text EOS`` with loss on all of it. A conversation is ``BOS`` and its turns, with loss on the
+    Text is ``BOS text EOS`` with loss on all of it; interleaved text and media are the same, with a prompt's parts in
+    front of them that carry no loss. A conversation is ``BOS`` and its turns, with loss on the
     assistant's content and the token that ends it. Annotations follow the shared prefix, ``BOS`` and the shared media,
     one after the other; each continues the prefix's positions. A label is the next token of the same branch, so the
     last token of a prefix, of an annotation or of a document has none.
@@ -45,12 +46,18 @@ def render(
         annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
 
     Raises:
-        DocumentError: ``too_long``: it has more than ``MAX_TOKENS`` tokens.
+        DocumentError: ``too_long``: it has more than ``MAX_TOKENS`` tokens; ``bad_row``: it holds what only a chat
+            template can write.
     """
+    _refuse_what_needs_a_template(document)
     stream = _Stream(tokenizer=tokenizer, pooled_per_crop=pooled_per_crop, shapes=iter(shapes))
     stream.tokens_of(tokenizer.bos, loss=False)
     if document.text is not None:
         stream.text(document.text, loss=True)
+        stream.tokens_of([tokenizer.entry.eos_id], loss=True)
+    stream.parts(document.prompt, loss=False)
+    if document.interleaved is not None:
+        stream.parts(document.interleaved, loss=True)
         stream.tokens_of([tokenizer.entry.eos_id], loss=True)
     for _ in document.shared:
         stream.next_medium()
@@ -62,6 +69,21 @@ def render(
     weight = 1 / math.sqrt(n_branches) if annotation_weight == "sqrt" and n_branches else 1.0
     media = tuple(zip(document.media(), shapes, strict=True))
     return stream.finish(media, n_shared=n_shared, n_branches=n_branches, weight=weight)
+
+
+def _refuse_what_needs_a_template(document: Document) -> None:
+    """The chat forms written here have no tools and no other roles: nothing of a row may be left out in silence."""
+    for name in ("tools", "documents", "template_kwargs"):
+        if getattr(document, name) is not None:
+            raise DocumentError("bad_row", f"{name} cannot be written without a chat template")
+    for branch, messages in enumerate(document.branches):
+        for number, message in enumerate(messages):
+            where = f"annotations[{branch}][{number}]" if document.annotated else f"messages[{number}]"
+            if message.role in ("developer", "tool"):
+                raise DocumentError("bad_row", f"{where}.role {message.role} cannot be written without a chat template")
+            if message.fields:
+                name = message.fields[0][0]
+                raise DocumentError("bad_row", f"{where}.{name} cannot be written without a chat template")
 
 
 @dataclass(kw_only=True)
@@ -92,15 +114,18 @@ class _Stream:
     def turns(self, messages: Iterable[Message]) -> None:
         chat = self.tokenizer.chat
         for message in messages:
-            loss = message.role == "assistant"
+            loss = message.carries_loss
             self.tokens_of(chat.before[message.role], loss=False)
-            for part in message.parts:
-                if isinstance(part, Medium):
-                    self.next_medium()
-                else:
-                    self.text(part, loss=loss)
+            self.parts(message.parts, loss=loss)
             self.tokens_of(chat.end[message.role], loss=loss)
             self.tokens_of(chat.after[message.role], loss=False)
+
+    def parts(self, parts: Iterable[Part], *, loss: bool) -> None:
+        for part in parts:
+            if isinstance(part, Medium):
+                self.next_medium()
+            else:
+                self.text(part, loss=loss)
 
     def next_medium(self) -> None:
         shape = next(self.shapes)

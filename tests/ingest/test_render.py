@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from packer_service.ingest.document import Document, Medium, Message
 from packer_service.ingest.media.grid import ImageGrid
@@ -11,6 +12,7 @@ from packer_service.ingest.render import render
 from packer_service.ingest.text.marks import ChatFormat, ImageFormat
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
+from schemas.errors import DocumentError
 from schemas.manifest import TokenizerEntry
 
 BOS, EOS, PAD, IMG, BREAK, END, USER, SLASH = 1, 2, 0, 10, 12, 13, 3, 4
@@ -34,6 +36,7 @@ TOKENIZER = Tokenizer(
     decode=lambda ids: "".join(map(chr, ids)),
 )
 A, B, C, D, Q, R = letters("abcdqr")
+CALLS = (("tool_calls", "[]"),)
 IMAGE = Medium(kind="image", uri="x")
 VIDEO = Medium(kind="video", uri="v")
 
@@ -119,3 +122,35 @@ def test_the_crops_of_an_image_are_one_unit() -> None:
     np.testing.assert_array_equal(document.unit_ids[2:11], [0, 0, -1, 0, 0, -1, 0, 0, -1])
     assert document.unit_crops.tolist() == [3]
     assert document.n_images == 3
+
+
+def test_interleaved_text_has_loss_and_its_prompt_has_none() -> None:
+    """Fails when the text around media of a pre-training document is not learnt, or the prompt before it is."""
+    document = rendered(Document(prompt=("q",), interleaved=("ab", IMAGE, "c")), crops(1))
+    np.testing.assert_array_equal(document.tokens, [BOS, Q, A, B, IMG, IMG, END, C, EOS])
+    np.testing.assert_array_equal(document.labels, [X, A, B, X, X, X, C, EOS, X])
+    assert document.media == ((IMAGE, crops(1)),)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (Document(branches=(turns("q", "a"),), tools="[]"), "tools cannot be written without a chat template"),
+        (Document(branches=((Message(role="tool", parts=("q",)),),)), r"messages\[0\].role tool cannot be written"),
+        (
+            Document(branches=((Message(role="assistant", parts=(), fields=CALLS),),), annotated=True),
+            r"annotations\[0\]\[0\].tool_calls cannot be written",
+        ),
+    ],
+)
+def test_what_only_a_chat_template_can_write_is_refused(document: Document, message: str) -> None:
+    """Fails when tools, tool calls or their results are left out of a document in silence."""
+    with pytest.raises(DocumentError, match=message):
+        rendered(document)
+
+
+def test_an_answer_without_loss_is_not_learnt() -> None:
+    """Fails when a turn that the row says is not to be trained on has labels."""
+    silent = Message(role="assistant", parts=("ab",), has_loss=False)
+    document = rendered(Document(branches=((silent, *turns("q", "c")),)))
+    np.testing.assert_array_equal(document.labels, [X, X, X, X, X, X, C, EOS, X])

@@ -34,7 +34,10 @@ def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
         OSError: the file system failed, or the decoder's process was ended from outside; no document is at fault.
     """
     if medium.kind == "video":
-        options: dict[str, Any] = {"fps": config.video.fps, "max_frames": config.video.max_frames}
+        options: dict[str, Any] = {
+            "fps": config.video.fps if medium.fps is None else medium.fps,
+            "max_frames": config.video.max_frames if medium.max_frames is None else medium.max_frames,
+        }
         [shape] = _call("bad_video", probe_video, medium, base, **options)
     else:
         options = {"image_size": config.vision.image_size, "max_crops": config.vision.max_crops}

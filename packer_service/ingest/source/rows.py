@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn, TypeGuard, get_args
 
-from packer_service.ingest.document import Document, Medium, MediumKind, Message, Part, Role
+from packer_service.ingest.document import Document, Medium, MediumKind, Message, Part
 from schemas.errors import DocumentError
 
 FORMS = ("text", "messages", "annotations")
 FIELDS = ("id", "source", *FORMS, "media")
 """The fields of a row that are read; others are the user's own."""
-ROLES = get_args(Role)
+ROLES = ("system", "user", "assistant")
 DEFAULT_SOURCE = "default"
 MAX_NAME = 1000
 """Most characters of an id or a source, which tables and heads of samples repeat."""
@@ -97,8 +97,9 @@ def _message(given: Any, where: str) -> Message:
     content = given.get("content")
     if isinstance(content, str):
         return Message(role=role, parts=(_string(content, f"{where}.content"),))
-    parts = _list(content, f"{where}.content")
-    return Message(role=role, parts=tuple(_part(part, f"{where}.content[{i}]") for i, part in enumerate(parts)))
+    given_parts = enumerate(_list(content, f"{where}.content"))
+    parts = tuple(_part(part, f"{where}.content[{i}]") for i, part in given_parts)
+    return Message(role=role, parts=parts, content_is_list=True)
 
 
 def _part(given: Any, where: str) -> Part:
