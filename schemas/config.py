@@ -114,6 +114,15 @@ class PackConfig(_Section):
 
     seq_len: int = Field(36864, ge=1, le=2**27, description="Tokens of a pack.")
     max_images: Positive | None = Field(384, description="Most crops in a pack; null for no limit.")
+    max_patches: Positive | None = Field(
+        None, description="Most patches that the vision encoder sees in a pack; null for no limit."
+    )
+    model: str | None = Field(
+        None, min_length=1, description="Model folder that decides tokens, images and positions; null for none."
+    )
+    chat_template: str | None = Field(
+        None, min_length=1, description="Jinja file that writes conversations; null for the tokenizer's own form."
+    )
     tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json.")
     special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
@@ -143,6 +152,13 @@ class PackConfig(_Section):
     def alignment(self) -> int:
         """Documents begin at multiples of this, since zigzag cuts each one into ``2 * ring_degree`` equal chunks."""
         return 2 * math.lcm(*self.ring_degrees) if "zigzag" in self.layouts else 1
+
+    @model_validator(mode="after")
+    def _is_supported(self) -> PackConfig:
+        for name in ("max_patches", "model", "chat_template"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not supported by this version; leave it null")
+        return self
 
     @model_validator(mode="after")
     def _lists_are_sets(self) -> PackConfig:

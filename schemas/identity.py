@@ -22,7 +22,7 @@ def dataset_id(config: PackConfig, tokenizer: TokenizerEntry, planned: pa.Table)
         planned: ``doc_id`` and :data:`PLAN_COLUMNS` of every planned document, by pack and start; where no document
             was lost between plan and writing, that is ``documents.parquet``.
     """
-    settings = config.model_dump(mode="json", exclude={"tokenizer"})
+    settings = config.model_dump(mode="json", exclude={"tokenizer", "model", "chat_template"})
     settings = {"config": settings, "tokenizer": tokenizer.model_dump(mode="json")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for batch in planned.select(["doc_id"]).to_batches(max_chunksize=65_536):  # strings of a whole plan are large

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -69,6 +69,11 @@ class Counts(_Record):
     truncated_tokens: Natural
     images: Natural
 
+
+UnitKind = Literal["image", "frame", "frames"]
+"""What a unit is: a still image with all of its crops, one frame of a video, or several that the encoder joins."""
+
+UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 
 UNSEALED = "0" * 64
 """``sha256`` of a manifest while its own hash is computed."""

@@ -28,7 +28,7 @@ def decode_crops(
         OSError: the file system failed; no document is at fault.
     """
     media: Sequence[ProbedMedium] = rendered.media
-    numbers, first, unit = rendered.unit_numbers, 0, first_unit
+    numbers, first, unit = rendered.units.numbers, 0, first_unit
     for medium, shape in media:
         own = numbers[(numbers >= first) & (numbers < first + shape.n_units)] - first
         if len(own):

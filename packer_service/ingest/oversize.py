@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer_service.packs.rendered import RenderedDocument, cut
+from packer_service.packs.rendered import RenderedDocument, cut, renumbered
+from packer_service.packs.units import Units
 from schemas.errors import DocumentError
 from schemas.sequence import IGNORE_INDEX
 
@@ -53,8 +54,8 @@ class _Limit:
         self.max_images = np.iinfo(np.int64).max if max_images is None else max_images
 
     def fits(self, rendered: RenderedDocument, start: int, end: int) -> bool:
-        inside = (rendered.unit_edges[:, 0] >= start) & (rendered.unit_edges[:, 0] < end)
-        return end - start <= self.seq_len and int(rendered.unit_crops[inside].sum()) <= self.max_images
+        inside = (rendered.units.edges[:, 0] >= start) & (rendered.units.edges[:, 0] < end)
+        return end - start <= self.seq_len and int(rendered.units.crops[inside].sum()) <= self.max_images
 
     def complaint(self, rendered: RenderedDocument) -> tuple[str, str]:
         if len(rendered) > self.seq_len:
@@ -64,10 +65,10 @@ class _Limit:
     def end(self, rendered: RenderedDocument, start: int) -> int:
         """The furthest position for which ``[start, position)`` fits and that no unit lies across."""
         end = min(start + self.seq_len, len(rendered))
-        later = np.flatnonzero(rendered.unit_edges[:, 0] >= start)
-        crops = np.cumsum(rendered.unit_crops[later])
-        over = (crops > self.max_images) | (rendered.unit_edges[later, 1] > end)
-        return min(end, int(rendered.unit_edges[later[over.argmax()], 0])) if over.any() else end
+        later = np.flatnonzero(rendered.units.edges[:, 0] >= start)
+        crops = np.cumsum(rendered.units.crops[later])
+        over = (crops > self.max_images) | (rendered.units.edges[later, 1] > end)
+        return min(end, int(rendered.units.edges[later[over.argmax()], 0])) if over.any() else end
 
 
 def _split(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
@@ -106,9 +107,10 @@ def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDo
     branches = rest.branch_ids - (rest.branch_ids[0] - 1)
     joined = {
         name: np.concatenate([getattr(prefix, name), getattr(rest, name)])
-        for name in ("tokens", "labels", "loss_weights", "unit_crops", "unit_numbers")
+        for name in ("tokens", "labels", "loss_weights")
     }
-    shifted = np.where(rest.unit_ids >= 0, rest.unit_ids + len(prefix.unit_crops), rest.unit_ids).astype(np.int32)
+    shifted = np.where(rest.unit_ids >= 0, rest.unit_ids + len(prefix.units), rest.unit_ids).astype(np.int32)
+    groups = np.concatenate([rendered.group_ids[: rendered.n_shared], rendered.group_ids[start:end]])
     positions = rendered.position_ids
     return replace(
         rendered,
@@ -116,6 +118,7 @@ def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDo
         position_ids=np.concatenate([positions[: rendered.n_shared], positions[start:end]]),
         branch_ids=np.concatenate([prefix.branch_ids, branches.astype(np.int32)]),
         unit_ids=np.concatenate([prefix.unit_ids, shifted]),
-        unit_edges=np.concatenate([prefix.unit_edges, rest.unit_edges + rendered.n_shared]),
+        group_ids=renumbered(groups),
+        units=Units.joined([prefix.units, rest.units.moved(rendered.n_shared)]),
         n_branches=int(branches.max(initial=0)),
     )

@@ -32,7 +32,8 @@ def render_pieces(
         document,
         [probe(medium, folder, config) for medium in document.media()],
         tokenizer,
-        pooled_per_crop=config.vision.pooled_per_crop,
+        vision=config.vision,
+        bidirectional=config.bidirectional,
         annotation_weight=config.annotation_weight,
     )
     return fit(rendered, seq_len=config.seq_len, max_images=config.max_images, oversize=config.oversize)

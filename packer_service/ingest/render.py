@@ -14,8 +14,11 @@ from packer_service.ingest.media.grid import ImageGrid
 from packer_service.ingest.media.shape import MediumShape, ProbedMedium
 from packer_service.ingest.text.long_text import text_parts
 from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.packs.rendered import RenderedDocument, branch_positions, shifted_labels
+from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
+from packer_service.packs.units import Units
+from schemas.config import VisionConfig
 from schemas.errors import DocumentError
+from schemas.manifest import UNIT_KINDS, UnitKind
 from schemas.sequence import IGNORE_INDEX, NOT_POOLED
 
 MAX_TOKENS = 2**22
@@ -27,7 +30,8 @@ def render(
     shapes: Sequence[MediumShape],
     tokenizer: Tokenizer,
     *,
-    pooled_per_crop: int,
+    vision: VisionConfig,
+    bidirectional: str = "within_image",
     annotation_weight: str = "none",
 ) -> RenderedDocument:
     """Renders a document as token arrays.
@@ -42,7 +46,8 @@ def render(
         document: the document.
         shapes: the probed shape of each of ``document.media()``, in order.
         tokenizer: encodes text and has the marks around it.
-        pooled_per_crop: image tokens of one crop.
+        vision: the size of a crop, from which its patches and image tokens follow.
+        bidirectional: which image tokens see each other, see :func:`~packer_service.packs.rendered.groups_of_units`.
         annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
 
     Raises:
@@ -50,7 +55,7 @@ def render(
             template can write.
     """
     _refuse_what_needs_a_template(document)
-    stream = _Stream(tokenizer=tokenizer, pooled_per_crop=pooled_per_crop, shapes=iter(shapes))
+    stream = _Stream(tokenizer=tokenizer, vision=vision, bidirectional=bidirectional, shapes=iter(shapes))
     stream.tokens_of(tokenizer.bos, loss=False)
     if document.text is not None:
         stream.text(document.text, loss=True)
@@ -91,13 +96,14 @@ class _Stream:
     """Tokens as they are written, chunk by chunk: each with whether it carries loss, its branch and its unit."""
 
     tokenizer: Tokenizer
-    pooled_per_crop: int
+    vision: VisionConfig
+    bidirectional: str
     shapes: Iterator[MediumShape]
     branch: int = 0
     length: int = 0
     chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], bool, int, int]] = field(default_factory=list)
-    unit_crops: list[int] = field(default_factory=list)
-    unit_edges: list[tuple[int, int]] = field(default_factory=list)
+    units: list[tuple[UnitKind, int, int, int]] = field(default_factory=list)
+    """Kind, crops, first token and the one behind the last."""
 
     def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
         if len(ids):
@@ -130,22 +136,21 @@ class _Stream:
     def next_medium(self) -> None:
         shape = next(self.shapes)
         if isinstance(shape, ImageGrid):
-            self.unit(shape.n_crops)
+            self.unit("image", shape.n_crops)
             return
         for timestamp in shape.timestamps:
             self.tokens_of(self.tokenizer.encode(f"{timestamp:.1f}s"), loss=False)
-            self.unit(1)
+            self.unit("frame", 1)
 
-    def unit(self, crops: int) -> None:
-        marks, number, start = self.tokenizer.image, len(self.unit_crops), self.length
-        self.unit_crops.append(crops)
+    def unit(self, kind: UnitKind, crops: int) -> None:
+        marks, number, start = self.tokenizer.image, len(self.units), self.length
         self.tokens_of(marks.begin, loss=False)
         for crop in range(crops):
             if crop:
                 self.tokens_of(marks.separator, loss=False)
-            self.tokens_of([marks.token] * self.pooled_per_crop, loss=False, unit=number)
+            self.tokens_of([marks.token] * self.vision.pooled_per_crop, loss=False, unit=number)
         self.tokens_of(marks.end, loss=False)
-        self.unit_edges.append((start, self.length))
+        self.units.append((kind, crops, start, self.length))
 
     def finish(
         self, media: tuple[ProbedMedium, ...], *, n_shared: int, n_branches: int, weight: float
@@ -162,11 +167,25 @@ class _Stream:
             loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.float32(weight)),
             position_ids=branch_positions(branch_ids),
             branch_ids=branch_ids,
+            group_ids=groups_of_units(unit_ids, self.bidirectional),
             unit_ids=unit_ids,
-            unit_crops=np.array(self.unit_crops, np.int64),
-            unit_edges=np.array(self.unit_edges, np.int64).reshape(-1, 2),
-            unit_numbers=np.arange(len(self.unit_crops)),
+            units=self._units(),
             media=media,
             n_shared=n_shared,
             n_branches=n_branches,
+        )
+
+    def _units(self) -> Units:
+        kinds = np.array([UNIT_KINDS.index(kind) for kind, *_ in self.units], np.int64)
+        crops, *edges = np.array([unit[1:] for unit in self.units], np.int64).reshape(-1, 3).T
+        side = np.full(len(self.units), self.vision.image_size // self.vision.patch_size)
+        return Units(
+            kinds=kinds,
+            edges=np.stack(edges, axis=1),
+            grids=np.stack([crops, side, side], axis=1),
+            patches=crops * self.vision.patches_per_crop,
+            rows=crops * self.vision.pooled_per_crop,
+            crops=crops,
+            loads=crops,
+            numbers=np.arange(len(self.units)),
         )

@@ -11,7 +11,7 @@ from packer_service.ingest.source.files import Fragment, RowReference, read_frag
 from packer_service.ingest.source.rows import parse_document, row_identity
 from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
 from packer_service.layout.area import attention_area
-from packer_service.packs.rendered import RenderedDocument, group_ids
+from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
 from schemas.rejects import reason_columns
@@ -74,16 +74,15 @@ def _measure_row(
             "piece": number,
             "tokens": len(piece),
             "images": piece.n_images,
-            "area": _area(piece, config.bidirectional),
+            "area": _area(piece),
             "truncated": lost,
         }
         for number, (piece, lost) in enumerate(pieces)
     ]
 
 
-def _area(piece: RenderedDocument, bidirectional: str) -> int:
+def _area(piece: RenderedDocument) -> int:
     """Allowed pairs of a document's mask."""
-    groups = group_ids(piece.unit_ids, bidirectional)
-    if not piece.n_branches and (groups < 0).all():  # most documents of a text corpus; ten times faster
+    if not piece.n_branches and (piece.group_ids < 0).all():  # most documents of a text corpus; ten times faster
         return len(piece) * (len(piece) + 1) // 2
-    return attention_area(MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=groups))
+    return attention_area(MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=piece.group_ids))

@@ -116,7 +116,7 @@ def _build_sample(
             continue
         planned.append(reference)
         documents.append(rendered)
-        n_units += len(rendered.unit_crops)
+        n_units += len(rendered.units)
     pack = build_pack(
         documents,
         [document.start for document in planned],

@@ -11,9 +11,10 @@ from jaxtyping import Int64
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.schemes.zigzag import segment_edges
 from packer_service.layout.solve import solve_layouts
-from packer_service.packs.boundaries import cumulative_bounds, image_boundaries
+from packer_service.packs.boundaries import image_boundaries
 from packer_service.packs.rendered import RenderedDocument
 from packer_service.packs.sequence import build_sequence
+from packer_service.packs.units import Units
 from schemas.config import PackConfig
 from schemas.layout import RankImages, TokenLayout
 from schemas.sequence import PackedSequence
@@ -51,19 +52,18 @@ def build_pack(
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
-    sequence = build_sequence(
-        documents, starts, seq_len=config.seq_len, pad_id=pad_id, bidirectional=config.bidirectional
-    )
+    sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id)
     index = MaskIndex.of(sequence.mask)
     layouts = configured_layouts(index, np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config)
-    images, pooled = cumulative_bounds(documents, config.vision.pooled_per_crop)
+    units = Units.joined([document.units for document in documents])
+    images, pooled = np.cumsum(units.crops), np.cumsum(units.rows)
     return Pack(
         sequence=sequence,
         index=index,
         layouts=layouts,
         cum_image_bounds=images,
         cum_token_pooling_bounds=pooled,
-        boundaries=image_boundaries(images, pooled, config.cp_sizes),
+        boundaries=image_boundaries(units.loads, images, pooled, config.cp_sizes),
     )
 
 

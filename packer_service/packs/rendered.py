@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int32
 
+from packer_service.packs.units import Units
 from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 
@@ -15,11 +16,11 @@ from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 class RenderedDocument:
     """A document's token arrays (or those of a piece of it); positions and units count from its own start.
 
-    ``unit_ids`` is the unit that a pooled image token belongs to, -1 elsewhere. Of each unit, ``unit_crops`` is the
-    number of crops, ``unit_edges`` the half-open range of its tokens, marks included, and ``unit_numbers`` its number
-    in the whole document. The first ``n_shared`` tokens are the prefix that all ``n_branches`` annotations see; both
-    are 0 for a document without annotations. ``media`` holds what decoding needs of every image and video of the whole
-    document (see ``ingest.media.shape.ProbedMedium``), and nothing here looks at it.
+    ``unit_ids`` is the unit that a pooled image token belongs to, -1 elsewhere; ``group_ids`` are counted from 0 inside
+    the document, -1 for tokens that see no later one. The first ``n_shared`` tokens are the prefix that all
+    ``n_branches`` annotations see; both are 0 for a document without annotations. ``media`` holds what decoding needs
+    of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), and nothing here looks at
+    it.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -27,10 +28,9 @@ class RenderedDocument:
     loss_weights: Float32[np.ndarray, "doc"]
     position_ids: Int32[np.ndarray, "doc"]
     branch_ids: Int32[np.ndarray, "doc"]
+    group_ids: Int32[np.ndarray, "doc"]
     unit_ids: Int32[np.ndarray, "doc"]
-    unit_crops: Int64[np.ndarray, "units"]
-    unit_edges: Int64[np.ndarray, "units 2"]
-    unit_numbers: Int64[np.ndarray, "units"]
+    units: Units
     n_shared: int
     n_branches: int
     media: tuple[Any, ...] = ()
@@ -41,7 +41,7 @@ class RenderedDocument:
     @property
     def n_images(self) -> int:
         """Number of crops, which the second budget of a pack counts."""
-        return int(self.unit_crops.sum())
+        return int(self.units.crops.sum())
 
 
 def shifted_labels(
@@ -64,7 +64,7 @@ def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, 
     return np.where(branch_ids == 0, every, n_shared + every - starts).astype(np.int32)
 
 
-def group_ids(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[np.ndarray, "doc"]:
+def groups_of_units(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[np.ndarray, "doc"]:
     """Groups of a document's tokens that see each other in both directions, counted from 0 inside the document.
 
     ``within_image``: the pooled tokens of a unit; ``image_tokens``: all pooled tokens; ``none``: no tokens.
@@ -75,9 +75,17 @@ def group_ids(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[n
     return np.where(inside, 0, CAUSAL_ONLY).astype(np.int32)
 
 
+def renumbered(group_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, "doc"]:
+    """The same groups, numbered from 0 without a gap."""
+    used, numbers = np.unique(group_ids, return_inverse=True)
+    first = int(np.searchsorted(used, 0))
+    return np.where(group_ids >= 0, numbers - first, CAUSAL_ONLY).astype(np.int32)
+
+
 def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
     """The tokens ``[start, end)`` as a document of their own. No unit may lie across either edge."""
-    units = np.flatnonzero((rendered.unit_edges[:, 0] >= start) & (rendered.unit_edges[:, 1] <= end))
+    edges = rendered.units.edges
+    units = np.flatnonzero((edges[:, 0] >= start) & (edges[:, 1] <= end))
     unit_ids = rendered.unit_ids[start:end]
     branch_ids = rendered.branch_ids[start:end]
     labels = rendered.labels[start:end].copy()
@@ -89,9 +97,8 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
         loss_weights=np.where(labels == IGNORE_INDEX, 0, rendered.loss_weights[start:end]).astype(np.float32),
         position_ids=branch_positions(branch_ids),
         branch_ids=branch_ids,
+        group_ids=renumbered(rendered.group_ids[start:end]),
         unit_ids=np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32),
-        unit_crops=rendered.unit_crops[units],
-        unit_edges=rendered.unit_edges[units] - start,
-        unit_numbers=rendered.unit_numbers[units],
+        units=rendered.units.of(units).moved(-start),
         n_branches=int(branch_ids.max(initial=0)),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packer_service.packs.rendered import RenderedDocument, group_ids
+from packer_service.packs.rendered import RenderedDocument
 from schemas.errors import PlanError
 from schemas.sequence import (
     CAUSAL_ONLY,
@@ -27,7 +27,6 @@ def build_sequence(
     *,
     seq_len: int,
     pad_id: int,
-    bidirectional: str,
 ) -> PackedSequence:
     """Lays documents at their starts into a sequence; whatever they leave free is padding.
 
@@ -38,7 +37,6 @@ def build_sequence(
         starts: position of each one's first token, ascending, without overlap.
         seq_len: tokens of the pack.
         pad_id: token of the padding.
-        bidirectional: which image tokens see each other, see :func:`~packer_service.packs.rendered.group_ids`.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
@@ -53,7 +51,7 @@ def build_sequence(
         for name in COPIED:
             arrays[name][start:end] = getattr(document, name)
         arrays["doc_ids"][start:end] = number
-        groups = group_ids(document.unit_ids, bidirectional)
+        groups = document.group_ids
         arrays["group_ids"][start:end] = np.where(groups >= 0, groups + next_group, CAUSAL_ONLY)
         next_group += int(groups.max(initial=-1)) + 1
         pooled = document.unit_ids >= 0

@@ -142,7 +142,8 @@ def solve_lengths(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], conf
     layouts = configured_layouts(index, starts, plan.aligned_length[rows], config)
     units = np.arange(1, int(crops.sum()) + 1)
     balance = BalanceRows()
-    boundaries = image_boundaries(units, units * config.vision.pooled_per_crop, config.cp_sizes)
+    pooled = units * config.vision.pooled_per_crop
+    boundaries = image_boundaries(np.ones_like(units), units, pooled, config.cp_sizes)
     balance.add_pack(pack, index, layouts, boundaries)
     return pack, whole_tiles(index), balance.table()
 

@@ -44,7 +44,7 @@ def rendered(tmp_path: Path, make_video: Callable[..., Path], config: PackConfig
     turns = (Message(role="user", parts=parts), Message(role="assistant", parts=("A test.",)))
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     [(piece, lost)] = render_pieces(Document(branches=(turns,)), str(tmp_path), config, tokenizer)
-    assert piece.unit_crops.tolist() == [3, 1, 1, 1, 3]
+    assert piece.units.crops.tolist() == [3, 1, 1, 1, 3]
     assert lost == 0
     return piece
 
@@ -63,9 +63,9 @@ def test_every_crop_knows_its_document_unit_and_time(
 
 def test_a_piece_decodes_only_its_own_frames(rendered: RenderedDocument, tmp_path: Path, config: PackConfig) -> None:
     """Fails when a piece that begins within a video gets the frames of the piece before it."""
-    start = int(rendered.unit_edges[2, 0])
-    piece = cut(rendered, start, int(rendered.unit_edges[3, 1]))
-    assert piece.unit_numbers.tolist() == [2, 3]
+    start = int(rendered.units.edges[2, 0])
+    piece = cut(rendered, start, int(rendered.units.edges[3, 1]))
+    assert piece.units.numbers.tolist() == [2, 3]
     crops = list(decode_crops(piece, str(tmp_path), config, doc_id="d", first_unit=0))
     assert [(crop.unit, crop.timestamp) for crop in crops] == [(0, 0.04), (1, 0.08)]
     np.testing.assert_allclose([brightness(crop) for crop in crops], [60, 100], atol=3)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_units import made_units
 
 from packer_service.ingest.oversize import fit
-from packer_service.packs.rendered import RenderedDocument, branch_positions, shifted_labels
+from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
 from schemas.errors import DocumentError
 
 X = -100
@@ -35,10 +36,9 @@ def document(
         loss_weights=(labels != X).astype(np.float32),
         position_ids=branch_positions(branch_ids),
         branch_ids=branch_ids,
+        group_ids=groups_of_units(unit_ids, "within_image"),
         unit_ids=unit_ids,
-        unit_crops=np.array([crops for _, crops in units], np.int64),
-        unit_edges=np.array([(start, start + 2 * crops) for start, crops in units], np.int64).reshape(-1, 2),
-        unit_numbers=np.arange(len(units)),
+        units=made_units([(start, start + 2 * crops) for start, crops in units], [crops for _, crops in units]),
         n_shared=shared if branches else 0,
         n_branches=len(branches),
     )
@@ -72,7 +72,7 @@ def test_truncate_never_cuts_through_a_unit() -> None:
     """Fails when half an image is kept, with pooled rows that no crop has."""
     [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=7, max_images=None, oversize="truncate")
     np.testing.assert_array_equal(piece.tokens, np.arange(6))
-    assert piece.unit_crops.tolist() == [1]
+    assert piece.units.crops.tolist() == [1]
     assert piece.labels[-1] == X
     assert lost == 6
 
@@ -87,7 +87,7 @@ def test_truncate_keeps_the_image_budget() -> None:
 def test_a_unit_that_ends_where_the_pack_ends_stays() -> None:
     """Fails when a unit that just fits is dropped, and its tokens are lost for nothing."""
     [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=8, max_images=None, oversize="truncate")
-    assert piece.unit_crops.tolist() == [1, 1]
+    assert piece.units.crops.tolist() == [1, 1]
     assert len(piece) == 8
     assert lost == 4
 
@@ -157,7 +157,7 @@ def test_pieces_of_a_split_are_the_document(crops: list[int], seq_len: int, max_
     for piece, _ in pieces:
         assert len(piece) <= seq_len
         assert piece.n_images <= max_images
-        np.testing.assert_array_equal(piece.unit_crops, whole.unit_crops[piece.unit_numbers])
+        np.testing.assert_array_equal(piece.units.crops, whole.units.crops[piece.units.numbers])
         np.testing.assert_array_equal(
-            np.bincount(piece.unit_ids[piece.unit_ids >= 0], minlength=0), 2 * piece.unit_crops
+            np.bincount(piece.unit_ids[piece.unit_ids >= 0], minlength=0), 2 * piece.units.crops
         )

@@ -12,6 +12,7 @@ from packer_service.ingest.render import render
 from packer_service.ingest.text.marks import ChatFormat, ImageFormat
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
+from schemas.config import VisionConfig
 from schemas.errors import DocumentError
 from schemas.manifest import TokenizerEntry
 
@@ -22,6 +23,14 @@ X = -100  # no label
 def letters(text: str) -> list[int]:
     """One token for each letter: its code."""
     return [ord(letter) for letter in text]
+
+
+class TwoRows(VisionConfig):
+    """Two image tokens for each crop."""
+
+    @property
+    def pooled_per_crop(self) -> int:
+        return 2
 
 
 TOKENIZER = Tokenizer(
@@ -55,7 +64,7 @@ def turns(question: object, answer: str) -> tuple[Message, ...]:
 
 
 def rendered(document: Document, *shapes: object, weight: str = "none") -> RenderedDocument:
-    return render(document, list(shapes), TOKENIZER, pooled_per_crop=2, annotation_weight=weight)
+    return render(document, list(shapes), TOKENIZER, vision=TwoRows(), annotation_weight=weight)
 
 
 TEXT = rendered(Document(text="ab"))
@@ -120,7 +129,7 @@ def test_the_crops_of_an_image_are_one_unit() -> None:
     document = rendered(Document(branches=(turns((IMAGE, "q"), "a"),)), crops(3))
     np.testing.assert_array_equal(document.tokens[2:11], [IMG, IMG, BREAK, IMG, IMG, BREAK, IMG, IMG, END])
     np.testing.assert_array_equal(document.unit_ids[2:11], [0, 0, -1, 0, 0, -1, 0, 0, -1])
-    assert document.unit_crops.tolist() == [3]
+    assert document.units.crops.tolist() == [3]
     assert document.n_images == 3
 
 

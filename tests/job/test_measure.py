@@ -15,7 +15,6 @@ from packer_service.ingest.source.files import list_fragments, list_sources
 from packer_service.ingest.source.rows import parse_document
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.measure import measure_fragment
-from packer_service.packs.rendered import group_ids
 from schemas.sequence import MaskArrays, dense_mask
 
 QUESTION = {"role": "user", "content": [{"type": "image", "image": "0.png"}, {"type": "text", "text": "What is it?"}]}
@@ -43,7 +42,6 @@ def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> Non
     expected = []
     for row in ROWS.values():
         [(piece, _)] = render_pieces(parse_document(row), str(tmp_path), config, tokenizer)
-        groups = group_ids(piece.unit_ids, bidirectional)
-        mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=groups)
+        mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=piece.group_ids)
         expected.append(int(dense_mask(mask).sum()))
     assert areas == expected

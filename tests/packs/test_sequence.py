@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from made_units import made_units
 
-from packer_service.packs.rendered import RenderedDocument, branch_positions, shifted_labels
+from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
 from packer_service.packs.sequence import build_sequence
 from schemas.errors import PlanError
 
@@ -13,7 +14,7 @@ PAD = 0
 X = -100  # no label
 
 
-def document(length: int, units: list[tuple[int, int]]) -> RenderedDocument:
+def document(length: int, units: list[tuple[int, int]], bidirectional: str = "within_image") -> RenderedDocument:
     """Tokens 1, 2, 3, ... with loss outside of units, which are half-open ranges of pooled tokens, one crop each."""
     tokens = np.arange(1, length + 1, dtype=np.int32)
     unit_ids = np.full(length, -1, np.int32)
@@ -27,10 +28,9 @@ def document(length: int, units: list[tuple[int, int]]) -> RenderedDocument:
         loss_weights=(labels != X).astype(np.float32),
         position_ids=branch_positions(branch_ids),
         branch_ids=branch_ids,
+        group_ids=groups_of_units(unit_ids, bidirectional),
         unit_ids=unit_ids,
-        unit_crops=np.ones(len(units), np.int64),
-        unit_edges=np.array(units, np.int64).reshape(-1, 2),
-        unit_numbers=np.arange(len(units)),
+        units=made_units(units),
         n_shared=0,
         n_branches=0,
     )
@@ -38,12 +38,11 @@ def document(length: int, units: list[tuple[int, int]]) -> RenderedDocument:
 
 TEXT = document(4, [])
 IMAGE = document(15, [(2, 4)])
-VIDEO = document(26, [(5, 7), (12, 14)])
 
 
 def test_a_pack_numbers_documents_groups_and_pooled_rows_throughout() -> None:
     """Fails when a group or a pooled row of one document is given to another, or padding is not inert."""
-    pack = build_sequence([IMAGE, TEXT, IMAGE], [0, 16, 24], seq_len=40, pad_id=PAD, bidirectional="within_image")
+    pack = build_sequence([IMAGE, TEXT, IMAGE], [0, 16, 24], seq_len=40, pad_id=PAD)
     np.testing.assert_array_equal(pack.doc_ids, [*[0] * 15, -1, *[1] * 4, *[-1] * 4, *[2] * 15, -1])
     np.testing.assert_array_equal(np.flatnonzero(pack.pool_ids >= 0), [2, 3, 26, 27])
     np.testing.assert_array_equal(pack.pool_ids[[2, 3, 26, 27]], [0, 1, 2, 3])
@@ -69,13 +68,14 @@ def test_a_pack_numbers_documents_groups_and_pooled_rows_throughout() -> None:
 )
 def test_groups_follow_the_bidirectional_rule(bidirectional: str, groups: list[int]) -> None:
     """Fails when frames of a video see each other where only tokens within an image may, or vice versa."""
-    pack = build_sequence([VIDEO, IMAGE], [0, 26], seq_len=41, pad_id=PAD, bidirectional=bidirectional)
+    documents = [document(26, [(5, 7), (12, 14)], bidirectional), document(15, [(2, 4)], bidirectional)]
+    pack = build_sequence(documents, [0, 26], seq_len=41, pad_id=PAD)
     np.testing.assert_array_equal(pack.group_ids[pack.pool_ids >= 0], groups)
 
 
 def test_overlapping_documents_are_refused() -> None:
     """Fails when a wrong plan writes one document over another."""
     with pytest.raises(PlanError, match="document 1 lies at 3:7"):
-        build_sequence([TEXT, TEXT], [0, 3], seq_len=8, pad_id=PAD, bidirectional="none")
+        build_sequence([TEXT, TEXT], [0, 3], seq_len=8, pad_id=PAD)
     with pytest.raises(PlanError, match="free is 0:3"):
-        build_sequence([TEXT], [0], seq_len=3, pad_id=PAD, bidirectional="none")
+        build_sequence([TEXT], [0], seq_len=3, pad_id=PAD)
