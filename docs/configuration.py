@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from annotated_types import Le
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
 
 from schemas.config import PackConfig
 from trainer.config import TrainConfig, option
@@ -15,8 +17,8 @@ BEGIN, END = "<!-- configuration -->", "<!-- end of configuration -->"
 
 
 def keys() -> str:
-    """Every key of a packing job with its default and meaning, as Markdown."""
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *_rows(PackConfig(), "")])
+    """Every key of a packing job with its default, its largest value and its meaning, as Markdown."""
+    return "\n".join(["| key | default | at most | meaning |", "|---|---|---|---|", *_rows(PackConfig(), "")])
 
 
 def _rows(section: BaseModel, path: str) -> list[str]:
@@ -33,8 +35,16 @@ def _rows(section: BaseModel, path: str) -> list[str]:
                 if isinstance(value, tuple)
                 else value
             )
-            rows.append(f"| `{path}{name}` | {shown} | {field.description} |")
+            rows.append(f"| `{path}{name}` | {shown} | {_most(field)} | {field.description} |")
     return rows
+
+
+def _most(field: FieldInfo) -> str:
+    """The largest legal value, for a list that of its items; nothing where there is none."""
+    limits = [limit.le for limit in field.metadata if isinstance(limit, Le)]
+    items = TypeAdapter(field.annotation).json_schema().get("items", {})
+    known = [*limits, *([items["maximum"]] if "maximum" in items else [])]
+    return f"{known[0]:,}" if known else ""
 
 
 def options() -> str:

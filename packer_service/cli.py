@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packer_service.runtime.interrupt import Interrupted, interruptible
+from packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
+from packer_service.runtime.leave import exit_at_once
 from packer_service.runtime.on_use import RayOnUse
-from packer_service.runtime.probe import RayLostError, exit_at_once
+from packer_service.runtime.patience import is_waited_for
+from packer_service.runtime.probe import RayLostError
 from packer_service.runtime.progress import ConsoleProgress
 from schemas.errors import ConfigError, PlanError, PreshardError
 from schemas.version import VERSION
@@ -231,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
     except Interrupted as stop:
-        _fail(stop.exit_status, "interrupted; run the same command again to continue")
+        _fail(stop.exit_status, INTERRUPTED)
     except (ConfigError, PlanError) as error:
         _fail(2, str(error))
     except RayLostError as error:
@@ -242,5 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(status: int, message: str) -> None:
-    click.echo(f"preshard: {' '.join(message.split())}", err=True)
+    line = " ".join(message.split())
+    if is_waited_for():
+        exit_at_once(line, status)
+    click.echo(f"preshard: {line}", err=True)
     sys.exit(status)

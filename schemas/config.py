@@ -13,6 +13,18 @@ from schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
 from schemas.manifest import MANIFEST, Manifest
 from schemas.validation import Violation, first_violation, nearest_multiples
 
+MAX_WINDOW = 2**20
+"""More packs than any step has data-parallel ranks. All divisors of the window are looked for, which takes that many
+steps."""
+MAX_FRAMES = 2**20
+"""Six days of video at two frames a second; the times of all frames are computed before any is read."""
+MAX_PACKS_PER_SHARD = 2**16
+"""One task writes a shard, and keeps the rows of its packs in memory."""
+SHOWN_CHARACTERS = 200
+"""Longest value that an error repeats."""
+MAX_DEGREES = 64
+"""Each is solved and stored for every pack."""
+
 
 def _as_tuple(given: Any) -> Any:
     """YAML and JSON give lists where the frozen models hold tuples."""
@@ -20,9 +32,10 @@ def _as_tuple(given: Any) -> Any:
 
 
 Degree = Annotated[int, Field(ge=1, le=4096)]
-Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple)]
+Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
-Positive = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=2**24)]
+"""A dimension of a model: a hundred times those of any model, and no product of a few of them overflows."""
 
 
 class _Section(BaseModel):
@@ -33,8 +46,8 @@ class VisionConfig(_Section):
     """The vision encoder's input. Defaults: SigLIP 2 so400m at 378 pixels with 3 x 3 pooling, as in Molmo 2."""
 
     image_size: int = Field(378, ge=1, le=8192, description="Side of a crop in pixels; every crop is a square.")
-    patch_size: int = Field(14, ge=1, description="Side of the encoder's patch in pixels; divides image_size.")
-    pool_size: int = Field(3, ge=1, description="Patches along one side of a pooling window.")
+    patch_size: int = Field(14, ge=1, le=8192, description="Side of the encoder's patch in pixels; divides image_size.")
+    pool_size: int = Field(3, ge=1, le=8192, description="Patches along one side of a pooling window.")
     max_crops: int = Field(
         1, ge=1, le=256, description="Most tiles of a still image; more than one tile adds a thumbnail of the whole."
     )
@@ -63,15 +76,21 @@ class VideoConfig(_Section):
     """How frames are sampled from a video."""
 
     fps: float = Field(2.0, gt=0, le=1000, description="Frames taken per second of video.")
-    max_frames: int = Field(384, ge=1, description="Most frames of one video; a longer one is sampled evenly.")
+    max_frames: int = Field(
+        384, ge=1, le=MAX_FRAMES, description="Most frames of one video; a longer one is sampled evenly."
+    )
 
 
 class OrderConfig(_Section):
     """The order of packs over training steps."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the order of the groups.")
-    window: Positive = Field(
-        64, description="Packs in a group of nearly equal cost; data-parallel sizes that divide it have no straggler."
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the order of the groups.")
+    window: int = Field(
+        64,
+        ge=1,
+        le=MAX_WINDOW,
+        description="Packs in a group of nearly equal cost; data-parallel sizes that divide it have no straggler, and "
+        "none is above a million.",
     )
 
 
@@ -81,21 +100,21 @@ class CostConfig(_Section):
     Defaults: Qwen3-8B with SigLIP 2 so400m, the pair of Molmo2-8B (their model cards).
     """
 
-    hidden_size: Positive = Field(4096, description="Width of the decoder.")
-    num_layers: Positive = Field(36, description="Layers of the decoder.")
-    num_attention_heads: Positive = Field(32, description="Query heads of the decoder.")
-    num_key_value_heads: Positive = Field(8, description="Key and value heads of the decoder.")
-    head_dim: Positive = Field(128, description="Width of a decoder head.")
-    intermediate_size: Positive = Field(12288, description="Width of the decoder's SwiGLU.")
-    vocab_size: Positive = Field(151936, description="Rows of the output projection.")
-    vision_hidden_size: Positive = Field(1152, description="Width of the vision encoder.")
-    vision_num_layers: Positive = Field(
-        25, description="Layers of the vision encoder that run; Molmo2 drops two of 27."
+    hidden_size: Width = Field(4096, description="Width of the decoder.")
+    num_layers: Width = Field(36, description="Layers of the decoder.")
+    num_attention_heads: Width = Field(32, description="Query heads of the decoder.")
+    num_key_value_heads: Width = Field(8, description="Key and value heads of the decoder.")
+    head_dim: Width = Field(128, description="Width of a decoder head.")
+    intermediate_size: Width = Field(12288, description="Width of the decoder's SwiGLU.")
+    vocab_size: Width = Field(151936, description="Rows of the output projection.")
+    vision_hidden_size: Width = Field(1152, description="Width of the vision encoder.")
+    vision_num_layers: Width = Field(25, description="Layers of the vision encoder that run; Molmo2 drops two of 27.")
+    vision_num_attention_heads: Width = Field(16, description="Heads of the vision encoder.")
+    vision_intermediate_size: Width = Field(4304, description="Width of the vision encoder's MLP.")
+    attention_tflops: float = Field(
+        400.0, gt=0, le=1e9, description="Speed of the attention kernel, to weigh tiles and keys."
     )
-    vision_num_attention_heads: Positive = Field(16, description="Heads of the vision encoder.")
-    vision_intermediate_size: Positive = Field(4304, description="Width of the vision encoder's MLP.")
-    attention_tflops: float = Field(400.0, gt=0, description="Speed of the attention kernel, to weigh tiles and keys.")
-    link_gb_per_s: float = Field(50.0, gt=0, description="Bandwidth between ranks, to weigh tiles and keys.")
+    link_gb_per_s: float = Field(50.0, gt=0, le=1e9, description="Bandwidth between ranks, to weigh tiles and keys.")
 
 
 class SpecialTokensConfig(_Section):
@@ -113,9 +132,9 @@ class PackConfig(_Section):
     """Everything that decides the bytes of a dataset, apart from the source and the version of preshard."""
 
     seq_len: int = Field(36864, ge=1, le=2**27, description="Tokens of a pack.")
-    max_images: Positive | None = Field(384, description="Most crops in a pack; null for no limit.")
-    max_patches: Positive | None = Field(
-        None, description="Most patches that the vision encoder sees in a pack; null for no limit."
+    max_images: int | None = Field(384, ge=1, le=2**27, description="Most crops in a pack; null for no limit.")
+    max_patches: int | None = Field(
+        None, ge=1, le=2**40, description="Most patches that the vision encoder sees in a pack; null for no limit."
     )
     model: str | None = Field(
         None, min_length=1, description="Model folder that decides tokens, images and positions; null for none."
@@ -138,13 +157,11 @@ class PackConfig(_Section):
     oversize: Literal["reject", "truncate", "split"] = Field(
         "reject", description="What happens to a document above seq_len or max_images."
     )
-    cp_sizes: Degrees = Field((1, 2, 4, 8), min_length=1, description="CP sizes for which image boundaries are stored.")
-    ring_degrees: Degrees = Field(
-        (1, 2, 4, 8), min_length=1, description="Ring degrees for which token layouts are stored."
-    )
+    cp_sizes: Degrees = Field((1, 2, 4, 8), description="CP sizes for which image boundaries are stored.")
+    ring_degrees: Degrees = Field((1, 2, 4, 8), description="Ring degrees for which token layouts are stored.")
     layouts: Schemes = Field(SCHEMES, min_length=1, description="Token layout schemes.")
-    block_size: Positive = Field(128, description="Tokens of a block of the balanced schemes.")
-    packs_per_shard: Positive = Field(16, description="Packs in one tar file.")
+    block_size: int = Field(128, ge=1, le=2**20, description="Tokens of a block of the balanced schemes.")
+    packs_per_shard: int = Field(16, ge=1, le=MAX_PACKS_PER_SHARD, description="Packs in one tar file.")
     order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
     cost: CostConfig = Field(CostConfig(), description="Dimensions of the model that will train.")
 
@@ -227,7 +244,9 @@ def _one_line(violation: Violation) -> str:
         return f"{violation.path}: unknown key; legal here: {', '.join(_legal_keys(violation.place[:-1]))}"
     if violation.is_own:
         return str(violation)
-    return f"{violation.path}: {violation.value!r} is not legal: {violation.message}"
+    shown = repr(violation.value)
+    shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
+    return f"{violation.path}: {shown} is not legal: {violation.message}"
 
 
 def _legal_keys(path: Sequence[Any]) -> list[str]:

@@ -15,6 +15,10 @@ from schemas.errors import ConfigError
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
+GCS_RETRY_SECONDS = 120
+"""Longest time for which requests to Google Cloud Storage that fail are sent again; its client's own is 15 minutes."""
+
+
 def is_uri(location: str) -> bool:
     """Whether a location names its scheme (``s3://``, ``file://``); otherwise it is a local path."""
     return bool(_SCHEME.match(location))
@@ -49,6 +53,8 @@ def locate(location: str) -> tuple[fs.FileSystem, str]:
 @lru_cache(maxsize=64)
 def _client(scheme: str, authority: str, query: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a bucket or host, and its root."""
+    if scheme.lower() in ("gs", "gcs") and "retry_limit_seconds" not in query:
+        query += f"{'&' if query else '?'}retry_limit_seconds={GCS_RETRY_SECONDS}"
     filesystem, root = fs.FileSystem.from_uri(f"{scheme}://{authority}{query}")
     return filesystem, root
 

@@ -35,6 +35,7 @@ from packer_service.plan.make import plan_documents
 from packer_service.plan.plan import Plan
 from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
+from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from schemas.codec import encode_json
 from schemas.config import PackConfig
@@ -75,11 +76,15 @@ def pack(
         few_bytes: up to so many bytes of an earlier run's shards are hashed by this process, and more by tasks.
 
     Raises:
-        ConfigError: a source does not exist, or ``out`` holds something other than this job's work.
+        ConfigError: a source does not exist, a store does not answer, or ``out`` holds something other than this job's
+            work.
         FolderInUseError: another job is writing into ``out``.
         DatasetDamagedError: ``out`` was whole, and a file of it is missing.
         WorkError: what an earlier run kept is damaged.
     """
+    for source in sources:
+        require_answer("SOURCE", source)
+    require_answer("--out", out)
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens).entry
     fragments = list_fragments(list_sources(sources))
     folder, record = Folder(out), job_record(config, tokenizer, fragments)

@@ -25,6 +25,7 @@ from packer_service.report.losses import losses
 from packer_service.report.what_if import SampledPack, plan_report, sampled_packs
 from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
+from packer_service.shards.reach import require_answer
 from schemas.config import PackConfig
 
 
@@ -43,6 +44,8 @@ def plan_sources(
     """
     check_dp_sizes(dp_sizes, config.order.window)
     load_tokenizer(config.tokenizer, config.special_tokens)  # so that a wrong one is reported before any task starts
+    for source in sources:
+        require_answer("SOURCE", source)
     fragments = list_fragments(list_sources(sources))
     found = survey(fragments, measure_all(fragments, config, executor, progress))
     started = time.perf_counter()

@@ -15,6 +15,7 @@ from packer_service.report.figures import Balances, DatasetReport
 from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.loads import read_loads
 from packer_service.report.losses import losses
+from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest, decode_table
@@ -31,6 +32,7 @@ def open_dataset(location: str) -> tuple[Folder, Manifest]:
         ConfigError: there is no such folder, or it is not a dataset.
         ManifestInvalid: its manifest cannot be read.
     """
+    require_answer("DATASET", location)
     folder = Folder(location)
     if not folder.exists():
         raise ConfigError(f"DATASET {location}: no such folder")

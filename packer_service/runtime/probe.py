@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from packer_service.runtime.executors import TaskError
 
@@ -29,7 +27,8 @@ QUEUED_RESULTS = 64
 
 
 class RayLostError(TaskError):
-    """Ray itself is gone. Nothing can be asked of it any more, not even to shut down: see :func:`exit_at_once`.
+    """Ray itself is gone. Nothing can be asked of it any more, not even to shut down: see
+    :func:`packer_service.runtime.leave.exit_at_once`.
 
     Args:
         how: what was noticed.
@@ -37,16 +36,6 @@ class RayLostError(TaskError):
 
     def __init__(self, how: str) -> None:
         super().__init__(f"Ray is gone ({how}); what was done is kept, run the same command again")
-
-
-def exit_at_once(message: str) -> NoReturn:
-    """Ends the process with status 1 and one line.
-
-    The usual way out waits for Ray's threads and its ``atexit`` hooks, which wait for a Ray that is gone.
-    """
-    print(f"preshard: {message}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,8 @@ import ray.data.exceptions
 import ray.exceptions
 
 from packer_service.runtime.executors import TaskError
-from packer_service.runtime.probe import RayLostError, Service, exit_at_once, until_lost
+from packer_service.runtime.leave import exit_at_once
+from packer_service.runtime.probe import RayLostError, Service, until_lost
 from schemas.errors import ConfigError
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_service.runtime.progress import Progress
+from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from packer_service.verify.folder import (
     check_counts,
@@ -54,6 +55,7 @@ def verify_dataset(
         ConfigError: there is no such folder.
         OSError: a file is there and cannot be read.
     """
+    require_answer("DATASET", location)
     folder, faults, checked = Folder(location), Faults(), Counter[str]()
     if not folder.exists():
         raise ConfigError(f"DATASET {location}: no such folder")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from schemas.balance import BLOCK_ROWS, IMAGE_KINDS, LAYOUT_KINDS, load_groups
 from schemas.codec import encode_json, seal_manifest
@@ -58,20 +60,20 @@ DEFAULTS: dict[str, Any] = {
 RANGES: dict[str, tuple[Any, Any, float]] = {
     "seq_len": (16, 2**27, 16),
     "vision.image_size": (1, 8192, 1),
-    "vision.patch_size": (1, None, 1),
-    "vision.pool_size": (1, None, 1),
+    "vision.patch_size": (1, 8192, 1),
+    "vision.pool_size": (1, 8192, 1),
     "vision.max_crops": (1, 256, 1),
     "video.fps": (1e-9, 1000.0, 1e-9),
-    "video.max_frames": (1, None, 1),
+    "video.max_frames": (1, 2**20, 1),
     "jpeg_quality": (1, 100, 1),
     "order.seed": (0, 2**63 - 1, 1),
-    "order.window": (1, None, 1),
-    "block_size": (1, None, 1),
-    "packs_per_shard": (1, None, 1),
-    "max_images": (1, None, 1),
-    "cost.hidden_size": (1, None, 1),
-    "cost.attention_tflops": (1e-9, None, 1e-9),
-    "cost.link_gb_per_s": (1e-9, None, 1e-9),
+    "order.window": (1, 2**20, 1),
+    "block_size": (1, 2**20, 1),
+    "packs_per_shard": (1, 2**16, 1),
+    "max_images": (1, 2**27, 1),
+    "cost.hidden_size": (1, 2**24, 1),
+    "cost.attention_tflops": (1e-9, 1e9, 1e-9),
+    "cost.link_gb_per_s": (1e-9, 1e9, 1e-9),
 }
 """The least and the largest legal value of each number, and the step to the first that is not."""
 
@@ -88,7 +90,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     if path == "block_size":
         values |= {"seq_len": 16 * value if value > 0 else 16}
     if path == "vision.patch_size":
-        values["vision"]["image_size"] = max(value, 1)
+        values["vision"]["image_size"] = min(max(value, 1), 8192)
     return values
 
 
@@ -112,6 +114,32 @@ def test_the_least_and_the_largest_value_are_legal_and_the_next_are_not(path: st
         if illegal is not None:
             with pytest.raises(ConfigError, match=name):
                 parse_config(changed(path, illegal))
+
+
+def numbers(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every number of a configuration and the schema of its value."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from numbers(field.annotation, f"{path}{name}.")
+            continue
+        schema = section.model_json_schema()["properties"][name]
+        for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
+            if part.get("type") in ("integer", "number"):
+                yield f"{path}{name}", part
+
+
+def test_every_number_has_a_largest_value() -> None:
+    """Fails when a key takes any number: a window of 10**12 once kept the report and the service busy for ever."""
+    found = dict(numbers(PackConfig))
+    assert {"order.window", "cp_sizes", "max_images", "cost.link_gb_per_s"} <= found.keys()
+    assert [path for path, schema in found.items() if "maximum" not in schema] == []
+    with pytest.raises(
+        ConfigError, match=r"order.window: 1000000000000 is not legal: .* less than or equal to 1048576"
+    ):
+        parse_config({"order": {"window": 10**12}})
+    with pytest.raises(ConfigError, match=r"order.window: 1000.*\.\.\. is not legal") as caught:
+        parse_config({"order": {"window": 10**4000}})
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("degree", [0, 4097])

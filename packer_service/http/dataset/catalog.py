@@ -16,6 +16,7 @@ from packer_service.http.dataset.reader import Dataset, load_dataset
 from packer_service.http.dataset.unfinished import Unfinished, look_at_job
 from packer_service.http.problems import ProblemError, damaged, not_found
 from packer_service.http.settings import ServiceSettings
+from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from schemas.errors import ConfigError, PreshardError
 from schemas.filesystem import split_query
@@ -56,6 +57,7 @@ class Catalog:
         self._found: dict[str, Found] = {}
         self._looked: float | None = None
         self._lock = threading.Lock()
+        require_answer("ROOT", settings.root)
         if not Folder(settings.root).exists():
             raise ConfigError(f"ROOT {settings.root}: no such folder")
 

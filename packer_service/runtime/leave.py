@@ -1,0 +1,21 @@
+"""The ways out of the process when the usual one would wait for something that is gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+SHOW_CURSOR = "\x1b[?25h"
+
+
+def exit_at_once(message: str, status: int = 1) -> NoReturn:
+    """Ends the process with one line.
+
+    The usual way out waits for threads and for ``atexit`` hooks: Ray's wait for a Ray that is gone, and those of
+    pyarrow's filesystems for requests that nobody answers.
+    """
+    cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a moving line of progress hides it
+    print(f"{cursor}preshard: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(status)
