@@ -18,10 +18,12 @@ from packer_service.runtime.patience import is_waited_for
 from packer_service.runtime.probe import RayLostError
 from packer_service.runtime.progress import ConsoleProgress
 from schemas.errors import ConfigError, PlanError, PreshardError
+from schemas.filesystem import join
 from schemas.version import VERSION
 
 if TYPE_CHECKING:
     from packer_service.report.figures import PlanReport
+    from schemas.manifest import Counts
 
 
 class _Commands(click.Group):
@@ -107,12 +109,14 @@ def pack(
     counts = outcome.manifest.counts
     if outcome.already_done:
         click.echo(f"{out}: already packed ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done")
+        _say_why(out, counts)
         return
     seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
     click.echo(
         f"{out}: {counts.documents} documents in {counts.packs} packs and {len(outcome.manifest.shards)} shards, "
         f"{counts.rejected} rejected ({seconds})"
     )
+    _say_why(out, counts)
 
 
 @cli.command()
@@ -151,6 +155,7 @@ def plan(
         executor = RayOnUse(stack, ray_address, num_cpus, progress)
         report = plan_sources(sources, config, executor, progress, dp_sizes)
     _print_report(report, as_json)
+    _require_documents("plan", report.documents, report.source_documents)
 
 
 @cli.command()
@@ -179,9 +184,9 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
 @_dp_option
 def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
     """Show how full and how balanced DATASET is, and what was lost and why."""
-    from packer_service.report.dataset import report_dataset
+    from packer_service.report.dataset import REJECTS_FILE, report_dataset
 
-    _print_report(report_dataset(dataset, dp_sizes), as_json)
+    _print_report(report_dataset(dataset, dp_sizes), as_json, join(dataset, REJECTS_FILE))
 
 
 @cli.command()
@@ -208,13 +213,35 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
     serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
 
 
-def _print_report(report: PlanReport, as_json: bool) -> None:
+def _say_why(out: str, counts: Counts) -> None:
+    """Why documents were rejected; a job that packed none has failed, though its dataset is whole."""
+    if counts.rejected:
+        from packer_service.report.console import reason_lines
+        from packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
+
+        for line in reason_lines(dataset_reject_reasons(out), counts.rejected, join(out, REJECTS_FILE)):
+            click.echo(line)
+    _require_documents(out, counts.documents, counts.source_documents)
+
+
+def _require_documents(what: str, documents: int, of: int) -> None:
+    """
+    Raises:
+        PreshardError: there are none.
+    """
+    if not documents:
+        raise PreshardError(
+            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
+        )
+
+
+def _print_report(report: PlanReport, as_json: bool, rejects_file: str | None = None) -> None:
     from packer_service.report.console import print_report
 
     if as_json:
         click.echo(json.dumps(report.model_dump(mode="json")))
     else:
-        print_report(report)
+        print_report(report, rejects_file=rejects_file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

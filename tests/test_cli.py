@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from packer_service.cli import main
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from schemas.config import PackConfig
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -230,3 +234,22 @@ def test_wrong_lengths_are_one_line(
     assert status == 2
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_source_of_which_nothing_can_be_packed_has_failed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_config: PackConfig, tiny_settings: list[str], progress: Any
+) -> None:
+    """Fails when forty of forty rows are rejected with exit status 0, or no reason is on the screen."""
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"id": "r{i}", "wrong": {i}}}\n' for i in range(40)))
+    words = [str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
+    pack(words[:1], words[2], tiny_config, PlainExecutor(), progress)
+    status, output, error = run(capsys, "pack", *words, *(w for s in tiny_settings for w in ("--set", s)))
+    assert status == 1
+    assert re.search(r"^  40 bad_row: .* \(rows.jsonl:1\)$", output, re.MULTILINE)
+    assert f"every reject: {tmp_path}/out/rejects.parquet" in output
+    assert error == f"preshard: {tmp_path}/out: holds no document: all 40 rows were rejected\n"
+    status, output, _ = run(capsys, "report", words[2])
+    assert status == 0
+    assert "40 bad_row" in output
+    status, output, _ = run(capsys, "report", words[2], "--json")
+    assert [reason["documents"] for reason in json.loads(output)["reject_reasons"]] == [40]

@@ -30,6 +30,8 @@ SHOWN_DIFFERENCES = 3
 """Differences between two jobs that are shown; the others are counted."""
 SHOWN_CHARACTERS = 80
 """Longest value of a difference that is shown."""
+SHOWN_BEFORE = 20
+"""Characters shown before the first difference of two long values."""
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
 
@@ -67,16 +69,57 @@ def refuse_difference(before: Record, now: Record, out: str) -> None:
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:
     """Where two JSON values differ, as ``path: old, now new``."""
+    if path == "files" and _are_files(before) and _are_files(now):
+        return _file_differences(before, now)
     if isinstance(before, dict) and isinstance(now, dict):
         keys = list(dict.fromkeys([*before, *now]))
         return [d for key in keys for d in _differences(before.get(key), now.get(key), f"{path}.{key}".strip("."))]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         return [d for i, (a, b) in enumerate(zip(before, now, strict=True)) for d in _differences(a, b, f"{path}[{i}]")]
-    return [] if before == now else [f"{path}: {_shown(before)}, now {_shown(now)}"]
+    return [] if before == now else [f"{path}: {', now '.join(_shown(repr(before), repr(now)))}"]
 
 
-def _shown(value: Any) -> str:
-    return repr(value)[:SHOWN_CHARACTERS]
+def _shown(before: str, now: str) -> tuple[str, str]:
+    """Two texts, each cut to what can be shown: from a little before the first character in which they differ."""
+    if max(len(before), len(now)) <= SHOWN_CHARACTERS:
+        return before, now
+    common = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
+    start = max(0, common - SHOWN_BEFORE)
+    first, last = (
+        ("..." if start else "")
+        + text[start : start + SHOWN_CHARACTERS]
+        + ("..." if len(text) > start + SHOWN_CHARACTERS else "")
+        for text in (before, now)
+    )
+    return first, last
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(file, dict) and "label" in file for file in value)
+
+
+def _file_differences(before: Sequence[Record], now: Sequence[Record]) -> list[str]:
+    """Source files that are new, gone or changed, by their labels, each with its size and time."""
+    then, here = ({file["label"]: file for file in files} for files in (before, now))
+    found = []
+    for label in dict.fromkeys([*then, *here]):
+        old, new = then.get(label), here.get(label)
+        if old is None or new is None:
+            found.append(f"{label} {'is new' if old is None else 'is gone'}: {_stamp(new or old or {})}")
+        elif (old.get("size"), old.get("mtime_ns")) != (new.get("size"), new.get("mtime_ns")):
+            found.append(f"{label} changed: {_stamp(old)}, now {_stamp(new)}")
+        else:
+            found += _differences(old, new, label)
+    if not found and [*then] != [*here]:
+        found.append(f"the order of the source's files: {[*then]}, now {[*here]}")
+    return found
+
+
+def _stamp(file: Record) -> str:
+    """Size and time of change of a file."""
+    seconds, nanoseconds = divmod(file.get("mtime_ns") or 0, 10**9)
+    changed = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{file.get('size') or 0:,} bytes of {changed}.{nanoseconds // 10**6:03d}Z"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
-from packer_service.report.figures import Balances, DatasetReport, PlanReport, Spread
+from packer_service.report.figures import Balances, DatasetReport, PlanReport, RejectReason, Spread
+
+SHOWN_CHARACTERS = 300
+"""Longest message of a reject that is shown; rejects.parquet has all of it."""
 
 
-def print_report(report: PlanReport, console: Console | None = None) -> None:
-    """Prints the figures as tables for a person."""
+def print_report(report: PlanReport, console: Console | None = None, rejects_file: str | None = None) -> None:
+    """Prints the figures as tables for a person.
+
+    Args:
+        report: the figures.
+        console: where to; by default, standard output.
+        rejects_file: where every reject can be seen.
+    """
     to = console or Console(width=None if Console().is_terminal else 110, highlight=False)
     say = partial(to.print, soft_wrap=True, markup=False)  # the name of a source may look like markup
     say(
@@ -25,6 +35,8 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
     say(f"rejected: {rejects or 'none'}")
     for source, codes in report.rejects_by_source.items():
         say(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
+    for line in reason_lines(report.reject_reasons, report.rejected, rejects_file):
+        say(line)
     truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in report.truncated_tokens.items())
     say(f"truncated tokens: {truncated or 'none'}")
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
@@ -38,6 +50,22 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
     to.print(_image_table(report))
+
+
+def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: str | None = None) -> list[str]:
+    """The most frequent reasons of rejects, each with an example, and where all rejects are; nothing without any."""
+    if not reasons:
+        return []
+    lines = ["why, the most frequent reason first, each with its first row:"]
+    for reason in reasons:
+        message = " ".join((reason.message or "no message").split())
+        shown = message if len(message) <= SHOWN_CHARACTERS else f"{message[:SHOWN_CHARACTERS]}..."
+        where = f" ({reason.location})" if reason.location else ""
+        lines.append(f"  {reason.documents:,} {reason.code}: {shown}{where}")
+    others = rejected - sum(reason.documents for reason in reasons)
+    if others > 0:
+        lines.append(f"  {others:,} for other reasons")
+    return [*lines, f"  every reject: {rejects_file}"] if rejects_file else lines
 
 
 def _cost(report: DatasetReport) -> str:

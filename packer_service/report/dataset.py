@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 
 from packer_service.plan.plan import Plan
 from packer_service.report.balance import balances
-from packer_service.report.figures import Balances, DatasetReport
+from packer_service.report.figures import Balances, DatasetReport, RejectReason
 from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.loads import read_loads
 from packer_service.report.losses import losses
+from packer_service.report.reasons import reject_reasons
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
@@ -23,6 +24,8 @@ from schemas.config import PackConfig, stored_config
 from schemas.errors import ConfigError, TableInvalid
 from schemas.manifest import MANIFEST, RUN, Manifest
 from schemas.tables import BALANCE, TABLES
+
+REJECTS_FILE = "rejects.parquet"
 
 
 def open_dataset(location: str) -> tuple[Folder, Manifest]:
@@ -80,6 +83,17 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         attempts=len(run.get("attempts", [])),
         measured_per_second=_rate(counts.source_documents, seconds.get("measure_task_seconds", 0.0)),
     )
+
+
+def dataset_reject_reasons(location: str) -> list[RejectReason]:
+    """The most frequent reasons of a dataset's rejects.
+
+    Raises:
+        ConfigError: there is no such folder, or it is not a dataset.
+        FormatError: the table is broken.
+    """
+    folder, _ = open_dataset(location)
+    return reject_reasons(decode_table(folder.read(REJECTS_FILE), TABLES[REJECTS_FILE], REJECTS_FILE))
 
 
 def run_seconds(run: Any) -> dict[str, float]:

@@ -94,11 +94,24 @@ class PlanFill(Fill):
     padding_tokens: int = Field(description="All other tokens of the packs.")
 
 
+class RejectReason(Figures):
+    """Why documents were rejected: one code and one message, whatever values it quotes."""
+
+    code: str = Field(examples=["bad_image"])
+    documents: int = Field(description="Documents rejected for this reason.", examples=[12])
+    message: str | None = Field(description="The message of the first of them.")
+    location: str | None = Field(description="Where the first of them lies: file and row.")
+    doc_id: str | None = Field(description="The id of the first of them.")
+
+
 class Losses(Figures):
     """What was lost."""
 
     rejects: dict[str, int] = Field(description="Rejected documents by code.")
     rejects_by_source: dict[str, dict[str, int]] = Field(description="Rejected documents by source and code.")
+    reject_reasons: list[RejectReason] = Field(
+        description="The most frequent reasons, at most ten, each with its first reject."
+    )
     truncated_tokens: dict[str, int] = Field(description="Tokens lost by truncation, by source.")
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from packer_service.report.figures import Losses
+from packer_service.report.reasons import reject_reasons
 
 
 def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:
     """Rejects by code and source, and truncated tokens by source.
 
     Args:
-        rejects: ``source`` and ``code`` of each reject.
+        rejects: the columns of ``rejects.parquet`` but ``stage``.
         documents: ``source`` of each packed document, and the tokens that it lost.
         truncated: the column of ``documents`` that holds those tokens.
     """
@@ -24,6 +25,7 @@ def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:
     return Losses(
         rejects=dict(count_by(rejects, "code")),
         rejects_by_source=by_source,
+        reject_reasons=reject_reasons(rejects),
         truncated_tokens=_truncated_by_source(documents, truncated),
     )
 

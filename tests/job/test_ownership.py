@@ -38,7 +38,7 @@ class Notes(list[str]):
         ({"files": ["a", "c"]}, r"\(files\[1\]: 'b', now 'c'\)"),
         ({"files": ["a"]}, r"\(files: \['a', 'b'\], now \['a'\]\)"),
         ({"more": 1}, r"\(more: None, now 1\)"),
-        ({"version": "2" * 200}, rf"\(version: '1', now '{'2' * 79}\)"),
+        ({"version": "2" * 200}, rf"\(version: '1', now '{'2' * 79}\.\.\.\)"),
         ({"a": 1, "b": 2, "c": 3}, r"\(a: None, now 1; b: None, now 2; c: None, now 3\)"),
         ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, r"\(a: .*; b: .*; c: None, now 3; and 2 more\)"),
     ],
@@ -48,6 +48,42 @@ def test_a_difference_is_shown_where_it_is(change: dict[str, Any], shown: str) -
     with pytest.raises(ConfigError, match=rf"--out here: was begun with other input {shown}; give another folder"):
         refuse_difference(RECORD, {**RECORD, **change}, "here")
     refuse_difference(RECORD, json.loads(json.dumps(RECORD)), "here")
+
+
+def source_file(label: str, **changes: Any) -> dict[str, Any]:
+    return {"label": label, "uri": f"/data/{label}", "kind": "jsonl", "size": 1200, "mtime_ns": 10**18, **changes}
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ([source_file("a")], r"b is gone: 1,200 bytes of 2001-09-09T01:46:40.000Z"),
+        (
+            [source_file("a"), source_file("b"), source_file("c", size=7)],
+            r"c is new: 7 bytes of 2001-09-09T01:46:40.000Z",
+        ),
+        (
+            [source_file("a"), source_file("b", size=1201, mtime_ns=10**18 + 5 * 10**6)],
+            r"b changed: 1,200 bytes of 2001-09-09T01:46:40.000Z, now 1,201 bytes of 2001-09-09T01:46:40.005Z",
+        ),
+        ([source_file("a"), source_file("b", uri="/b")], r"b.uri: '/data/b', now '/b'"),
+        ([source_file("b"), source_file("a")], r"the order of the source's files: \['a', 'b'\], now \['b', 'a'\]"),
+    ],
+)
+def test_what_changed_of_a_source_is_named(files: list[dict[str, Any]], shown: str) -> None:
+    """Fails when both sides of a difference are cut to the same text: of many files nobody could see which changed."""
+    record = {**RECORD, "files": [source_file("a"), source_file("b")]}
+    with pytest.raises(ConfigError, match=rf"was begun with other input \({shown}\); give another folder"):
+        refuse_difference(record, {**record, "files": files}, "here")
+
+
+def test_long_values_are_shown_where_they_differ() -> None:
+    """Fails when the shown part of two long values is the same."""
+    with pytest.raises(ConfigError) as caught:
+        refuse_difference({"pattern": "x" * 500 + "1"}, {"pattern": "x" * 500 + "2"}, "here")
+    assert "xx1', now ..." in str(caught.value)
+    assert "xx2')" in str(caught.value)
+    assert len(str(caught.value)) < 250
 
 
 def test_a_new_folder_is_claimed_once_and_counts_its_runs(tmp_path: Path) -> None:

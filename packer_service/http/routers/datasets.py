@@ -82,7 +82,7 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
     """The figures of `preshard report --json` except balance, which has its own path; histograms and source totals."""
     config, manifest = dataset.config, dataset.manifest
     documents = _table(dataset, "documents.parquet", ["source", "n_images", "length", "truncated_tokens", "doc_id"])
-    rejects = _table(dataset, "rejects.parquet", ["source", "code"])
+    rejects = _table(dataset, "rejects.parquet", ["source", "code", "message", "location", "doc_id"])
     fill = plan_fill(
         _written(dataset),
         images=dataset.numbers("documents.parquet", "n_images"),

@@ -49,6 +49,24 @@ function counts(detail, chosen) {
   });
 }
 
+/** Messages that differ only in the values they quote are one reason. */
+function reasons(detail) {
+  return table({
+    caption: "The most frequent reasons, each with its first row",
+    rows: detail.reject_reasons,
+    columns: [
+      {
+        label: "Documents",
+        number: true,
+        value: (reason) => h("a", { href: filter(reason.code, null) }, integer(reason.documents)),
+      },
+      { label: "Reason", head: true, value: (reason) => reason.code },
+      { label: "What was wrong with the first", className: "long", value: (reason) => reason.message ?? "" },
+      { label: "Where", className: "long", value: (reason) => reason.location ?? "" },
+    ],
+  });
+}
+
 export async function rejects(detail, params) {
   const { documents, rejected } = detail.counts;
   if (!rejected)
@@ -76,6 +94,7 @@ export async function rejects(detail, params) {
       `${plural(rejected, "document")} of ${integer(documents + rejected)} (${percent(rejected / (documents + rejected))}) could not be packed.`,
     ),
     h("section", { class: "card", "aria-label": "Counts" }, counts(detail, chosen)),
+    h("section", { class: "card", "aria-label": "Reasons" }, reasons(detail)),
     h(
       "section",
       { class: "card", "aria-label": "Rows" },

@@ -1,0 +1,56 @@
+"""Why documents were rejected: the most frequent reasons, each with an example."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packer_service.report.figures import RejectReason
+
+LISTED = 10
+"""Reasons that a report names; a source with more than that has one fault after another in its rows."""
+
+MEDIA_CODES = ("missing_media", "bad_image", "bad_video", "decode_failed")
+"""Their messages begin with the name of a file and a colon."""
+
+VALUES = (
+    (r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", "'…'"),
+    (r"-?\b\d+(?:[.,]\d+)*(?:e[+-]?\d+)?\b", "N"),
+)
+"""Quoted text and numbers: what differs between messages of one reason. Patterns of RE2."""
+
+
+def reject_reasons(rejects: pa.Table) -> list[RejectReason]:
+    """The most frequent reasons, most frequent first; equally frequent ones in the order of their first reject.
+
+    Messages of one code that differ only in the values they quote are one reason.
+
+    Args:
+        rejects: ``doc_id``, ``location``, ``code`` and ``message`` of each reject.
+    """
+    messages = pc.fill_null(rejects["message"], "")
+    grouped = pa.table(
+        {
+            "code": rejects["code"],
+            "pattern": _patterns(rejects["code"], messages),
+            "row": pa.array(range(len(rejects)), pa.int64()),
+        }
+    ).group_by(["code", "pattern"], use_threads=False)
+    counted = grouped.aggregate([("row", "count"), ("row", "min")]).sort_by(
+        [("row_count", "descending"), ("row_min", "ascending")]
+    )
+    examples = rejects.select(["doc_id", "location", "code", "message"]).take(counted["row_min"][:LISTED])
+    return [
+        RejectReason(documents=number, **example)
+        for number, example in zip(counted["row_count"][:LISTED].to_pylist(), examples.to_pylist(), strict=True)
+    ]
+
+
+def _patterns(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Messages with their values replaced."""
+    of_media = pc.is_in(codes, pa.array(MEDIA_CODES))
+    unnamed = pc.replace_substring_regex(messages, "^.*?: ", "…: ", max_replacements=1)
+    patterns = pc.if_else(of_media, unnamed, messages)
+    for pattern, replacement in VALUES:
+        patterns = pc.replace_substring_regex(patterns, pattern, replacement)
+    return patterns

@@ -1,0 +1,63 @@
+"""The most frequent reasons of rejects."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from packer_service.report.console import reason_lines
+from packer_service.report.reasons import LISTED, reject_reasons
+from schemas.rejects import rejects_table
+
+
+def rejects(*reasons: tuple[str, str | None]) -> pa.Table:
+    codes, messages = zip(*reasons, strict=True)
+    number = range(1, len(reasons) + 1)
+    return rejects_table(
+        len(reasons),
+        doc_id=pa.array([f"d{i}" for i in number]),
+        source="default",
+        location=pa.array([f"rows.jsonl:{i}" for i in number]),
+        stage="read",
+        code=pa.array(codes),
+        message=pa.array(messages, pa.string()),
+    )
+
+
+def test_messages_that_differ_in_values_are_one_reason() -> None:
+    """Fails when forty rows with one fault are forty reasons, or two faults become one."""
+    found = reject_reasons(
+        rejects(
+            ("too_long", "has 2005 tokens, more than seq_len 1024"),
+            ("bad_row", "messages[0].role is 'it''s'; legal are user"),
+            ("bad_row", 'messages[13].role is "o\'clock"; legal are user'),
+            ("bad_row", "text is a int, not a string"),
+            ("missing_media", "photos/a b.png: no such file"),
+            ("missing_media", "s3://bucket/7: no such file"),
+            ("missing_media", "photos/c.png: permission denied"),
+            ("too_long", "has 1,305.5 tokens, more than seq_len 1024"),
+            ("bad_row", "messages[2].role is 'x'; legal are user"),
+        )
+    )
+    assert [(reason.documents, reason.code, reason.doc_id) for reason in found] == [
+        (2, "too_long", "d1"),
+        (2, "bad_row", "d3"),
+        (2, "missing_media", "d5"),
+        (1, "bad_row", "d2"),
+        (1, "bad_row", "d4"),
+        (1, "missing_media", "d7"),
+    ]
+    assert found[0].message == "has 2005 tokens, more than seq_len 1024"
+    assert found[0].location == "rows.jsonl:1"
+
+
+def test_the_lines_name_the_most_frequent_and_count_the_others() -> None:
+    """Fails when a reject is in none of the lines, or the lines do not say where all rejects are."""
+    words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]
+    assert len(words) == LISTED + 2
+    reasons = reject_reasons(rejects(*[("bad_row", f"{word} is wrong") for word in [*words, "k"]], ("empty", None)))
+    lines = reason_lines(reasons, 14, "out/rejects.parquet")
+    assert lines[1] == "  2 bad_row: k is wrong (rows.jsonl:11)"
+    assert lines[2] == "  1 bad_row: a is wrong (rows.jsonl:1)"
+    assert lines[-2:] == ["  3 for other reasons", "  every reject: out/rejects.parquet"]
+    assert reason_lines(reject_reasons(rejects(("empty", None))), 1)[1:] == ["  1 empty: no message (rows.jsonl:1)"]
+    assert reason_lines(reject_reasons(rejects(("empty", "x")).slice(0, 0)), 0) == []
