@@ -24,7 +24,7 @@ class SquareFamily:
     axes: Literal[1] = 1
     merge = 1
     prefix = opening = closing = ""
-    group_tokens = ()
+    group_tokens = tokens = ()
     settings: Mapping[str, Any] = {}
 
     def __init__(self, vision: VisionConfig, marks: ImageFormat) -> None:

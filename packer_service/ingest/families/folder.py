@@ -1,0 +1,54 @@
+"""A model folder to its family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from packer_service.ingest.families.family import Family
+from packer_service.ingest.families.internvl import read_internvl
+from packer_service.ingest.families.molmo2 import read_molmo2
+from packer_service.ingest.families.qwen2_5_vl import read_qwen2_5_vl
+from packer_service.ingest.families.qwen3_vl import read_qwen3_vl
+from packer_service.ingest.families.settings import ModelFolder
+from packer_service.ingest.families.text_only import TextFamily, is_text_only
+from schemas.errors import ConfigError
+
+READERS: dict[str, Callable[[ModelFolder], Family]] = {
+    "qwen3_vl": read_qwen3_vl,
+    "qwen3_vl_moe": read_qwen3_vl,
+    "qwen2_5_vl": read_qwen2_5_vl,
+    "molmo2": read_molmo2,
+    "internvl": read_internvl,
+}
+"""Each ``model_type`` that reads images, and what reads its folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderFamily:
+    """A family, and the files of the folder that decided it by their SHA-256."""
+
+    family: Family
+    sha256: dict[str, str]
+
+
+@lru_cache(maxsize=2)
+def load_family(path: str) -> FolderFamily:
+    """The family of a model folder, once per process. No weights are read, and nothing is imported for it.
+
+    Raises:
+        ConfigError: the folder is not a model folder, its ``model_type`` is of no family, or its processors have
+            settings that the family does not follow.
+    """
+    folder = ModelFolder(Path(path))
+    reader = READERS.get(folder.model_type)
+    if reader is not None:
+        return FolderFamily(family=reader(folder), sha256=folder.sha256)
+    if is_text_only(folder):
+        return FolderFamily(family=TextFamily(folder.model_type), sha256=folder.sha256)
+    raise ConfigError(
+        f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(READERS)}, and causal language "
+        "models that read only text"
+    )

@@ -1,0 +1,189 @@
+"""InternVL: tiles of one size in the shape nearest to the image's, and every frame of a video as one tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from packer_service.ingest.document import MediumKind
+from packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitKind, UnitShape
+from packer_service.ingest.families.qwen import BICUBIC
+from packer_service.ingest.families.settings import CLIP, CONFIG, STEPS, ModelFolder, Section
+from packer_service.ingest.families.work import EncoderWork
+from schemas.errors import ConfigError
+
+SIZE = {"height": 384, "width": 384}
+"""The processors' own size of a tile."""
+
+ENCODER: dict[str, Any] = {
+    **{"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096},
+    **{"image_size": (448, 448), "patch_size": (14, 14)},
+}
+"""Values of the encoder's class for keys that a ``config.json`` leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InternVLFamily:
+    """A still image is one unit of its tiles and a thumbnail; each frame of a video is a unit."""
+
+    model_type: str
+    tile: tuple[int, int]
+    """Width and height in pixels."""
+    grid: tuple[int, int]
+    """Patches of a tile along height and width."""
+    rows_per_tile: int
+    fewest: int
+    most: int
+    work: EncoderWork
+    row_token: str
+    video_token: str
+    start: str
+    end: str
+    settings: Mapping[str, Any]
+    axes: Literal[1] = 1
+    merge: int = 1
+    prefix: str = ""
+    opening: str = ""
+    closing: str = ""
+    group_tokens: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Every special token that it writes."""
+        return (self.row_token, self.video_token, self.start, self.end)
+
+    def placeholder(self, kind: MediumKind) -> str:
+        """The token of a row for an image, and a token of its own for a video."""
+        return self.row_token if kind == "image" else self.video_token
+
+    alone = placeholder
+
+    def check(self, kinds: Sequence[MediumKind]) -> None:
+        """Images and videos may stand beside each other in any number."""
+
+    def image(self, width: int, height: int) -> Placement:
+        """Tiles in reading order and, if there are several, a thumbnail of the whole, between one pair of marks."""
+        cols, rows = self.tiling(width, height)
+        wide, high = self.tile
+        canvas = (cols * wide, rows * high)
+        tiles = [
+            CropShape(canvas=canvas, box=(col * wide, row * high, (col + 1) * wide, (row + 1) * high))
+            for row in range(rows)
+            for col in range(cols)
+        ]
+        crops = (*tiles, CropShape.whole(wide, high)) if len(tiles) > 1 else tuple(tiles)
+        unit = self._unit("image", crops, (1, rows * self.grid[0], cols * self.grid[1]))
+        pieces = (Mark(0, self.start), Rows(0, unit.rows, self.row_token), Mark(0, self.end))
+        return Placement(pieces=pieces, units=(unit,), scaling="bicubic")
+
+    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:  # noqa: ARG002
+        """``Frame1:`` and so on before each frame, on a line of its own; the model is told no times."""
+        pieces: list[Piece] = []
+        units = []
+        for frame in range(len(timestamps)):
+            unit = self._unit("frame", (CropShape.whole(*self.tile, frame),), (1, *self.grid))
+            pieces += [f"\nFrame{frame + 1}: " if frame else "Frame1: ", Mark(frame, self.start)]
+            pieces += [Rows(frame, unit.rows, self.row_token), Mark(frame, self.end)]
+            units.append(unit)
+        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic")
+
+    def tiling(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of tiles whose shape is nearest to the image's (Chen et al. 2024, InternVL 1.5, section 3).
+
+        Of equally near ones the larger is taken as long as the image has more than half of its pixels.
+        """
+        nearest, chosen = float("inf"), (1, 1)
+        tilings = [
+            (cols, rows)
+            for cols in range(1, self.most + 1)
+            for rows in range(1, self.most + 1)
+            if self.fewest <= cols * rows <= self.most
+        ]
+        for cols, rows in sorted(tilings, key=lambda tiling: tiling[0] * tiling[1]):
+            difference = abs(width / height - cols / rows)
+            larger = width * height > 0.5 * self.tile[1] * self.tile[0] * cols * rows
+            if difference < nearest or (difference == nearest and larger):
+                nearest, chosen = difference, (cols, rows)
+        return chosen
+
+    def _unit(self, kind: UnitKind, crops: tuple[CropShape, ...], grid: tuple[int, int, int]) -> UnitShape:
+        per_tile = self.grid[0] * self.grid[1]
+        rows = self.rows_per_tile * len(crops)
+        load = self.work.load([per_tile] * len(crops), rows)
+        return UnitShape(kind=kind, grid=grid, patches=per_tile * len(crops), rows=rows, load=load, crops=crops)
+
+
+def read_internvl(folder: ModelFolder) -> InternVLFamily:
+    """The family with a model folder's settings.
+
+    Raises:
+        ConfigError: a file is missing, or a setting is not followed.
+    """
+    image = folder.image_processor(("GotOcr2ImageProcessor",))
+    video = folder.video_processor(("InternVLVideoProcessor",))
+    processor = folder.processor()
+    size = _tile(folder, image)
+    if _tile(folder, video) != size:
+        raise ConfigError(f"model: size of {video.where} differs from that of {image.where}: tiles are of one size")
+    fewest, most = image.positive("min_patches", 1), image.positive("max_patches", 12)
+    image.take("crop_to_patches", True)  # the processor asks for tiles whatever this says
+    rows = processor.positive("image_seq_length", 256)
+    work, grid = _encoder(folder, rows)
+    colours = {"image_mean": image.numbers("image_mean", CLIP[0]), "image_std": image.numbers("image_std", CLIP[1])}
+    moving = {"video_mean": video.numbers("image_mean", CLIP[0]), "video_std": video.numbers("image_std", CLIP[1])}
+    for section in (image, video):
+        section.fixed({**STEPS, "resample": BICUBIC})
+    for section in (image, video, processor):
+        section.finish()
+    return InternVLFamily(
+        model_type=folder.model_type,
+        tile=size,
+        grid=grid,
+        rows_per_tile=rows,
+        fewest=fewest,
+        most=most,
+        work=work,
+        row_token=folder.named_token("context_image_token", "<IMG_CONTEXT>"),
+        video_token=folder.named_token("video_token", "<video>"),
+        start=folder.named_token("start_image_token", "<img>"),
+        end=folder.named_token("end_image_token", "</img>"),
+        settings={"inputs": "internvl", **colours, **moving},
+    )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _tile(folder: ModelFolder, section: Section) -> tuple[int, int]:
+    size = section.size(SIZE)
+    height, width = _pair(folder.vision(ENCODER)["image_size"])
+    folder.agree(section, "size", (size["height"], size["width"]), (height, width))
+    return width, height
+
+
+def _encoder(folder: ModelFolder, rows: int) -> tuple[EncoderWork, tuple[int, int]]:
+    vision = folder.vision(ENCODER)
+    (height, width), (high, wide) = _pair(vision["image_size"]), _pair(vision["patch_size"])
+    grid = (height // high, width // wide)
+    ratio = folder.config.get("downsample_ratio", 0.5)
+    expected = int(grid[0] * ratio) * int(grid[1] * ratio)
+    if rows != expected:
+        raise ConfigError(
+            f"model: image_seq_length {rows} differs from the {expected} rows that the encoder of {CONFIG} makes of a "
+            f"tile of {grid[0]} x {grid[1]} patches"
+        )
+    hidden = int(vision["hidden_size"] / ratio**2)
+    text = (folder.config.get("text_config") or {}).get("hidden_size", hidden)
+    work = EncoderWork(
+        width=vision["hidden_size"],
+        inner=vision["intermediate_size"],
+        matrices=2,
+        layers=vision["num_hidden_layers"],
+        patch_inputs=3 * high * wide,
+        row_inputs=hidden,
+        row_inner=text,
+        row_outputs=text,
+    )
+    return work, grid
