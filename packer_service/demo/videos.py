@@ -169,6 +169,6 @@ def _examine(folder: Path, name: str, subject: str) -> DemoVideo:
     gap = frames.timestamps[-1] - frames.timestamps[-2] if frames.n_frames > 1 else 0.0
     duration = float(frames.timestamps[-1] + gap)
     each_half = probe_video(medium, str(folder), fps=2.0, max_frames=NO_LIMIT)
-    images = decode_video(medium, str(folder), each_half, image_size=32)
+    images = decode_video(medium, str(folder), each_half, size=(32, 32))
     brightness = np.array([np.asarray(image).mean() for image in images])
     return DemoVideo(name=name, subject=subject, frames=frames, duration=duration, brightness=brightness)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from packer_service.ingest.document import Document
+from packer_service.ingest.families.place import place
+from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media.isolated import probe
 from packer_service.ingest.oversize import fit
 from packer_service.ingest.render import render
@@ -28,11 +30,11 @@ def render_pieces(
         DocumentError: an image or video is missing or broken, or the document does not fit.
         OSError: the file system failed; no document is at fault.
     """
+    family = SquareFamily(config.vision, tokenizer.image)
     rendered = render(
         document,
-        [probe(medium, folder, config) for medium in document.media()],
+        [place(family, medium, probe(medium, folder, config)) for medium in document.media()],
         tokenizer,
-        vision=config.vision,
         bidirectional=config.bidirectional,
         annotation_weight=config.annotation_weight,
     )

@@ -10,15 +10,14 @@ import numpy as np
 from jaxtyping import Int32
 
 from packer_service.ingest.document import Document, Medium, Message, Part
-from packer_service.ingest.media.grid import ImageGrid
-from packer_service.ingest.media.shape import MediumShape, ProbedMedium
+from packer_service.ingest.families.family import Placement, Rows, UnitShape
+from packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
 from packer_service.ingest.text.long_text import text_parts
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
 from packer_service.packs.units import Units
-from schemas.config import VisionConfig
 from schemas.errors import DocumentError
-from schemas.manifest import UNIT_KINDS, UnitKind
+from schemas.manifest import UNIT_KINDS
 from schemas.sequence import IGNORE_INDEX, NOT_POOLED
 
 MAX_TOKENS = 2**22
@@ -27,10 +26,9 @@ MAX_TOKENS = 2**22
 
 def render(
     document: Document,
-    shapes: Sequence[MediumShape],
+    placed: Sequence[PlacedMedium],
     tokenizer: Tokenizer,
     *,
-    vision: VisionConfig,
     bidirectional: str = "within_image",
     annotation_weight: str = "none",
 ) -> RenderedDocument:
@@ -44,9 +42,8 @@ def render(
 
     Args:
         document: the document.
-        shapes: the probed shape of each of ``document.media()``, in order.
+        placed: what each of ``document.media()`` becomes, in order.
         tokenizer: encodes text and has the marks around it.
-        vision: the size of a crop, from which its patches and image tokens follow.
         bidirectional: which image tokens see each other, see :func:`~packer_service.packs.rendered.groups_of_units`.
         annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
 
@@ -55,7 +52,8 @@ def render(
             template can write.
     """
     _refuse_what_needs_a_template(document)
-    stream = _Stream(tokenizer=tokenizer, vision=vision, bidirectional=bidirectional, shapes=iter(shapes))
+    placements = iter([medium.placement for medium in placed])
+    stream = _Stream(tokenizer=tokenizer, bidirectional=bidirectional, placements=placements)
     stream.tokens_of(tokenizer.bos, loss=False)
     if document.text is not None:
         stream.text(document.text, loss=True)
@@ -72,7 +70,7 @@ def render(
         stream.turns(branch)
     n_branches = len(document.branches) if document.annotated else 0
     weight = 1 / math.sqrt(n_branches) if annotation_weight == "sqrt" and n_branches else 1.0
-    media = tuple(zip(document.media(), shapes, strict=True))
+    media = tuple(zip(document.media(), placed, strict=True))
     return stream.finish(media, n_shared=n_shared, n_branches=n_branches, weight=weight)
 
 
@@ -96,14 +94,13 @@ class _Stream:
     """Tokens as they are written, chunk by chunk: each with whether it carries loss, its branch and its unit."""
 
     tokenizer: Tokenizer
-    vision: VisionConfig
     bidirectional: str
-    shapes: Iterator[MediumShape]
+    placements: Iterator[Placement]
     branch: int = 0
     length: int = 0
     chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], bool, int, int]] = field(default_factory=list)
-    units: list[tuple[UnitKind, int, int, int]] = field(default_factory=list)
-    """Kind, crops, first token and the one behind the last."""
+    units: list[tuple[UnitShape, int, int]] = field(default_factory=list)
+    """Shape, first token and the one behind the last."""
 
     def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
         if len(ids):
@@ -134,23 +131,19 @@ class _Stream:
                 self.text(part, loss=loss)
 
     def next_medium(self) -> None:
-        shape = next(self.shapes)
-        if isinstance(shape, ImageGrid):
-            self.unit("image", shape.n_crops)
-            return
-        for timestamp in shape.timestamps:
-            self.tokens_of(self.tokenizer.encode(f"{timestamp:.1f}s"), loss=False)
-            self.unit("frame", 1)
-
-    def unit(self, kind: UnitKind, crops: int) -> None:
-        marks, number, start = self.tokenizer.image, len(self.units), self.length
-        self.tokens_of(marks.begin, loss=False)
-        for crop in range(crops):
-            if crop:
-                self.tokens_of(marks.separator, loss=False)
-            self.tokens_of([marks.token] * self.vision.pooled_per_crop, loss=False, unit=number)
-        self.tokens_of(marks.end, loss=False)
-        self.units.append((kind, crops, start, self.length))
+        placement, first = next(self.placements), len(self.units)
+        edges = [[0, 0] for _ in placement.units]
+        for piece in placement.pieces:
+            if isinstance(piece, str):
+                self.tokens_of(self.tokenizer.encode(piece), loss=False)
+                continue
+            assert isinstance(piece.token, int), "only the generic way is rendered here, and its marks are ids"
+            start, rows = self.length, isinstance(piece, Rows)
+            ids = [piece.token] * (piece.count if isinstance(piece, Rows) else 1)
+            self.tokens_of(ids, loss=False, unit=first + piece.unit if rows else NOT_POOLED)
+            edge = edges[piece.unit]
+            edge[:] = edge[0] if edge[1] else start, self.length
+        self.units += [(shape, *edge) for shape, edge in zip(placement.units, edges, strict=True)]
 
     def finish(
         self, media: tuple[ProbedMedium, ...], *, n_shared: int, n_branches: int, weight: float
@@ -176,16 +169,16 @@ class _Stream:
         )
 
     def _units(self) -> Units:
-        kinds = np.array([UNIT_KINDS.index(kind) for kind, *_ in self.units], np.int64)
-        crops, *edges = np.array([unit[1:] for unit in self.units], np.int64).reshape(-1, 3).T
-        side = np.full(len(self.units), self.vision.image_size // self.vision.patch_size)
+        shapes = [shape for shape, *_ in self.units]
+        edges = np.array([edge for _, *edge in self.units], np.int64).reshape(-1, 2)
+        crops = np.array([len(shape.crops) for shape in shapes], np.int64)
         return Units(
-            kinds=kinds,
-            edges=np.stack(edges, axis=1),
-            grids=np.stack([crops, side, side], axis=1),
-            patches=crops * self.vision.patches_per_crop,
-            rows=crops * self.vision.pooled_per_crop,
+            kinds=np.array([UNIT_KINDS.index(shape.kind) for shape in shapes], np.int64),
+            edges=edges,
+            grids=np.array([shape.grid for shape in shapes], np.int64).reshape(-1, 3),
+            patches=np.array([shape.patches for shape in shapes], np.int64),
+            rows=np.array([shape.rows for shape in shapes], np.int64),
             crops=crops,
-            loads=crops,
-            numbers=np.arange(len(self.units)),
+            loads=np.array([shape.load for shape in shapes], np.int64),
+            numbers=np.arange(len(shapes)),
         )

@@ -36,6 +36,7 @@ from processes import PeakMemory  # noqa: E402
 
 from packer_service.config import load_config  # noqa: E402
 from packer_service.ingest.document import Medium  # noqa: E402
+from packer_service.ingest.families.family import CropShape  # noqa: E402
 from packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
 from packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -157,11 +158,11 @@ def _look(folder: str, rows: Connection) -> None:
 def _decode(part: dict[str, str], folder: str, config: PackConfig) -> None:
     medium, size = Medium(kind=part["type"], uri=part[part["type"]]), config.vision.image_size
     if medium.kind == "image":
-        crops = probe_image(medium, folder, image_size=size, max_crops=config.vision.max_crops)
-        decode_image(medium, folder, crops, image_size=size)
+        probe_image(medium, folder)
+        decode_image(medium, folder, [CropShape.whole(size, size)], "reduced")
     else:
         frames = probe_video(medium, folder, fps=config.video.fps, max_frames=config.video.max_frames)
-        collections.deque(decode_video(medium, folder, frames, image_size=size), maxlen=0)
+        collections.deque(decode_video(medium, folder, frames, size=(size, size)), maxlen=0)
 
 
 if __name__ == "__main__":

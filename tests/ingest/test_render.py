@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.media.grid import ImageGrid
+from packer_service.ingest.families.place import place
+from packer_service.ingest.families.square import SquareFamily
+from packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.render import render
 from packer_service.ingest.text.marks import ChatFormat, ImageFormat
@@ -26,7 +28,7 @@ def letters(text: str) -> list[int]:
 
 
 class TwoRows(VisionConfig):
-    """Two image tokens for each crop."""
+    """Two image tokens for each crop, and as many tiles as are as wide as one."""
 
     @property
     def pooled_per_crop(self) -> int:
@@ -50,8 +52,12 @@ IMAGE = Medium(kind="image", uri="x")
 VIDEO = Medium(kind="video", uri="v")
 
 
-def crops(n: int) -> ImageGrid:
-    return ImageGrid(rows=1, cols=max(n - 1, 1), width=9, height=9)
+VISION = TwoRows(image_size=14, max_crops=9)
+
+
+def crops(n: int) -> ImageSize:
+    """A size that is cut into ``n`` crops, the thumbnail among them."""
+    return ImageSize(14 * max(n - 1, 1), 14)
 
 
 def frames(*timestamps: float) -> VideoFrames:
@@ -63,8 +69,13 @@ def turns(question: object, answer: str) -> tuple[Message, ...]:
     return Message(role="user", parts=parts), Message(role="assistant", parts=(answer,))
 
 
-def rendered(document: Document, *shapes: object, weight: str = "none") -> RenderedDocument:
-    return render(document, list(shapes), TOKENIZER, vision=TwoRows(), annotation_weight=weight)
+def placed(*shapes: ImageSize | VideoFrames) -> list[PlacedMedium]:
+    family = SquareFamily(VISION, TOKENIZER.image)
+    return [place(family, IMAGE if isinstance(shape, ImageSize) else VIDEO, shape) for shape in shapes]
+
+
+def rendered(document: Document, *shapes: ImageSize | VideoFrames, weight: str = "none") -> RenderedDocument:
+    return render(document, placed(*shapes), TOKENIZER, annotation_weight=weight)
 
 
 TEXT = rendered(Document(text="ab"))
@@ -111,7 +122,7 @@ def test_annotations_share_the_prefix_and_continue_its_positions() -> None:
     np.testing.assert_array_equal(TREE.unit_ids[:15], [-1] * 5 + [0, 0] + [-1] * 5 + [1, 1] + [-1])
     np.testing.assert_allclose(TREE.loss_weights[TREE.labels != X], 1 / np.sqrt(2), rtol=1e-7)
     assert TREE.n_shared == 15
-    assert TREE.media == ((VIDEO, FRAMES),)
+    assert [(medium, given.shape) for medium, given in TREE.media] == [(VIDEO, FRAMES)]
 
 
 def test_an_annotation_that_begins_with_an_answer_is_not_predicted_from_what_is_before_it() -> None:
@@ -138,7 +149,7 @@ def test_interleaved_text_has_loss_and_its_prompt_has_none() -> None:
     document = rendered(Document(prompt=("q",), interleaved=("ab", IMAGE, "c")), crops(1))
     np.testing.assert_array_equal(document.tokens, [BOS, Q, A, B, IMG, IMG, END, C, EOS])
     np.testing.assert_array_equal(document.labels, [X, A, B, X, X, X, C, EOS, X])
-    assert document.media == ((IMAGE, crops(1)),)
+    assert document.media == ((IMAGE, *placed(crops(1))),)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ import pytest
 from PIL import Image
 
 from packer_service.ingest.document import Medium
+from packer_service.ingest.families.place import place
+from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media import isolated as media_calls
 from packer_service.ingest.media.crops import encoded_crops
 from packer_service.ingest.media.image import probe_image
 from packer_service.ingest.media.video import probe_video
+from packer_service.ingest.text.marks import ImageFormat
 from packer_service.isolation.isolated import Isolated
 from packer_service.isolation.limits import Limits
 from packer_service.isolation.process import CallFailedError
@@ -49,17 +52,19 @@ def test_the_same_bytes_as_in_this_process(tmp_path: Path, tiny_config: PackConf
         noise = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
         Image.fromarray(noise).save(path, "PNG")
         medium = Medium(kind="image", data=path.read_bytes()) if inline else Medium(kind="image", uri="image")
-        here = probe_image(medium, str(tmp_path), image_size=56, max_crops=1)
+        here = probe_image(medium, str(tmp_path))
     else:
         write_video(path.with_suffix(".mp4"))
         data = path.with_suffix(".mp4").read_bytes()
         medium = Medium(kind="video", data=data) if inline else Medium(kind="video", uri="video.mp4")
         here = probe_video(medium, str(tmp_path), fps=2.0, max_frames=384)
-    options = {"doc_id": "d", "first_unit": 3, "image_size": 56, "image_format": "jpeg", "jpeg_quality": 90}
+    options = {"doc_id": "d", "first_unit": 3, "image_format": "jpeg", "jpeg_quality": 90}
     shape = media_calls.probe(medium, str(tmp_path), tiny_config)
     assert repr(shape) == repr(here)
-    crops = media_calls.crops(medium, str(tmp_path), shape, tiny_config, doc_id="d", first_unit=3)
-    assert crops == list(encoded_crops(medium, str(tmp_path), here, **options))
+    marks = ImageFormat(begin=(), token=0, separator=(), end=())
+    placed = place(SquareFamily(tiny_config.vision, marks), medium, here)
+    crops = media_calls.crops(medium, str(tmp_path), placed, tiny_config, doc_id="d", first_unit=3)
+    assert crops == list(encoded_crops(medium, str(tmp_path), placed, **options))
     assert [Image.open(io.BytesIO(crop.data)).size for crop in crops] == [(56, 56)] * (6 if kind == "video" else 1)
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from packer_service.ingest.document import MediumKind
-
-UnitKind = Literal["image", "frame", "frames"]
-"""A still image with its crops, one frame of a video, or the frames that the encoder takes together in one patch."""
+from schemas.manifest import UnitKind
 
 Scaling = Literal["reduced", "bicubic", "bilinear"]
 """How a picture becomes its canvas: as :mod:`packer_service.ingest.media.shrink` does it (``reduced``), by Pillow's

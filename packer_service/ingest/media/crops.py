@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
 from PIL import Image
 
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.grid import ImageGrid
 from packer_service.ingest.media.image import decode_image, encode_image
-from packer_service.ingest.media.shape import MediumShape
+from packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from packer_service.ingest.media.video import decode_video
 from packer_service.packs.crop import Crop
 
@@ -18,11 +18,10 @@ from packer_service.packs.crop import Crop
 def encoded_crops(
     medium: Medium,
     base: str,
-    shape: MediumShape,
+    placed: PlacedMedium,
     *,
     doc_id: str,
     first_unit: int,
-    image_size: int,
     image_format: Literal["jpeg", "png"],
     jpeg_quality: int,
 ) -> Iterator[Crop]:
@@ -31,21 +30,20 @@ def encoded_crops(
     Args:
         medium: the image or video that was probed.
         base: URI or path of the folder that holds the row's file.
-        shape: what the probe chose, or some of a video's frames.
+        placed: what its family makes of it, or some of its units.
         doc_id: the document that shows it.
-        first_unit: number of the medium's first unit in the pack; a frame is a unit, and so is a still image.
-        image_size: side of a crop in pixels.
+        first_unit: number in the pack of the first of these units.
         image_format: see :func:`packer_service.ingest.media.image.encode_image`.
         jpeg_quality: see there.
 
     Yields:
-        An image's tiles in reading order and then its thumbnail, or a video's frames by time.
+        An image's crops in the order that its family gives them, or a video's frames by time.
 
     Raises:
         DocumentError: as in :func:`packer_service.ingest.media.image.decode_image` and
             :func:`packer_service.ingest.media.video.decode_video`.
     """
-    for unit, timestamp, image in _decoded(medium, base, shape, image_size):
+    for unit, timestamp, image in _decoded(medium, base, placed):
         yield Crop(
             doc_id=doc_id,
             unit=first_unit + unit,
@@ -56,12 +54,15 @@ def encoded_crops(
         )
 
 
-def _decoded(
-    medium: Medium, base: str, shape: MediumShape, image_size: int
-) -> Iterator[tuple[int, float | None, Image.Image]]:
-    """Unit within the medium, time, and pixels of each crop."""
-    if isinstance(shape, ImageGrid):
-        yield from ((0, None, image) for image in decode_image(medium, base, shape, image_size=image_size))
-    else:
-        frames = decode_video(medium, base, shape, image_size=image_size)
-        yield from ((i, float(shape.timestamps[i]), image) for i, image in enumerate(frames))
+def _decoded(medium: Medium, base: str, placed: PlacedMedium) -> Iterator[tuple[int, float | None, Image.Image]]:
+    """Unit among those that are wanted, time, and pixels of each crop."""
+    shape, scaling = placed.shape, placed.placement.scaling
+    units, crops = zip(*placed.crops(), strict=True)
+    if isinstance(shape, ImageSize):
+        images = decode_image(medium, base, crops, scaling)
+        yield from ((unit, None, image) for unit, image in zip(units, images, strict=True))
+        return
+    frames = shape.of_frames(np.array([crop.frame for crop in crops]))
+    pictures = decode_video(medium, base, frames, size=crops[0].size, scaling=scaling)
+    for unit, timestamp, picture in zip(units, frames.timestamps, pictures, strict=True):
+        yield unit, float(timestamp), picture

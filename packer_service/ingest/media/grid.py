@@ -1,43 +1,8 @@
-"""How a still image is cut into crops, from its size alone."""
+"""Into how many square tiles a still image is cut, from its size alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
-
-import numpy as np
-from jaxtyping import Int64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageGrid:
-    """How an image is cut: ``rows`` x ``cols`` tiles in reading order and, if there are several, a thumbnail last.
-
-    ``width`` and ``height`` are the image's own, upright.
-    """
-
-    rows: int
-    cols: int
-    width: int
-    height: int
-
-    @property
-    def thumbnail(self) -> bool:
-        """Whether the whole image follows its tiles as one more crop."""
-        return self.rows * self.cols > 1
-
-    @property
-    def n_crops(self) -> int:
-        return self.rows * self.cols + self.thumbnail
-
-    @property
-    def n_units(self) -> int:
-        """A still image is one unit: the encoder gets all of its crops together."""
-        return 1
-
-    def of_units(self, numbers: Int64[np.ndarray, "units"]) -> ImageGrid:  # noqa: ARG002
-        """The shape of some of its units, of which it has only one."""
-        return self
 
 
 def choose_grid(width: int, height: int, *, image_size: int, max_crops: int) -> tuple[int, int]:

@@ -1,20 +1,22 @@
-"""How many crops a still image has, known from its header, and then the crops."""
+"""A still image's size, known from its header, and then its crops."""
 
 from __future__ import annotations
 
 import io
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, Literal, cast
 
 from PIL import ExifTags, Image
 
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.grid import ImageGrid, choose_grid
+from packer_service.ingest.families.family import CropShape, Scaling
 from packer_service.ingest.media.open import MediaFile, open_media
-from packer_service.ingest.media.shrink import Shrunk
+from packer_service.ingest.media.scale import scaled
+from packer_service.ingest.media.shape import ImageSize
+from packer_service.ingest.media.shrink import Shrunk, whole_rgb
 from schemas.errors import DocumentError
 
 MAX_IMAGE_PIXELS = 178_956_970
@@ -49,14 +51,13 @@ _SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
 """Those that swap rows and columns."""
 
 
-def probe_image(medium: Medium, base: str, *, image_size: int, max_crops: int) -> ImageGrid:
-    """Counts an image's crops from its header; no pixel is decoded.
+def probe_image(medium: Medium, base: str, *, full_size: bool = False) -> ImageSize:
+    """Reads an image's size from its header; no pixel is decoded.
 
     Args:
         medium: the image.
         base: URI or path of the folder that holds the row's file.
-        image_size: side of a crop in pixels.
-        max_crops: most tiles; 1 keeps the whole image as its only crop.
+        full_size: whether it will be decoded at its full size, whatever its crops'.
 
     Raises:
         DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, larger than
@@ -70,54 +71,67 @@ def probe_image(medium: Medium, base: str, *, image_size: int, max_crops: int) -
             if _orientation(image) >= 5:
                 width, height = height, width
             kind = f"progressive {image.format}" if "progressive" in image.info else image.format
-        limit = max_pixels(kind)
+        limit = max_pixels(kind, full_size=full_size)
         if width * height > limit:
             raise _too_large(file, f"{width} x {height}", limit)
         if (kind == "PNG" and not _png_is_whole(file)) or (kind == "WEBP" and not _webp_is_whole(file)):
             raise DocumentError("bad_image", f"{file.label}: the file is cut short")
-    rows, cols = choose_grid(width, height, image_size=image_size, max_crops=max_crops)
-    return ImageGrid(rows=rows, cols=cols, width=width, height=height)
+    return ImageSize(width, height)
 
 
-def decode_image(medium: Medium, base: str, grid: ImageGrid, *, image_size: int) -> list[Image.Image]:
-    """Decodes an image into its crops: square RGB images, the tiles in reading order and then the thumbnail.
+def decode_image(medium: Medium, base: str, crops: Sequence[CropShape], scaling: Scaling) -> list[Image.Image]:
+    """Decodes an image once, into RGB crops of it.
 
-    The whole image fills its canvas, upright as EXIF says, without keeping the aspect ratio. Transparent pixels show a
+    The whole image fills each canvas, upright as EXIF says, without keeping the aspect ratio. Transparent pixels show a
     white background, high bit depths are scaled to 8 bits, and of an animation the first frame is taken.
 
     Args:
         medium: the image that was probed.
         base: URI or path of the folder that holds the row's file.
-        grid: what :func:`probe_image` chose.
-        image_size: side of a crop in pixels.
+        crops: what its family makes of it.
+        scaling: how it becomes their canvases.
 
     Raises:
         DocumentError: ``missing_media``, ``bad_image`` as in the probe, or ``decode_failed``: the pixels are damaged.
     """
-    canvas = (grid.cols * image_size, grid.rows * image_size)
+    sizes = {crop.canvas for crop in crops}
     with open_media(medium, base) as file, _opened(file) as image:
         turn = _UPRIGHT.get(_orientation(image))
-        stored = canvas[::-1] if turn in _SWAPPING else canvas
         try:
-            # A JPEG far larger than its canvas is decoded at a half, a quarter or an eighth, never below twice the
-            # canvas.
-            side = 2 * max(canvas)
-            image.draft(None, (side, side))
-            image.load()
-            shrunk = Shrunk(image, stored)
+            canvases = _reduced(image, sizes, turn) if scaling == "reduced" else _full(image, sizes, turn, scaling)
         except Exception as error:
             # Damaged pixels can surface as nearly any exception; one with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             reason = f"its pixels cannot be decoded ({type(error).__name__})"
             raise DocumentError("decode_failed", f"{file.label}: {reason}") from error
-    whole = _turned(shrunk.scaled(stored), turn)
-    tiles = [
-        whole.crop((col * image_size, row * image_size, (col + 1) * image_size, (row + 1) * image_size))
-        for row in range(grid.rows)
-        for col in range(grid.cols)
-    ]
-    return [*tiles, _turned(shrunk.scaled((image_size, image_size)), turn)] if grid.thumbnail else tiles
+    return [canvases[crop.canvas].crop(crop.box) for crop in crops]
+
+
+def _reduced(
+    image: Image.Image, sizes: set[tuple[int, int]], turn: Image.Transpose | None
+) -> dict[tuple[int, int], Image.Image]:
+    """Canvases of a picture that is kept no larger than they need it."""
+    largest = max(sizes)
+    # A JPEG far larger than its canvas is decoded at a half, a quarter or an eighth, never below twice the canvas.
+    side = 2 * max(largest)
+    image.draft(None, (side, side))
+    image.load()
+    swaps = turn in _SWAPPING
+    shrunk = Shrunk(image, largest[::-1] if swaps else largest)
+    return {size: _turned(shrunk.scaled(size[::-1] if swaps else size), turn) for size in sizes}
+
+
+def _full(
+    image: Image.Image,
+    sizes: set[tuple[int, int]],
+    turn: Image.Transpose | None,
+    scaling: Literal["bicubic", "bilinear"],
+) -> dict[tuple[int, int], Image.Image]:
+    """Canvases of the picture as it is, which is turned before it is scaled."""
+    image.load()
+    upright = _turned(whole_rgb(image), turn)
+    return {size: scaled(upright, size, scaling) for size in sizes}
 
 
 def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
@@ -161,9 +175,17 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
             yield image
 
 
-def max_pixels(kind: str | None) -> int:
-    """Most pixels of an image of a format whose decoding keeps within :data:`MAX_DECODER_BYTES`."""
-    return min(MAX_IMAGE_PIXELS, MAX_DECODER_BYTES // _BYTES_PER_PIXEL.get(kind or "", _PIXEL_BYTES))
+def max_pixels(kind: str | None, *, full_size: bool = False) -> int:
+    """Most pixels of an image of a format whose decoding keeps within :data:`MAX_DECODER_BYTES`.
+
+    Args:
+        kind: the format, as Pillow names it.
+        full_size: whether its RGB picture is held at full size besides, and a JPEG is not decoded smaller.
+    """
+    per_pixel = _BYTES_PER_PIXEL.get(kind or "", _PIXEL_BYTES)
+    if full_size:
+        per_pixel = max(per_pixel, _PIXEL_BYTES) + _PIXEL_BYTES
+    return min(MAX_IMAGE_PIXELS, MAX_DECODER_BYTES // per_pixel)
 
 
 def _too_large(file: MediaFile, found: str, limit: int) -> DocumentError:

@@ -11,7 +11,7 @@ from typing import Any
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.crops import encoded_crops
 from packer_service.ingest.media.image import probe_image
-from packer_service.ingest.media.shape import MediumShape
+from packer_service.ingest.media.shape import MediumShape, PlacedMedium
 from packer_service.ingest.media.video import probe_video
 from packer_service.isolation.isolated import Isolated
 from packer_service.isolation.limits import Limits
@@ -25,7 +25,7 @@ _DECODER = Isolated(Limits())
 
 
 def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
-    """How an image is cut into crops, or which frames of a video are taken; no pixel is decoded.
+    """An image's size, or which frames of a video are taken; no pixel is decoded.
 
     Raises:
         DocumentError: as in :func:`packer_service.ingest.media.image.probe_image` and
@@ -40,15 +40,14 @@ def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
         }
         [shape] = _call("bad_video", probe_video, medium, base, **options)
     else:
-        options = {"image_size": config.vision.image_size, "max_crops": config.vision.max_crops}
-        [shape] = _call("bad_image", probe_image, medium, base, **options)
+        [shape] = _call("bad_image", probe_image, medium, base, full_size=config.model is not None)
     return shape
 
 
 def crops(
-    medium: Medium, base: str, shape: MediumShape, config: PackConfig, *, doc_id: str, first_unit: int
+    medium: Medium, base: str, placed: PlacedMedium, config: PackConfig, *, doc_id: str, first_unit: int
 ) -> list[Crop]:
-    """The crops of an image or video as a shard stores them; of a video, only the frames of ``shape``.
+    """The crops of an image or video as a shard stores them, of the units that are wanted.
 
     Raises:
         DocumentError: as in :func:`~packer_service.ingest.media.crops.encoded_crops`; also ``decode_failed`` when it
@@ -60,10 +59,9 @@ def crops(
         encoded_crops,
         medium,
         base,
-        shape,
+        placed,
         doc_id=doc_id,
         first_unit=first_unit,
-        image_size=config.vision.image_size,
         image_format=config.image_format,
         jpeg_quality=config.jpeg_quality,
     )

@@ -1,11 +1,58 @@
-"""What probing an image or a video finds, before any pixel is decoded."""
+"""What probing an image or a video finds, before any pixel is decoded, and what a model makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Int64
 
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.grid import ImageGrid
+from packer_service.ingest.families.family import CropShape, Placement
 from packer_service.ingest.media.video import VideoFrames
 
-MediumShape = ImageGrid | VideoFrames
-"""How an image is cut into crops, or which frames of a video are taken."""
 
-ProbedMedium = tuple[Medium, MediumShape]
-"""An image or video with its shape: all that decoding needs."""
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """Width and height of a still image, upright."""
+
+    width: int
+    height: int
+
+
+MediumShape = ImageSize | VideoFrames
+"""A still image's size, or which frames of a video are taken and their size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedMedium:
+    """An image or video with what its family makes of it: all that decoding needs besides the file.
+
+    ``numbers`` are those of its units that are wanted, ascending.
+    """
+
+    shape: MediumShape
+    placement: Placement
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: MediumShape, placement: Placement) -> PlacedMedium:
+        """With all of its units."""
+        return cls(shape=shape, placement=placement, numbers=tuple(range(len(placement.units))))
+
+    @property
+    def n_units(self) -> int:
+        return len(self.numbers)
+
+    def of_units(self, numbers: Int64[np.ndarray, "units"]) -> PlacedMedium:
+        """With some of these units, by their numbers from 0 among them, ascending."""
+        return replace(self, numbers=tuple(self.numbers[number] for number in numbers))
+
+    def crops(self) -> list[tuple[int, CropShape]]:
+        """The pictures to store, in order, each with the number of its unit among those that are wanted."""
+        units = (self.placement.units[number] for number in self.numbers)
+        return [(place, crop) for place, unit in enumerate(units) for crop in unit.crops]
+
+
+ProbedMedium = tuple[Medium, PlacedMedium]
+"""An image or video with its shape and placement."""

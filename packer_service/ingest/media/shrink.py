@@ -37,6 +37,11 @@ class Shrunk:
         return self.image.resize(size, Image.Resampling.BICUBIC, box=self.box, reducing_gap=float(REDUCING_GAP))
 
 
+def whole_rgb(image: Image.Image) -> Image.Image:
+    """A loaded image of any mode as RGB at its own size."""
+    return image if _is_rgb(image) else _reduced(image, (1, 1))
+
+
 def _factor(side: int, canvas: int) -> int:
     return max(1, side // (canvas * REDUCING_GAP))
 

@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int64
 from PIL import Image
 
 from packer_service.ingest.document import Medium
+from packer_service.ingest.families.family import Scaling
 from packer_service.ingest.media.demux import Video, display_size, open_at, seek_to, shown_at
 from packer_service.ingest.media.open import open_media
 from packer_service.ingest.media.pixels import FrameScaler
@@ -42,12 +43,7 @@ class VideoFrames:
     def n_frames(self) -> int:
         return len(self.pts)
 
-    @property
-    def n_units(self) -> int:
-        """Each frame is a unit."""
-        return len(self.pts)
-
-    def of_units(self, numbers: Int64[np.ndarray, "units"]) -> VideoFrames:
+    def of_frames(self, numbers: Int64[np.ndarray, "chosen"]) -> VideoFrames:
         """Some of its frames, by their numbers from 0, ascending."""
         return replace(self, pts=self.pts[numbers], timestamps=self.timestamps[numbers])
 
@@ -131,8 +127,10 @@ def _clip_end(
     return length if end is None else min(end, length)
 
 
-def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: int) -> Iterator[Image.Image]:
-    """Decodes the chosen frames once, in order, each as a square RGB image.
+def decode_video(
+    medium: Medium, base: str, frames: VideoFrames, *, size: tuple[int, int], scaling: Scaling = "reduced"
+) -> Iterator[Image.Image]:
+    """Decodes the chosen frames once, in order, each as an RGB image of one size.
 
     Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
     the last key frame before it. It uses one thread: a task holds one CPU, and results must not depend on their number.
@@ -141,7 +139,8 @@ def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: 
         medium: the video that was probed.
         base: URI or path of the folder that holds the row's file.
         frames: what :func:`probe_video` chose.
-        image_size: side of the images in pixels; the whole frame is scaled, upright, without keeping its aspect ratio.
+        size: width and height of the images; the whole frame is scaled, upright, without keeping its aspect ratio.
+        scaling: how; ``reduced`` is FFmpeg's bicubic filter, straight from the decoder's planes.
 
     Yields:
         Exactly ``frames.n_frames`` images, in the order of ``frames.pts``.
@@ -151,7 +150,7 @@ def decode_video(medium: Medium, base: str, frames: VideoFrames, *, image_size: 
             did not return a frame that the packets promise.
     """
     with open_media(medium, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
-        reader, scaler = _FrameReader(video, packets), FrameScaler(image_size)
+        reader, scaler = _FrameReader(video, packets), FrameScaler(size, scaling)
         for index, tick in enumerate(frames.pts):
             image = reader.read(int(tick), scaler)
             if image is None:

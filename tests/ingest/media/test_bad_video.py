@@ -29,7 +29,7 @@ def probe(path: Path, start: float | None = None, end: float | None = None, **as
 
 
 def decode(path: Path, frames: VideoFrames) -> list[Any]:
-    return list(decode_video(clip(path), str(path.parent), frames, image_size=32))
+    return list(decode_video(clip(path), str(path.parent), frames, size=(32, 32)))
 
 
 @pytest.mark.parametrize(

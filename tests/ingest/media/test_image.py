@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packer_service.ingest.document import Medium
+from packer_service.ingest.families.place import place
+from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media import image as image_module
-from packer_service.ingest.media.grid import ImageGrid, choose_grid
+from packer_service.ingest.media.grid import choose_grid
 from packer_service.ingest.media.image import decode_image, encode_image, probe_image
+from packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from packer_service.ingest.text.marks import ImageFormat
+from schemas.config import VisionConfig
 from schemas.errors import DocumentError
 
 
@@ -27,14 +32,17 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     return out.getvalue()
 
 
-def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> ImageGrid:
-    return probe_image(Medium(kind="image", data=data), "/", image_size=image_size, max_crops=max_crops)
+def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> PlacedMedium:
+    vision = VisionConfig(image_size=image_size, patch_size=image_size, max_crops=max_crops)
+    family = SquareFamily(vision, ImageFormat(begin=(), token=0, separator=(), end=()))
+    medium = Medium(kind="image", data=data)
+    return place(family, medium, probe_image(medium, "/"))
 
 
 def decode(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> list[Image.Image]:
-    crops = probe(data, image_size=image_size, max_crops=max_crops)
-    images = decode_image(Medium(kind="image", data=data), "/", crops, image_size=image_size)
-    assert len(images) == crops.n_crops
+    crops = [crop for _, crop in probe(data, image_size=image_size, max_crops=max_crops).crops()]
+    images = decode_image(Medium(kind="image", data=data), "/", crops, "reduced")
+    assert len(images) == len(crops)
     assert all(image.mode == "RGB" and image.size == (image_size, image_size) for image in images)
     return images
 
@@ -78,14 +86,12 @@ def test_tiles_are_in_reading_order_and_the_thumbnail_is_last() -> None:
         for col in range(3):
             pixels[32 * row : 32 * row + 32, 32 * col : 32 * col + 32] = 40 * (3 * row + col)
     data = encoded(Image.fromarray(pixels), "PNG")
-    crops = probe(data, max_crops=6)
-    assert (crops.rows, crops.cols, crops.thumbnail, crops.n_crops) == (2, 3, True, 7)
+    assert [crop.canvas for _, crop in probe(data, max_crops=6).crops()] == [(96, 64)] * 6 + [(32, 32)]
     *tiles, thumbnail = decode(data, max_crops=6)
     assert [int(np.asarray(tile)[16, 16, 0]) for tile in tiles] == [0, 40, 80, 120, 160, 200]
     assert np.asarray(thumbnail)[4, 4, 0] < 10
     assert np.asarray(thumbnail)[28, 28, 0] > 190
-    assert probe(data).n_crops == 1
-    assert not probe(data).thumbnail
+    assert len(probe(data).crops()) == 1
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -100,8 +106,9 @@ def test_exif_orientation(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     for data in (encoded(stored, "JPEG", quality=100, subsampling=0, exif=exif), encoded(stored, "PNG", exif=exif)):
-        crops = probe(data, max_crops=2)
-        assert (crops.rows, crops.cols, crops.width, crops.height) == (1, 2, 64, 32)
+        placed = probe(data, max_crops=2)
+        assert placed.shape == ImageSize(64, 32)
+        assert placed.crops()[0][1].canvas == (64, 32)
         left, right, _ = (np.asarray(image)[..., 0].astype(int) for image in decode(data, max_crops=2))
         np.testing.assert_allclose([left[8, 8], right[8, 24], left[24, 8], right[24, 24]], [250, 160, 80, 0], atol=9)
 
@@ -202,7 +209,7 @@ def test_a_large_image_is_no_attack() -> None:
     # 10,000 x 10,000 is where Pillow warns, below our limit: where warnings are errors, it must not be a crash.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert probe(png_header(10_000, 10_000)).width == 10_000
+        assert probe(png_header(10_000, 10_000)).shape == ImageSize(10_000, 10_000)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "BMP", "PPM"])
@@ -210,7 +217,7 @@ def test_broken_pixels_fail_to_decode(kind: str) -> None:
     # Fails when a picture that is half grey is stored as if it were whole.
     data = encoded(PHOTO, kind)
     cut = data[: len(data) // 2]
-    assert probe(cut).n_crops == 1, "the damage is not in the pixels alone"
+    assert len(probe(cut).crops()) == 1, "the damage is not in the pixels alone"
     with pytest.raises(DocumentError, match="pixels cannot be decoded") as caught:
         decode(cut)
     assert caught.value.code == "decode_failed"
@@ -228,7 +235,7 @@ def test_broken_png_pixels_fail_to_decode() -> None:
     data = bytearray(encoded(PHOTO, "PNG"))
     middle = len(data) // 2
     data[middle : middle + 40] = bytes(40)
-    assert probe(bytes(data)).n_crops == 1, "the damage is not in the pixels alone"
+    assert len(probe(bytes(data)).crops()) == 1, "the damage is not in the pixels alone"
     with pytest.raises(DocumentError, match="pixels cannot be decoded"):
         decode(bytes(data))
 
@@ -241,13 +248,13 @@ def test_the_probe_reads_no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("load was called")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", refuse)
-    assert probe(data, max_crops=4).n_crops > 1
+    assert len(probe(data, max_crops=4).crops()) > 1
 
 
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     # Fails when a missing file counts as a bad image.
     with pytest.raises(DocumentError, match=r"^no\.png: no such file$") as caught:
-        probe_image(Medium(kind="image", uri="no.png"), str(tmp_path), image_size=32, max_crops=1)
+        probe_image(Medium(kind="image", uri="no.png"), str(tmp_path))
     assert caught.value.code == "missing_media"
 
 

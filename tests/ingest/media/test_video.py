@@ -26,7 +26,7 @@ def probe(path: Path, start: float | None = None, end: float | None = None, **as
 
 
 def decode(path: Path, frames: VideoFrames, size: int = 32) -> list[np.ndarray]:
-    images = decode_video(clip(path), str(path.parent), frames, image_size=size)
+    images = decode_video(clip(path), str(path.parent), frames, size=(size, size))
     return [np.asarray(image).astype(int) for image in images]
 
 

@@ -14,7 +14,7 @@ from packer_service.ingest.render import render
 from packer_service.ingest.text import long_text
 from packer_service.ingest.text.long_text import PART, text_parts
 from packer_service.ingest.text.tokenizer import load_tokenizer
-from schemas.config import SpecialTokensConfig, VisionConfig
+from schemas.config import SpecialTokensConfig
 from schemas.errors import DocumentError
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
@@ -45,7 +45,7 @@ def test_a_long_document_is_its_parts() -> None:
     """Fails when a part is rendered twice, left out, or ends the document."""
     text = "One word more. " * (PART // 7)
     assert len(list(text_parts(text))) > 2
-    rendered = render(Document(text=text), [], TEKKEN, vision=VisionConfig())
+    rendered = render(Document(text=text), [], TEKKEN)
     assert rendered.tokens.tolist() == [*TEKKEN.bos, *TEKKEN.encode(text), TEKKEN.entry.eos_id]
 
 
@@ -53,7 +53,7 @@ def test_a_document_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.Monkey
     """Fails when memory grows with a text, or each of a document's texts is counted by itself."""
     monkeypatch.setattr(render_module, "MAX_TOKENS", 50)
     turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
-    assert len(render(Document(branches=(turns[:2],)), [], TEKKEN, vision=VisionConfig())) > 30
+    assert len(render(Document(branches=(turns[:2],)), [], TEKKEN)) > 30
     with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
-        render(Document(branches=(turns,)), [], TEKKEN, vision=VisionConfig())
+        render(Document(branches=(turns,)), [], TEKKEN)
     assert caught.value.code == "too_long"
