@@ -143,7 +143,7 @@ class _Stream:
             self.tokens_of(ids, loss=False, unit=first + piece.unit if rows else NOT_POOLED)
             edge = edges[piece.unit]
             edge[:] = edge[0] if edge[1] else start, self.length
-        self.units += [(shape, *edge) for shape, edge in zip(placement.units, edges, strict=True)]
+        self.units += [(shape, edge[0], edge[1]) for shape, edge in zip(placement.units, edges, strict=True)]
 
     def finish(
         self, media: tuple[ProbedMedium, ...], *, n_shared: int, n_branches: int, weight: float

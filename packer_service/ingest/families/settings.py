@@ -176,13 +176,10 @@ class ModelFolder:
 
     def _part(self, part: str, names: tuple[str, ...], kinds: Collection[str]) -> Section:
         nested = (self._read(PROCESSOR) or {}).get(part)
-        files = ((name, self._read(name)) for name in names)
-        found = (
-            (PROCESSOR, nested) if nested is not None else next((file for file in files if file[1] is not None), None)
-        )
-        if found is None:
-            raise ConfigError(f"model: {str(self.path)!r} has no {names[0]}; give the whole model folder")
-        where, values = found
+        files = [(PROCESSOR, nested), *((name, self._read(name)) for name in names)]
+        where, values = next(((name, found) for name, found in files if found is not None), (names[0], None))
+        if values is None:
+            raise ConfigError(f"model: {str(self.path)!r} has no {where}; give the whole model folder")
         kind = values.get(f"{part}_type")
         if kind is not None and str(kind).removesuffix("Fast") not in kinds:
             raise ConfigError(

@@ -54,13 +54,13 @@ def _neighbours(
         same = np.arange(new)
         return same, same, np.ones(new, np.float32), np.zeros(new, np.float32)
     scale = np.float32(old) / np.float32(new)
-    centres = _fused(scale, np.arange(new, dtype=np.float32) + _HALF, -_HALF)
+    centres = _fused(np.arange(new, dtype=np.float32) + _HALF, scale, -_HALF)
     centres = np.maximum(centres, np.float32(0))
     first = np.minimum(centres.astype(np.int64), old - 1)
     weight = np.clip(centres - first.astype(np.float32), 0, 1).astype(np.float32)
     return first, np.minimum(first + 1, old - 1), np.float32(1) - weight, weight
 
 
-def _fused(factor: np.ndarray, other: np.ndarray, added: np.ndarray) -> np.ndarray:
+def _fused(factor: np.ndarray, other: np.ndarray | np.float32, added: np.ndarray | np.float32) -> np.ndarray:
     """``factor * other + added`` of float32, rounded once: the product of two is exact in float64."""
     return (factor.astype(np.float64) * other + added).astype(np.float32)
