@@ -24,7 +24,26 @@ UPLOADING = "ray job submit --address http://HEAD:8265 --working-dir"
 INSTALLED = "ray job submit --address http://HEAD:8265 -- preshard"
 
 
-def test_the_working_directory_and_the_wheel_pack_the_same_bytes(
+def job(beginning: str, source: Path, out: Path, options: list[str]) -> list[str]:
+    return [*command(beginning, SOURCE=str(source), DATASET=str(out)), *options]
+
+
+def test_the_working_directory_packs_the_same_bytes(
+    machine: Machine, tiny_source: Path, options: list[str], same_bytes: Callable[[Path], bool], tmp_path: Path
+) -> None:
+    """Fails when the page's command does not pack, or when what is uploaded misses a file or is megabytes of what
+    packing does not need.
+    """
+    with ray_node(machine) as head:
+        status, said = submit(machine, head, job(UPLOADING, tiny_source, tmp_path / "uploaded", options))
+        assert status == 0, said
+        assert "succeeded" in said
+        assert same_bytes(tmp_path / "uploaded")
+        assert machine.run([machine.python, "-P", "-c", "import packer_service"]).returncode, "not from the upload"
+
+
+@pytest.mark.cluster
+def test_an_installed_wheel_packs_the_same_bytes(
     machine: Machine,
     wheel: Path,
     tiny_source: Path,
@@ -33,27 +52,18 @@ def test_the_working_directory_and_the_wheel_pack_the_same_bytes(
     progress: Any,
     tmp_path: Path,
 ) -> None:
-    """Fails when the page's commands do not pack, when what is uploaded misses a file or is megabytes of what packing
-    does not need, or when the wheel lacks a file.
+    """Fails when the page's command for an image with the wheel does not pack, or hides why it failed.
+
+    That the wheel lacks no file is also what test_nodes.py finds.
     """
-
-    def job(beginning: str, source: Path, name: str) -> list[str]:
-        return [*command(beginning, SOURCE=str(source), DATASET=str(tmp_path / name)), *options]
-
+    machine.install(wheel)
     with ray_node(machine) as head:
-        status, said = submit(machine, head, job(UPLOADING, tiny_source, "uploaded"))
-        assert status == 0, said
-        assert "succeeded" in said
-        assert same_bytes(tmp_path / "uploaded")
-        assert machine.run([machine.python, "-P", "-c", "import packer_service"]).returncode, "not from the upload"
-
-        machine.install(wheel)
-        status, said = submit(machine, head, job(INSTALLED, tiny_source, "installed"))
+        status, said = submit(machine, head, job(INSTALLED, tiny_source, tmp_path / "installed", options))
         assert status == 0, said
         assert same_bytes(tmp_path / "installed")
         assert not verify_dataset(str(tmp_path / "installed"), processes=1, progress=progress).broken
 
-        status, said = submit(machine, head, job(INSTALLED, Path("/nowhere"), "none"))
+        status, said = submit(machine, head, job(INSTALLED, Path("/nowhere"), tmp_path / "none", options))
         assert status == 1
         assert "Job entrypoint command failed with exit code 2" in said
         assert "preshard: SOURCE /nowhere: no such file or folder" in said
@@ -73,14 +83,14 @@ def test_a_head_with_a_token_takes_jobs_of_those_alone_who_have_it(
     machine.install(wheel)
     assert machine.run(command("ray get-auth-token")).returncode == 0
     assert (machine.folder / "home" / ".ray" / "auth_token").exists()
-    job = [*command(INSTALLED, SOURCE=str(tiny_source), DATASET=str(tmp_path / "packed")), *options]
+    words = job(INSTALLED, tiny_source, tmp_path / "packed", options)
     with ray_node(machine, RAY_AUTH_MODE="token") as head:
         elsewhere = machine.folder / "elsewhere"
         elsewhere.mkdir()
-        status, said = submit(machine, head, job, HOME=str(elsewhere))
+        status, said = submit(machine, head, words, HOME=str(elsewhere))
         assert status == 1
         assert "authentication" in said.lower(), said
         assert not (tmp_path / "packed").exists()
-        status, said = submit(machine, head, job, RAY_AUTH_MODE="token")
+        status, said = submit(machine, head, words, RAY_AUTH_MODE="token")
         assert status == 0, said
         assert same_bytes(tmp_path / "packed")

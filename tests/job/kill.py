@@ -1,6 +1,6 @@
 """Kills a pack job by SIGKILL at random moments, runs it again, and compares what is there with an undisturbed run.
 
-    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray]
+    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray] [--again command]
 
 Three kinds of kill, each at ``--kills`` moments: of the driver, of one of Ray's workers, and of every process of the
 job's Ray. A moment is a random time in one of the phases, which take turns. After each kill: what stands under a final
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
 from machine import hardware  # noqa: E402
 
+from packer_service.config import load_config  # noqa: E402
 from packer_service.demo.packages import package_folder  # noqa: E402
+from packer_service.job.pack import pack  # noqa: E402
+from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.verify import verify_dataset  # noqa: E402
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
@@ -326,7 +330,9 @@ class Kill:
         )
 
 
-def try_kill(who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: random.Random) -> Kill | None:
+def try_kill(
+    who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: random.Random, run_again: Callable[..., list[str]]
+) -> Kill | None:
     """Kills one run and repairs it; None when the run ended before its moment."""
     out, log = folder / "out", folder / "log"
     run = Run(whole.source, out, log)
@@ -375,7 +381,8 @@ def leftover_faults(out: Path, whole: Undisturbed) -> list[str]:
     return faults + ["a manifest before its time"] * (MANIFEST in found and found != whole.files)
 
 
-def run_again(source: Path, out: Path, log: Path) -> list[str]:
+def run_command(source: Path, out: Path, log: Path) -> list[str]:
+    """The same command again."""
     for _ in range(3):
         run = Run(source, out, log)
         status = run.end()
@@ -383,6 +390,15 @@ def run_again(source: Path, out: Path, log: Path) -> list[str]:
         if "could not be started" not in run.said():  # Ray gives its start 30 s, too few on a very busy machine
             break
     return [f"the re-run ended with {status}: {run.said()}"] if status else []
+
+
+def run_here(source: Path, out: Path, log: Path) -> list[str]:
+    """The same job in this process, task by task."""
+    pack([str(source)], str(out), load_config(None, SETTINGS), PlainExecutor(), Quiet())
+    return []
+
+
+AGAIN: dict[str, Callable[[Path, Path, Path], list[str]]] = {"command": run_command, "here": run_here}
 
 
 def end_faults(out: Path, whole: Undisturbed) -> list[str]:
@@ -399,6 +415,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--who", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--again", choices=AGAIN, default="command", help="how the job runs again after a kill")
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     print(hardware())
@@ -410,7 +427,7 @@ def main() -> None:
         phases = [phase for phase in given.phases if phase in whole.phases]
         for i in range(given.kills):
             for who in given.who:
-                kills.append(kill_once(who, phases[i % len(phases)], whole, Path(temporary), rng))
+                kills.append(kill_once(who, phases[i % len(phases)], whole, Path(temporary), rng, AGAIN[given.again]))
                 print(kills[-1].line(), flush=True)
         left = wait_until_alone(0, 2 * PATIENCE, agents=True)
     for who in given.who:
@@ -420,10 +437,12 @@ def main() -> None:
     sys.exit(bool(faulty or left))
 
 
-def kill_once(who: str, phase: str, whole: Undisturbed, folder: Path, rng: random.Random) -> Kill:
+def kill_once(
+    who: str, phase: str, whole: Undisturbed, folder: Path, rng: random.Random, run_again: Callable[..., list[str]]
+) -> Kill:
     """Kills one run in a phase; in another try when it ended before that."""
     while True:
-        each = try_kill(who, draw_moment(phase, whole, rng), whole, folder, rng)
+        each = try_kill(who, draw_moment(phase, whole, rng), whole, folder, rng, run_again)
         shutil.rmtree(folder / "out", ignore_errors=True)
         for session in folder.glob("ray/session_*"):
             shutil.rmtree(session, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""The script that kills jobs, once for each kind of kill; in full it takes half an hour."""
+"""The script that kills jobs, once for each kind of kill; in full it takes half an hour.
+
+That the same command continues after a signal is in tests/runtime/test_ray.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 def test_a_killed_job_ends_with_the_bytes_of_an_undisturbed_one() -> None:
     """Fails when a kill leaves a half-written file, another byte, a process or a work folder, or a worker's the job."""
     script = Path(__file__).with_name("kill.py")
-    command = [sys.executable, str(script), "--kills", "1", "--phases", "write"]
+    command = [sys.executable, str(script), "--kills", "1", "--phases", "write", "--again", "here"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 of 3 kills faulty; processes left at the end: []" in done.stdout
