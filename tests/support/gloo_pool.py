@@ -10,40 +10,40 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """Processes that are the ranks of one gloo world: the one that started the others, and a pipe to each rank."""
+    """Processes that are the ranks of one gloo world, all of one process group, and a pipe to each rank."""
 
-    starter: subprocess.Popen[bytes]
+    group: int
     pipes: list[Connection]
     store: str
 
     def signal(self, number: signal.Signals) -> None:
-        os.killpg(self.starter.pid, number)
+        os.killpg(self.group, number)
 
     def end(self) -> None:
         for pipe in self.pipes:
             pipe.close()
         self.signal(signal.SIGKILL)
-        self.starter.wait()
 
 
 class GlooPool:
     """Long-lived processes, each a rank with one thread, so that a distributed example costs no process start.
 
     There is a world of its own for each number of ranks, kept until the end: a rank whose world was replaced by another
-    would keep threads that read from closed connections without a pause.
+    would keep threads that read from closed connections without a pause. One process imports torch and forks them all.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._started = folder, 0
         self._worlds: dict[int, World] = {}
+        self._ranks: Listener | None = None
+        self._starter: subprocess.Popen[bytes] | None = None
 
     def run(
         self,
@@ -99,21 +99,28 @@ class GlooPool:
         return answers
 
     def _start(self, size: int) -> World:
-        ours, theirs = zip(*(Pipe() for _ in range(size)), strict=True)
-        fds = [pipe.fileno() for pipe in theirs]
-        starter = subprocess.Popen(
-            # Without -P the worker's folder would come first in sys.path.
-            [sys.executable, "-P", str(Path(__file__).with_name("gloo_worker.py")), *map(str, fds)],
-            pass_fds=fds,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        for pipe in theirs:
-            pipe.close()
+        if self._ranks is None or self._starter is None:
+            self._ranks = Listener(family="AF_UNIX", backlog=64)
+            assert isinstance(self._ranks.address, str)
+            self._starter = subprocess.Popen(
+                # Without -P the worker's folder would come first in sys.path.
+                [sys.executable, "-P", str(Path(__file__).with_name("gloo_worker.py")), self._ranks.address],
+                stdin=subprocess.PIPE,
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        assert self._starter.stdin is not None
+        self._starter.stdin.write(b"%d\n" % size)
+        self._starter.stdin.flush()
+        pipes = [self._ranks.accept() for _ in range(size)]
+        [group] = {pipe.recv() for pipe in pipes}
         self._started += 1
-        return World(starter=starter, pipes=list(ours), store=str(self._folder / f"store-{self._started}"))
+        return World(group=group, pipes=pipes, store=str(self._folder / f"store-{self._started}"))
 
     def close(self) -> None:
         """Ends all processes."""
         while self._worlds:
             self._worlds.popitem()[1].end()
+        if self._ranks is not None and self._starter is not None:
+            self._starter.communicate()
+            self._ranks.close()

@@ -1,8 +1,8 @@
 """The ranks of one gloo world of the fixture ``gloo_pool``: each runs the functions that it is sent.
 
-Started by path, with the numbers of inherited pipes as its arguments, one for each rank. It imports torch once and then
-forks the ranks. It is not collected, and imports nothing of the tests: a function comes as the file that holds it and
-its name.
+Started by path, with the address that ranks connect to. It imports what most ranks need once, and then forks the ranks
+of a world for each number that it reads. It is not collected, and imports nothing of the tests: a function comes as the
+file that holds it and its name.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import importlib.util
 import math
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import torch
+import torch._dynamo  # what the first optimizer step of each rank would import
 import torch.distributed as dist
 
+import trainer.setup  # noqa: F401 (what most ranks import)
 from trainer.distributed.mesh import Mesh, build_mesh
 
 TIMEOUT = timedelta(seconds=240)
@@ -78,21 +82,32 @@ def serve(pipe: Connection) -> None:
         pipe.send_bytes(pickle.dumps(answer))
 
 
-def main(fds: list[int]) -> None:
-    """Forks one rank for each pipe, and waits for all of them to end."""
-    torch.set_num_threads(1)
-    for fd in fds:
-        if os.fork() == 0:
-            for other in fds:
-                if other != fd:
-                    os.close(other)
-            serve(Connection(fd))
+def start_world(address: str, size: int) -> int:
+    """Forks the ranks of a world; their process group."""
+    group = 0
+    for _ in range(size):
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, group)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            pipe = Client(address)
+            pipe.send(os.getpgid(0))
+            serve(pipe)
             os._exit(0)
-    for fd in fds:
-        os.close(fd)
-    for _ in fds:
-        os.wait()
+        group = group or pid
+        os.setpgid(pid, group)  # by both, since either may come first
+    return group
+
+
+def main(address: str) -> None:
+    """Starts a world for each line until the pool ends or closes the pipe; then no rank is left."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
+    groups = [start_world(address, int(line)) for line in sys.stdin]
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main(sys.argv[1])
