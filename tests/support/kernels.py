@@ -1,0 +1,40 @@
+"""Compiles the loops that most tests run, so that not every worker of the tests compiles them at once.
+
+Started by path, while other parts of ``make test`` run. What is compiled is kept beside the code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from packer_service.config import load_config
+from packer_service.job.pack import pack
+from packer_service.plan.pack import pack_documents
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.runtime.progress import ConsoleProgress
+
+SETTINGS = ["seq_len=1024", "block_size=32", "order.window=4", "max_images=4"]
+
+
+def main() -> None:
+    rows = [json.dumps({"text": f"line {i}. " * (1 + i % 90)}) for i in range(300)]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "rows.jsonl"
+        source.write_text("\n".join(rows), encoding="utf-8")
+        pack([str(source)], f"{folder}/dataset", load_config(None, SETTINGS), PlainExecutor(), ConsoleProgress())
+    # two budgets that bind take turns, for which planning has loops of their own
+    draw = np.random.default_rng(0).integers
+    is_video = draw(0, 2, 3000) == 1
+    tokens, images = np.where(is_video, draw(80, 180, 3000), draw(300, 600, 3000)), is_video * draw(60, 100, 3000)
+    pack_documents(tokens, images, seq_len=1000, max_images=180)
+
+
+if __name__ == "__main__":
+    main()
