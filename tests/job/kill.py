@@ -1,6 +1,6 @@
 """Kills a pack job by SIGKILL at random moments, runs it again, and compares what is there with an undisturbed run.
 
-    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray] [--again command]
+    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray] [--plain]
 
 Three kinds of kill, each at ``--kills`` moments: of the driver, of one of Ray's workers, and of every process of the
 job's Ray. A moment is a random time in one of the phases, which take turns. After each kill: what stands under a final
@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
 from packer_service.demo.packages import package_folder  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.verify import verify_dataset  # noqa: E402
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
@@ -172,12 +168,26 @@ def _parents() -> dict[int, tuple[str, int]]:
     return parents
 
 
+PLAIN = """
+import sys
+from packer_service.config import load_config
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.runtime.progress import ConsoleProgress
+source, out, *settings = sys.argv[1:]
+pack([source], out, load_config(None, settings), PlainExecutor(), ConsoleProgress())
+"""
+"""The job without Ray."""
+
+
 class Run:
     """One run of the job, watched by the files that it makes."""
 
-    def __init__(self, source: Path, out: Path, log: Path) -> None:
+    def __init__(self, source: Path, out: Path, log: Path, *, plain: bool = False) -> None:
         words = [word for setting in SETTINGS for word in ("--set", setting)]
         command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
+        if plain:
+            command, words = [sys.executable, "-c", PLAIN, str(source), str(out)], SETTINGS
         self.out, self.log, self.names = out, log, set[str]()
         self.began = time.monotonic()
         with log.open("wb") as sink:
@@ -281,9 +291,9 @@ class Undisturbed:
     n_shards: int
 
 
-def undisturbed(folder: Path) -> Undisturbed:
+def undisturbed(folder: Path, *, plain: bool) -> Undisturbed:
     n_rows = write_source(folder / "source")
-    run = Run(folder / "source", folder / "whole", folder / "log")
+    run = Run(folder / "source", folder / "whole", folder / "log", plain=plain)
     order: list[set[str]] = [set()]
     times = [0.0]
     while run.driver.poll() is None:
@@ -331,7 +341,7 @@ class Kill:
 
 
 def try_kill(
-    who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: random.Random, run_again: Callable[..., list[str]]
+    who: str, moment: Moment, whole: Undisturbed, folder: Path, rng: random.Random, *, plain: bool
 ) -> Kill | None:
     """Kills one run and repairs it; None when the run ended before its moment."""
     out, log = folder / "out", folder / "log"
@@ -352,7 +362,7 @@ def try_kill(
     faults += leftover_faults(out, whole)
     again = not (out / MANIFEST).exists()
     if again or (out / WORK).exists():
-        faults += run_again(whole.source, out, log)
+        faults += run_again(whole.source, out, log, plain=plain)
     faults += end_faults(out, whole)
     if faults:
         print(text)
@@ -381,24 +391,14 @@ def leftover_faults(out: Path, whole: Undisturbed) -> list[str]:
     return faults + ["a manifest before its time"] * (MANIFEST in found and found != whole.files)
 
 
-def run_command(source: Path, out: Path, log: Path) -> list[str]:
-    """The same command again."""
+def run_again(source: Path, out: Path, log: Path, *, plain: bool) -> list[str]:
     for _ in range(3):
-        run = Run(source, out, log)
+        run = Run(source, out, log, plain=plain)
         status = run.end()
         wait_until_alone(run.driver.pid)
         if "could not be started" not in run.said():  # Ray gives its start 30 s, too few on a very busy machine
             break
     return [f"the re-run ended with {status}: {run.said()}"] if status else []
-
-
-def run_here(source: Path, out: Path, log: Path) -> list[str]:
-    """The same job in this process, task by task."""
-    pack([str(source)], str(out), load_config(None, SETTINGS), PlainExecutor(), Quiet())
-    return []
-
-
-AGAIN: dict[str, Callable[[Path, Path, Path], list[str]]] = {"command": run_command, "here": run_here}
 
 
 def end_faults(out: Path, whole: Undisturbed) -> list[str]:
@@ -415,7 +415,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--who", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    parser.add_argument("--again", choices=AGAIN, default="command", help="how the job runs again after a kill")
+    parser.add_argument("--plain", action="store_true", help="without Ray but for the runs that are killed")
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     print(hardware())
@@ -423,11 +423,11 @@ def main() -> None:
     # short, since Ray's sockets lie in it
     with tempfile.TemporaryDirectory(prefix="kill-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         os.environ["RAY_TMPDIR"] = temporary
-        whole = undisturbed(Path(temporary))
+        whole = undisturbed(Path(temporary), plain=given.plain)
         phases = [phase for phase in given.phases if phase in whole.phases]
         for i in range(given.kills):
             for who in given.who:
-                kills.append(kill_once(who, phases[i % len(phases)], whole, Path(temporary), rng, AGAIN[given.again]))
+                kills.append(kill_once(who, phases[i % len(phases)], whole, Path(temporary), rng, plain=given.plain))
                 print(kills[-1].line(), flush=True)
         left = wait_until_alone(0, 2 * PATIENCE, agents=True)
     for who in given.who:
@@ -437,12 +437,10 @@ def main() -> None:
     sys.exit(bool(faulty or left))
 
 
-def kill_once(
-    who: str, phase: str, whole: Undisturbed, folder: Path, rng: random.Random, run_again: Callable[..., list[str]]
-) -> Kill:
+def kill_once(who: str, phase: str, whole: Undisturbed, folder: Path, rng: random.Random, *, plain: bool) -> Kill:
     """Kills one run in a phase; in another try when it ended before that."""
     while True:
-        each = try_kill(who, draw_moment(phase, whole, rng), whole, folder, rng, run_again)
+        each = try_kill(who, draw_moment(phase, whole, rng), whole, folder, rng, plain=plain)
         shutil.rmtree(folder / "out", ignore_errors=True)
         for session in folder.glob("ray/session_*"):
             shutil.rmtree(session, ignore_errors=True)
