@@ -159,6 +159,34 @@ def plan(
 
 
 @cli.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--row", metavar="N", help="The row of this number, from 1 through all files, or FILE:N.")
+@click.option("--id", "doc_id", metavar="X", help="The row of this id.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@_config_options
+def show(
+    sources: tuple[str, ...],
+    row: str | None,
+    doc_id: str | None,
+    as_json: bool,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
+    from packer_service.config import load_config
+    from packer_service.job.show import show_document
+    from packer_service.report.show import print_document
+
+    if row is not None and doc_id is not None:
+        raise ConfigError("show: give either --row N or --id X")
+    document = show_document(sources, load_config(config_file, settings), row=row, doc_id=doc_id)
+    if as_json:
+        click.echo(json.dumps(document.model_dump(mode="json")))
+    else:
+        print_document(document)
+
+
+@cli.command()
 @click.argument("dataset")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @click.option("--thorough", is_flag=True, help="Check every pack, not a sample, independently of the code that packs.")

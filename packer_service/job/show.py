@@ -1,0 +1,156 @@
+"""``preshard show SOURCE``: one document as it would be packed. Nothing is written, and no pixel is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from packer_service.ingest.document import Medium
+from packer_service.ingest.media.shape import MediumShape
+from packer_service.ingest.media.video import VideoFrames
+from packer_service.ingest.pieces import render_pieces
+from packer_service.ingest.source.files import Fragment, list_fragments, list_sources, read_fragment
+from packer_service.ingest.source.rows import parse_document, row_identity
+from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from packer_service.packs.rendered import RenderedDocument
+from packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
+from packer_service.shards.reach import require_answer
+from schemas.config import PackConfig
+from schemas.errors import ConfigError, DocumentError, PreshardError
+from schemas.manifest import UNIT_KINDS
+from schemas.sequence import IGNORE_INDEX
+
+
+class RejectedError(PreshardError):
+    """The row that was asked for would be rejected."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """A row of a source, and where it is from."""
+
+    row: Any
+    fragment: Fragment
+    location: str
+
+
+def show_document(
+    sources: Sequence[str], config: PackConfig, *, row: str | None = None, doc_id: str | None = None
+) -> ShownDocument:
+    """One document as it would be packed.
+
+    Args:
+        sources: files and folders: paths or URIs.
+        config: the job's configuration.
+        row: the number of a row, counted from 1 through all files, or its file and row as rejects name them
+            (``FILE:ROW``); without it and ``doc_id``, the first row is shown.
+        doc_id: its id.
+
+    Raises:
+        ConfigError: a source does not exist, or has no such row.
+        RejectedError: the row would be rejected, with the reason.
+    """
+    for source in sources:
+        require_answer("SOURCE", source)
+    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    found = _find(list_fragments(list_sources(sources)), row if row or doc_id else "1", doc_id)
+    given_id, source = row_identity(found.row)
+    try:
+        if isinstance(found.row, DocumentError):
+            raise found.row
+        document = parse_document(found.row)
+        pieces = render_pieces(document, found.fragment.file.folder, config, tokenizer)
+    except DocumentError as error:
+        raise RejectedError(f"{found.location}: would be rejected: {error.code}: {error}") from None
+    probed = pieces[0][0].media
+    return ShownDocument(
+        doc_id=given_id or found.location,
+        source=source,
+        location=found.location,
+        form=None,
+        media=[_medium(medium, shape) for medium, shape in probed],
+        pieces=[_piece(piece, lost, tokenizer) for piece, lost in pieces],
+    )
+
+
+def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None) -> _Found:
+    """
+    Raises:
+        ConfigError: there is no such row.
+    """
+    number, lines_before, before = 0, dict.fromkeys((fragment.file for fragment in fragments), 0), 0
+    for fragment in fragments:
+        read = read_fragment(fragment)
+        for place, _, row in read.rows:
+            number = before + place + 1
+            location = fragment.file.location(lines_before[fragment.file] + place + 1)
+            if wanted in (str(number), location) or (doc_id is not None and doc_id in (row_identity(row)[0], location)):
+                return _Found(row=row, fragment=fragment, location=location)
+        before += read.n_lines
+        lines_before[fragment.file] += read.n_lines
+    asked = f"--row {wanted}" if wanted is not None else f"--id {doc_id}"
+    rows = f"the last row is {number}" if number else "the source holds no row"
+    raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, and blank lines are none")
+
+
+def _medium(medium: Medium, shape: MediumShape) -> ShownMedium:
+    return ShownMedium(
+        kind=medium.kind,
+        name=medium.label,
+        width=shape.width,
+        height=shape.height,
+        clip=(medium.start, medium.end) if medium.kind == "video" else None,
+        units=shape.n_units,
+    )
+
+
+def _piece(rendered: RenderedDocument, lost: int, tokenizer: Tokenizer) -> ShownPiece:
+    units = rendered.units
+    return ShownPiece(
+        tokens=len(rendered),
+        loss_tokens=int((rendered.labels != IGNORE_INDEX).sum()),
+        lost_tokens=lost,
+        images=rendered.n_images,
+        patches=int(units.patches.sum()),
+        shared_tokens=rendered.n_shared,
+        annotations=rendered.n_branches,
+        units=_units(rendered),
+        spans=document_spans(
+            tokens=rendered.tokens,
+            labels=rendered.labels,
+            loss_weights=rendered.loss_weights,
+            branch_ids=rendered.branch_ids,
+            position_ids=np.atleast_2d(rendered.position_ids),
+            unit_edges=units.edges,
+            decode=tokenizer.decode,
+        ),
+    )
+
+
+def _units(rendered: RenderedDocument) -> list[ShownUnit]:
+    units = rendered.units
+    firsts = np.cumsum([0, *(shape.n_units for _, shape in rendered.media)])
+    media = np.searchsorted(firsts, units.numbers, side="right") - 1
+    return [
+        ShownUnit(
+            number=i,
+            medium=int(media[i]),
+            kind=UNIT_KINDS[units.kinds[i]],
+            start=int(units.edges[i, 0]),
+            end=int(units.edges[i, 1]),
+            rows=int(units.rows[i]),
+            patches=int(units.patches[i]),
+            grid=tuple(units.grids[i].tolist()),
+            crops=int(units.crops[i]),
+            timestamps=_times(rendered.media[media[i]][1], int(units.numbers[i] - firsts[media[i]])),
+        )
+        for i in range(len(units))
+    ]
+
+
+def _times(shape: MediumShape, unit: int) -> list[float]:
+    """The times of the frames of a video's unit."""
+    return [float(shape.timestamps[unit])] if isinstance(shape, VideoFrames) else []

@@ -1,0 +1,132 @@
+"""One document as it is packed: its text in runs of equal loss, its images and frames in place. Typed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64
+from pydantic import Field
+
+from packer_service.report.figures import Figures
+from schemas.manifest import UnitKind
+from schemas.sequence import IGNORE_INDEX
+
+NO_UNIT = -1
+
+
+class ShownSpan(Figures):
+    """Consecutive tokens of one annotation, of one loss, and of one unit or of none."""
+
+    start: int = Field(description="First token, counted from the start of the document.")
+    end: int = Field(description="One past the last token.")
+    branch: int = Field(description="The annotation, from 1; 0 for what all annotations see, and without annotations.")
+    loss: bool = Field(description="Whether the token before each of these has it as its label.")
+    weight: float = Field(description="Weight of that loss; 0 where there is none.")
+    positions: list[tuple[int, int]] = Field(description="Least and greatest position along each axis.")
+    unit: int | None = Field(description="The unit that these tokens, marks included, stand for; null for text.")
+    text: str | None = Field(description="The tokens as text, special tokens spelled out; null for a unit.")
+
+
+class ShownUnit(Figures):
+    """A still image with its crops, a frame of a video, or several frames that the vision encoder sees together."""
+
+    number: int
+    medium: int = Field(description="Number of its image or video in the document, from 0.")
+    kind: UnitKind
+    start: int = Field(description="Its first token, marks included.")
+    end: int = Field(description="One past its last token.")
+    rows: int = Field(description="Feature rows, and so tokens that they fill.")
+    patches: int = Field(description="Patches that the vision encoder sees.")
+    grid: tuple[int, int, int] = Field(description="The same along time, height and width.")
+    crops: int = Field(description="Pictures that a shard stores.")
+    timestamps: list[float] = Field(description="Seconds from the clip's start of each frame; none for a still image.")
+
+
+class ShownMedium(Figures):
+    """An image or video as the source names it."""
+
+    kind: str = Field(examples=["image", "video"])
+    name: str = Field(description="Path or URI, or `inline bytes`.")
+    width: int = Field(description="Pixels, upright.")
+    height: int
+    clip: tuple[float | None, float | None] | None = Field(description="Start and end in seconds, if given; of videos.")
+    units: int = Field(description="Units of the whole document that show it.")
+
+
+class ShownPiece(Figures):
+    """A document, or one piece of it if it is too long for a pack."""
+
+    tokens: int
+    loss_tokens: int = Field(description="Tokens with a label.")
+    lost_tokens: int = Field(description="Tokens of the document behind this piece that no piece holds.")
+    images: int = Field(description="Crops.")
+    patches: int
+    shared_tokens: int = Field(description="Tokens that all annotations see; 0 without annotations.")
+    annotations: int
+    spans: list[ShownSpan]
+    units: list[ShownUnit]
+
+
+class ShownDocument(Figures):
+    """A row of a source as it would be packed."""
+
+    doc_id: str
+    source: str
+    location: str = Field(description="File and row.")
+    form: str | None = Field(description="The form that the row was read as.")
+    media: list[ShownMedium]
+    pieces: list[ShownPiece]
+
+
+def document_spans(
+    *,
+    tokens: Int32[np.ndarray, "doc"],
+    labels: Int32[np.ndarray, "doc"],
+    loss_weights: Float32[np.ndarray, "doc"],
+    branch_ids: Int32[np.ndarray, "doc"],
+    position_ids: Int32[np.ndarray, "axes doc"],
+    unit_edges: Int64[np.ndarray, "units 2"],
+    decode: Callable[[Sequence[int]], str],
+) -> list[ShownSpan]:
+    """A document's tokens in runs.
+
+    Args:
+        tokens: the document's.
+        labels: of each token, the next one where that carries loss.
+        loss_weights: the weight of each label.
+        branch_ids: the annotation of each token.
+        position_ids: of each token along each axis.
+        unit_edges: half-open range of the tokens of each unit, marks included, ascending.
+        decode: tokens to text.
+    """
+    asked = np.concatenate([[False], labels[:-1] != IGNORE_INDEX])[: len(tokens)]
+    weights = np.where(asked, np.concatenate([[0], loss_weights[:-1]])[: len(tokens)], 0)
+    units = np.full(len(tokens), NO_UNIT)
+    for number, (start, end) in enumerate(unit_edges.tolist()):
+        units[start:end] = number
+    return [
+        ShownSpan(
+            start=start,
+            end=end,
+            branch=int(branch_ids[start]),
+            loss=bool(asked[start]),
+            weight=float(weights[start]),
+            positions=[(int(axis[start:end].min()), int(axis[start:end].max())) for axis in position_ids],
+            unit=int(units[start]) if units[start] >= 0 else None,
+            text=decode(tokens[start:end].tolist()) if units[start] < 0 else None,
+        )
+        for start, end in pairwise(run_edges(branch_ids, asked, weights, units))
+    ]
+
+
+def run_edges(*columns: np.ndarray) -> list[int]:
+    """Edges of the runs in which no column changes; columns have one value for each token."""
+    size = len(columns[0])
+    if not size:
+        return [0]
+    changed = np.zeros(size - 1, bool)
+    for column in columns:
+        changed |= column[1:] != column[:-1]
+    return [0, *(np.flatnonzero(changed) + 1).tolist(), size]
