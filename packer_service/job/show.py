@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.shape import MediumShape
+from packer_service.ingest.media.shape import PlacedMedium
 from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.files import Fragment, list_fragments, list_sources, read_fragment
@@ -71,7 +71,7 @@ def show_document(
         source=source,
         location=found.location,
         form=None,
-        media=[_medium(medium, shape) for medium, shape in probed],
+        media=[_medium(medium, placed) for medium, placed in probed],
         pieces=[_piece(piece, lost, tokenizer) for piece, lost in pieces],
     )
 
@@ -96,14 +96,14 @@ def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None)
     raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, and blank lines are none")
 
 
-def _medium(medium: Medium, shape: MediumShape) -> ShownMedium:
+def _medium(medium: Medium, placed: PlacedMedium) -> ShownMedium:
     return ShownMedium(
         kind=medium.kind,
         name=medium.label,
-        width=shape.width,
-        height=shape.height,
+        width=placed.shape.width,
+        height=placed.shape.height,
         clip=(medium.start, medium.end) if medium.kind == "video" else None,
-        units=shape.n_units,
+        units=placed.n_units,
     )
 
 
@@ -131,26 +131,34 @@ def _piece(rendered: RenderedDocument, lost: int, tokenizer: Tokenizer) -> Shown
 
 
 def _units(rendered: RenderedDocument) -> list[ShownUnit]:
+    shown = [part for number, (_, placed) in enumerate(rendered.media) for part in _parts(number, placed)]
     units = rendered.units
-    firsts = np.cumsum([0, *(shape.n_units for _, shape in rendered.media)])
-    media = np.searchsorted(firsts, units.numbers, side="right") - 1
     return [
         ShownUnit(
             number=i,
-            medium=int(media[i]),
+            **shown[units.numbers[i]],
             kind=UNIT_KINDS[units.kinds[i]],
             start=int(units.edges[i, 0]),
             end=int(units.edges[i, 1]),
             rows=int(units.rows[i]),
             patches=int(units.patches[i]),
             grid=tuple(units.grids[i].tolist()),
-            crops=int(units.crops[i]),
-            timestamps=_times(rendered.media[media[i]][1], int(units.numbers[i] - firsts[media[i]])),
         )
         for i in range(len(units))
     ]
 
 
-def _times(shape: MediumShape, unit: int) -> list[float]:
-    """The times of the frames of a video's unit."""
-    return [float(shape.timestamps[unit])] if isinstance(shape, VideoFrames) else []
+def _parts(number: int, placed: PlacedMedium) -> list[dict[str, Any]]:
+    """For each unit of an image or video the number of that, the sizes of its crops, and the times of its frames."""
+    units = [placed.placement.units[i] for i in placed.numbers]
+    times = placed.shape.timestamps if isinstance(placed.shape, VideoFrames) else []
+    return [
+        {
+            "medium": number,
+            "crops": [crop.size for crop in unit.crops],
+            "timestamps": [
+                float(times[frame]) for frame in dict.fromkeys(crop.frame for crop in unit.crops) if frame is not None
+            ],
+        }
+        for unit in units
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -102,10 +103,12 @@ def _loss(text: str, coloured: bool) -> Iterator[tuple[str, str]]:
 def _unit(unit: ShownUnit, span: ShownSpan) -> str:
     times = ", ".join(f"{seconds:.2f} s" for seconds in unit.timestamps)
     what = f"{'image' if unit.kind == 'image' else 'video'} {unit.medium + 1}{f' at {times}' if times else ''}"
+    sizes = " and ".join(f"{number} of {width} x {height}" for (width, height), number in Counter(unit.crops).items())
+    crops = sizes.removeprefix("1 of ") if len(unit.crops) == 1 else f"crops: {sizes}"
     time, height, width = unit.grid
     grid = f"{height} x {width} patches" if time == 1 else f"{time} x {height} x {width} patches"
     axes = f", positions {_ranges(span.positions)}" if len(span.positions) > 1 else ""
-    return f"[{what}: {grid}, {unit.rows:,} rows, tokens {unit.start:,} to {unit.end - 1:,}{axes}]"
+    return f"[{what}: {crops}, {grid}, {unit.rows:,} rows, tokens {unit.start:,} to {unit.end - 1:,}{axes}]"
 
 
 def plain(text: str) -> str:

@@ -40,7 +40,7 @@ class ShownUnit(Figures):
     rows: int = Field(description="Feature rows, and so tokens that they fill.")
     patches: int = Field(description="Patches that the vision encoder sees.")
     grid: tuple[int, int, int] = Field(description="The same along time, height and width.")
-    crops: int = Field(description="Pictures that a shard stores.")
+    crops: list[tuple[int, int]] = Field(description="Width and height of each picture that a shard stores of it.")
     timestamps: list[float] = Field(description="Seconds from the clip's start of each frame; none for a still image.")
 
 

@@ -16,6 +16,9 @@ LOSS = [9, 10]
 """Tokens that are the label of the one before them, besides the first of them."""
 
 
+SIZES = [(28, 28)]
+
+
 def spans(**changes: Any) -> list[Any]:
     size = len(TOKENS)
     labels = np.full(size, -100, np.int32)
@@ -60,7 +63,16 @@ def test_axes_and_annotations_make_runs() -> None:
 
 def document() -> ShownDocument:
     unit = ShownUnit(
-        number=0, medium=0, kind="frame", start=2, end=6, rows=2, patches=4, grid=(1, 2, 2), crops=1, timestamps=[1.5]
+        number=0,
+        medium=0,
+        kind="frame",
+        start=2,
+        end=6,
+        rows=2,
+        patches=4,
+        grid=(1, 2, 2),
+        crops=[(28, 28)],
+        timestamps=[1.5],
     )
     medium = ShownMedium(kind="video", name="a\x1b[2J.mp4", width=64, height=48, clip=(1, None), units=1)
     counts = {"tokens": 11, "loss_tokens": 3, "lost_tokens": 5, "images": 1, "patches": 4}
@@ -74,7 +86,7 @@ def test_loss_is_marked_with_and_without_colours() -> None:
     print_document(document(), Console(file=file, force_terminal=False))
     said = file.getvalue()
     assert "so ?⟦yes ! </s>⟧" in said
-    assert "\n[video 1 at 1.50 s: 2 x 2 patches, 2 rows, tokens 2 to 5]\n" in said
+    assert "\n[video 1 at 1.50 s: 28 x 28, 2 x 2 patches, 2 rows, tokens 2 to 5]\n" in said
     assert "piece 2 of 2: 11 tokens, 3 under loss; 1 crops, 4 patches; positions 0 to 10; 5 tokens behind it" in said
     assert "video 1: a\\x1b[2J.mp4, 64 x 48 pixels, from 1 s" in said
     assert "reads as text" in said
