@@ -151,13 +151,13 @@ def _units(rendered: RenderedDocument) -> list[ShownUnit]:
 def _parts(number: int, placed: PlacedMedium) -> list[dict[str, Any]]:
     """For each unit of an image or video the number of that, the sizes of its crops, and the times of its frames."""
     units = [placed.placement.units[i] for i in placed.numbers]
-    times = placed.shape.timestamps if isinstance(placed.shape, VideoFrames) else []
+    times: Sequence[float] = placed.shape.timestamps.tolist() if isinstance(placed.shape, VideoFrames) else []
     return [
         {
             "medium": number,
             "crops": [crop.size for crop in unit.crops],
             "timestamps": [
-                float(times[frame]) for frame in dict.fromkeys(crop.frame for crop in unit.crops) if frame is not None
+                times[frame] for frame in dict.fromkeys(crop.frame for crop in unit.crops) if frame is not None
             ],
         }
         for unit in units
