@@ -7,7 +7,8 @@ from packer_service.ingest.families.place import place
 from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media.isolated import probe
 from packer_service.ingest.oversize import fit
-from packer_service.ingest.render import render
+from packer_service.ingest.render import Renderer, render
+from packer_service.ingest.text.chat_process import chat_texts
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
@@ -30,12 +31,13 @@ def render_pieces(
         DocumentError: an image or video is missing or broken, or the document does not fit.
         OSError: the file system failed; no document is at fault.
     """
-    family = SquareFamily(config.vision, tokenizer.image)
-    rendered = render(
-        document,
-        [place(family, medium, probe(medium, folder, config)) for medium in document.media()],
-        tokenizer,
+    renderer = Renderer(
+        tokenizer=tokenizer,
+        family=SquareFamily(config.vision, tokenizer.image),
         bidirectional=config.bidirectional,
         annotation_weight=config.annotation_weight,
+        write_chats=chat_texts,
     )
+    placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in document.media()]
+    rendered = render(renderer, document, placed)
     return fit(rendered, seq_len=config.seq_len, max_images=config.max_images, oversize=config.oversize)

@@ -51,8 +51,11 @@ class ImageFormat:
     end: tuple[int, ...]
 
 
-def chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: int) -> ChatFormat:
-    """Mistral's instruct form if the tokenizer has its tokens, else ChatML (written as text if it lacks those too)."""
+def chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: int) -> ChatFormat | None:
+    """Mistral's instruct form or ChatML, if the tokenizer has its tokens.
+
+    None if it has neither: a form that the model does not know must not be spelled out as ordinary text.
+    """
     if "[INST]" in ids and "[/INST]" in ids:
         system = "[SYSTEM_PROMPT]" in ids and "[/SYSTEM_PROMPT]" in ids
         open_system = (ids["[SYSTEM_PROMPT]"],) if system else (ids["[INST]"],)
@@ -62,13 +65,14 @@ def chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: in
             end={"system": close_system, "user": (ids["[/INST]"],), "assistant": (eos,)},
             after={"system": (), "user": (), "assistant": ()},
         )
-    start = (ids["<|im_start|>"],) if "<|im_start|>" in ids else tuple(encode("<|im_start|>"))
-    end = (ids["<|im_end|>"],) if "<|im_end|>" in ids else (eos,)
+    if not all(name in ids for name in CHATML_NAMES):
+        return None
+    start, end = ids["<|im_start|>"], ids["<|im_end|>"]
     newline = tuple(encode("\n"))
     roles: tuple[Role, ...] = ("system", "user", "assistant")
     return ChatFormat(
-        before={role: (*start, *encode(f"{role}\n")) for role in roles},
-        end=dict.fromkeys(roles, end),
+        before={role: (start, *encode(f"{role}\n")) for role in roles},
+        end=dict.fromkeys(roles, (end,)),
         after=dict.fromkeys(roles, newline),
     )
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from packer_service.ingest.text.chat_template import ChatTemplate
+from packer_service.ingest.text.encoded import EncodedText, encode_with_specials
 from packer_service.ingest.text.marks import (
     BOS_NAMES,
     EOS_NAMES,
@@ -30,19 +35,68 @@ TEKKEN_FILE = "tekken_240911.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokenizer:
-    """A tokenizer with the ids that the packer writes around text."""
+    """A tokenizer with the ids that the packer writes around text.
+
+    Attributes:
+        entry: what the manifest says of it.
+        chat: how turns are written without a chat template; None if the tokenizer has no tokens of a form we know.
+        image: the marks of the generic way around an image.
+        encode: text to ids; never yields a special token, even where the text spells one.
+        decode: ids to text, special tokens spelled out.
+        encode_marked: text to tokens as a rendered conversation is encoded, so that what spells a special token becomes
+            it; None if the tokenizer cannot.
+        token_ids: ids of the tokens besides the vocabulary, by how they are spelled.
+        specials: those of them that no text in a conversation may spell.
+        special_tokens: them by their names in templates (``bos_token`` ...), as JSON text.
+        template: the chat template that writes conversations, if there is one.
+        tool_template: the one for conversations with tools, where it is another one.
+    """
 
     entry: TokenizerEntry
-    chat: ChatFormat
+    chat: ChatFormat | None
     image: ImageFormat
     encode: Callable[[str], list[int]]
-    """Text to ids. Never yields a special token, even where the text spells one."""
     decode: Callable[[Sequence[int]], str]
-    """Ids to text, special tokens spelled out."""
+    encode_marked: Callable[[str], EncodedText] | None = None
+    token_ids: Mapping[str, int] = field(default_factory=dict)
+    specials: Collection[str] = ()
+    special_tokens: str = "{}"
+    template: ChatTemplate | None = None
+    tool_template: ChatTemplate | None = None
+
+    def template_for(self, has_tools: bool) -> ChatTemplate | None:
+        """The template of a conversation."""
+        return self.tool_template if has_tools and self.tool_template is not None else self.template
 
     @property
     def bos(self) -> tuple[int, ...]:
         return () if self.entry.bos_id is None else (self.entry.bos_id,)
+
+    def token_id(self, token: str | int) -> int:
+        """A special token's id, given as it is spelled or as its id.
+
+        Raises:
+            ConfigError: the tokenizer has no such token.
+        """
+        if isinstance(token, int):
+            return token
+        if token not in self.token_ids:
+            raise ConfigError(f"tokenizer: it has no token {token!r}, which the model's images need")
+        return self.token_ids[token]
+
+    def spelled(self, token: str | int) -> str:
+        """A special token as a text spells it.
+
+        Raises:
+            ConfigError: the tokenizer has no such token.
+        """
+        if isinstance(token, str):
+            self.token_id(token)
+            return token
+        names = [name for name, number in self.token_ids.items() if number == token]
+        if not names:
+            raise ConfigError(f"tokenizer: token {token} has no spelling that a chat template could write")
+        return names[0]
 
 
 @lru_cache(maxsize=2)
@@ -79,31 +133,68 @@ def _decode_tekken(tekken: object, tokens: Sequence[int]) -> str:
 
 
 def _load_hugging_face(path: Path, special: SpecialTokensConfig) -> Tokenizer:
-    from tokenizers import Tokenizer as HuggingFaceTokenizer
-
     if not path.is_file():
-        raise ConfigError(f"tokenizer: {str(path)!r} is not a file; give `tekken` or the path of a tokenizer.json")
+        raise ConfigError(
+            f"tokenizer: {str(path)!r} is not a file; give `tekken`, the path of a tokenizer.json, or a folder with one"
+        )
     try:
-        loaded = HuggingFaceTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for every fault in the file
-        raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json ({error})") from None
-    loaded.no_truncation()
-    loaded.no_padding()
-    loaded.encode_special_tokens = True
-    ids = {token.content: i for i, token in loaded.get_added_tokens_decoder().items()}
+        content = path.read_text(encoding="utf-8")
+        return hugging_face(content, special, name=path.name, sha256=_sha256(path))
+    except UnicodeDecodeError:
+        raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json") from None
+
+
+def hugging_face(
+    content: str, special: SpecialTokensConfig, *, name: str, sha256: str, special_tokens: str | None = None
+) -> Tokenizer:
+    """A tokenizer from the JSON text of the ``tokenizers`` library.
+
+    Args:
+        content: the text.
+        special: special tokens that the configuration names.
+        name: of the tokenizer, for the manifest.
+        sha256: of the file that it is known by.
+        special_tokens: special tokens by the names that ``transformers`` gives them (``bos_token`` ...), as JSON text;
+            None if nobody says, and they are looked up.
+
+    Raises:
+        ConfigError: it is not a tokenizer, or a special token is not in it.
+    """
+    plain = _parsed(content, name)
+    plain.encode_special_tokens = True
+    marked = cache(lambda: _parsed(content, name))  # only chat templates need it
+    added = plain.get_added_tokens_decoder()
+    ids = {token.content: i for i, token in added.items()}
     # A file may list its marks as plain added tokens, and text that spells one would then be encoded as one. Tokens
     # that are not marks of ours, such as those of tool calls, stay what the file says.
     marks = {*MARKS, special.bos, special.eos, special.image} & ids.keys()
-    loaded.add_special_tokens(sorted(marks))
+    plain.add_special_tokens(sorted(marks))
+    specials = {token.content for token in added.values() if token.special} | marks
+    uncut = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else None
     return _with_specials(
-        encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
-        decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False),
+        encode=lambda text: plain.encode(text, add_special_tokens=False).ids,
+        decode=lambda tokens: plain.decode(list(tokens), skip_special_tokens=False),
+        encode_marked=lambda text: encode_with_specials(marked(), text, uncut),
         ids=ids,
+        specials=specials,
         special=special,
-        name=path.name,
-        sha256=_sha256(path),
-        vocab_size=max(loaded.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        special_tokens=special_tokens,
+        name=name,
+        sha256=sha256,
+        vocab_size=max(plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
     )
+
+
+def _parsed(content: str, name: str) -> Any:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+    try:
+        loaded = HuggingFaceTokenizer.from_str(content)
+    except Exception as error:  # the library raises bare Exception for every fault in the text
+        raise ConfigError(f"tokenizer: {name!r} is not a Hugging Face tokenizer.json ({error})") from None
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
 
 
 def _with_specials(
@@ -115,15 +206,20 @@ def _with_specials(
     name: str,
     sha256: str,
     vocab_size: int,
+    encode_marked: Callable[[str], EncodedText] | None = None,
+    specials: Collection[str] = (),
+    special_tokens: str | None = None,
 ) -> Tokenizer:
-    bos = _find(ids, special.bos, BOS_NAMES, "bos")
-    eos = _find(ids, special.eos, EOS_NAMES, "eos")
+    # what a folder says of its own tokens goes before the names by which we know tokens of others
+    own = json.loads(special_tokens or "{}")
+    bos = _find(ids, special.bos or own.get("bos_token"), BOS_NAMES if special_tokens is None else (), "bos")
+    eos = _find(ids, special.eos or own.get("eos_token"), EOS_NAMES, "eos")
     if eos is None:
         raise ConfigError(
             f"special_tokens.eos: the tokenizer has none of {', '.join(EOS_NAMES)}; name one of its special tokens: "
             f"{', '.join(list(ids)[:20]) or 'it has none'}"
         )
-    pad = _find(ids, None, PAD_NAMES, "pad")
+    pad = _find(ids, own.get("pad_token"), PAD_NAMES, "pad")
     image = _find(ids, special.image, IMAGE_NAMES, "image")
     if image is None:
         image, vocab_size = vocab_size, vocab_size + 1
@@ -142,7 +238,18 @@ def _with_specials(
         image=image_format(ids, image),
         encode=encode,
         decode=decode,
+        encode_marked=encode_marked,
+        token_ids=ids,
+        specials=specials,
+        special_tokens=special_tokens or json.dumps(_by_role(ids, bos, eos, pad)),
     )
+
+
+def _by_role(ids: Mapping[str, int], bos: int | None, eos: int | None, pad: int | None) -> dict[str, str]:
+    """What a chat template finds under ``bos_token`` and the like, where no folder says it."""
+    names = {number: name for name, number in ids.items()}
+    roles = {"bos_token": bos, "eos_token": eos, "pad_token": pad}
+    return {role: names[number] for role, number in roles.items() if number in names}
 
 
 def _find(ids: dict[str, int], given: str | None, names: Sequence[str], what: str) -> int | None:

@@ -1,0 +1,135 @@
+"""The tokens of a document as they are written one after the other, and the arrays that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from packer_service.ingest.families.family import Placement, Rows, UnitShape
+from packer_service.ingest.text.long_text import text_parts
+from packer_service.ingest.text.tokenizer import Tokenizer
+from packer_service.ingest.written import MAX_TOKENS, TokenRun, too_long
+from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
+from packer_service.packs.units import Units
+from schemas.manifest import UNIT_KINDS
+from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+
+
+@dataclass(kw_only=True)
+class TokenStream:
+    """Collects tokens with whether they carry loss, their branch and their unit."""
+
+    tokenizer: Tokenizer
+    units: Sequence[UnitShape]
+    branch: int = 0
+    length: int = 0
+    n_units: int = 0
+    chunks: list[tuple[Any, Any, int, Any]] = field(default_factory=list)
+    """Ids; which carry loss; the branch; the unit of each row. The second and fourth hold for all if they are one."""
+    edges: list[tuple[int, int]] = field(default_factory=list)
+
+    def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
+        """Tokens by their ids."""
+        if len(ids):
+            self.chunks.append((ids, loss, self.branch, unit))
+            self.length += len(ids)
+
+    def text(self, text: str, *, loss: bool) -> None:
+        """A text, none of which becomes a special token.
+
+        Raises:
+            DocumentError: ``too_long``.
+        """
+        for part in text_parts(text):
+            self.tokens_of(np.array(self.tokenizer.encode(part), np.int32), loss=loss)
+            if self.length > MAX_TOKENS:  # checked in between, so that no text is encoded to its end in vain
+                raise too_long(self.length)
+
+    def placement(self, placement: Placement) -> None:
+        """An image or video as its family writes it, with the marks that belong around it."""
+        first, started = self.n_units, self.length
+        self.n_units += len(placement.units)
+        own: dict[int, tuple[int, int]] = {}
+        for piece in placement.pieces:
+            started = self.length
+            if isinstance(piece, str):
+                self.text(piece, loss=False)
+                continue
+            count, unit = (piece.count, first + piece.unit) if isinstance(piece, Rows) else (1, NOT_POOLED)
+            self.tokens_of([self.tokenizer.token_id(piece.token)] * count, loss=False, unit=unit)
+            own[piece.unit] = own.get(piece.unit, (started, 0))[0], self.length
+        self.edges += [own[unit] for unit in range(len(placement.units))]
+
+    def run(self, run: TokenRun) -> None:
+        """Tokens that are written already, with units that follow those before."""
+        self.chunks.append((run.ids, run.loss, self.branch, run.unit_ids))
+        self.edges += [(start + self.length, end + self.length) for start, end in run.edges.tolist()]
+        self.n_units += len(run.edges)
+        self.length += len(run)
+        if self.length > MAX_TOKENS:
+            raise too_long(self.length)
+
+    def finish(
+        self, group_tokens: Iterable[int] | None, bidirectional: str, *, weight: float, **others: Any
+    ) -> RenderedDocument:
+        """The arrays of everything written.
+
+        Args:
+            group_tokens: ids that see each other in both directions in the whole document; None if ``bidirectional``
+                decides.
+            bidirectional: as in the configuration.
+            weight: of each label.
+            others: the fields of the document that tokens do not decide.
+        """
+        empty: tuple[Any, Any, int, Any] = ((), False, 0, NOT_POOLED)
+        chunks = [(np.asarray(ids, np.int32), *rest) for ids, *rest in [empty, *self.chunks]]
+        tokens = np.concatenate([ids for ids, *_ in chunks])
+        loss = np.concatenate([np.broadcast_to(loss, len(ids)) for ids, loss, *_ in chunks])
+        branch_ids = np.repeat(np.array([chunk[2] for chunk in chunks], np.int32), [len(chunk[0]) for chunk in chunks])
+        unit_ids = np.concatenate([np.broadcast_to(np.asarray(unit, np.int32), len(ids)) for ids, _, _, unit in chunks])
+        labels = shifted_labels(tokens, loss, branch_ids)
+        return RenderedDocument(
+            tokens=tokens,
+            labels=labels,
+            loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.float32(weight)),
+            position_ids=branch_positions(branch_ids),
+            branch_ids=branch_ids,
+            group_ids=_groups(tokens, unit_ids, group_tokens, bidirectional),
+            unit_ids=unit_ids,
+            units=self._units(),
+            **others,
+        )
+
+    def _units(self) -> Units:
+        shapes = self.units
+        edges = np.array(self.edges, np.int64).reshape(-1, 2)
+        assert len(edges) == len(shapes), "a unit was not written, or written twice"
+
+        def each(values: Iterable[int]) -> np.ndarray:
+            return np.fromiter(values, np.int64, len(shapes))
+
+        return Units(
+            kinds=each(UNIT_KINDS.index(unit.kind) for unit in shapes),
+            edges=edges,
+            grids=np.array([unit.grid for unit in shapes], np.int64).reshape(-1, 3),
+            patches=each(unit.patches for unit in shapes),
+            rows=each(unit.rows for unit in shapes),
+            crops=each(len(unit.crops) for unit in shapes),
+            loads=each(unit.load for unit in shapes),
+            numbers=np.arange(len(shapes)),
+        )
+
+
+def _groups(
+    tokens: Int32[np.ndarray, "doc"],
+    unit_ids: Int32[np.ndarray, "doc"],
+    group_tokens: Iterable[int] | None,
+    bidirectional: str,
+) -> Int32[np.ndarray, "doc"]:
+    if group_tokens is None:
+        return groups_of_units(unit_ids, bidirectional)
+    return np.where(np.isin(tokens, list(group_tokens)), 0, CAUSAL_ONLY).astype(np.int32)

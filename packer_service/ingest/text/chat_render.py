@@ -1,0 +1,143 @@
+"""A chat template, rendered by ``transformers`` itself: the same sandbox, globals and treatment of messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from packer_service.ingest.text.chat_template import ChatTemplate, Conversation, Turn
+from schemas.errors import ConfigError, DocumentError
+
+MAX_CHARACTERS = 2**25
+"""Most characters of a rendered conversation: eight for each of the most tokens that a document may have."""
+
+NO_DATE = (
+    "{% macro strftime_now(format) %}{{ raise_exception("
+    "'it writes the date of the day, which would make every run different; give the date in chat_template_kwargs, "
+    "or set it in a copy of the template') }}{% endmacro %}\n"
+)
+"""Stands before a template that may ask for the date. Jinja drops the line break, so the text stays what it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """A rendered text, and the half-open ranges of characters that ``{% generation %}`` stands around."""
+
+    text: str
+    generated: tuple[tuple[int, int], ...] = ()
+
+
+def render_turns(
+    template: ChatTemplate, chat: Conversation, turns: tuple[Turn, ...], *, prompt: bool = False
+) -> Rendered:
+    """The text of some turns of a conversation.
+
+    Args:
+        template: the template.
+        chat: the conversation, for its tools, documents and variables.
+        turns: the turns to render.
+        prompt: whether the beginning of an assistant's turn follows (``add_generation_prompt``).
+
+    Raises:
+        DocumentError: ``bad_row``: the template refuses the conversation, or fails; ``too_long``.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    variables = {**json.loads(template.special_tokens), **json.loads(chat.variables or "{}")}
+    tracks = template.marks_answers and not prompt
+    try:
+        [text], generated = render_jinja_template(
+            conversations=[list(turns)],
+            tools=_loaded(chat.tools),
+            documents=_loaded(chat.documents),
+            chat_template=_dateless(template.source),
+            return_assistant_tokens_mask=tracks,
+            add_generation_prompt=prompt,
+            **variables,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a template does; RecursionError is one of them
+        raise DocumentError("bad_row", f"the chat template cannot write it: {_line(error)}") from None
+    if len(text) > MAX_CHARACTERS:
+        raise DocumentError(
+            "too_long", f"the chat template writes {len(text)} characters, more than the limit of {MAX_CHARACTERS}"
+        )
+    return Rendered(text=text, generated=tuple(map(tuple, generated[0])) if tracks else ())
+
+
+def check_template(template: ChatTemplate) -> None:
+    """Refuses a template that is none, before any row is read.
+
+    Raises:
+        ConfigError: its syntax is wrong.
+    """
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:  # no conversation: the template is compiled and not run
+        render_jinja_template(conversations=[], chat_template=_dateless(template.source))
+    except TemplateSyntaxError as error:
+        line = (error.lineno or 1) - _dateless(template.source).count("\n") + template.source.count("\n")
+        raise ConfigError(f"chat_template: line {line}: {_line(error)}") from None
+
+
+SENTINEL = "preshard"
+BEFORE: dict[str, tuple[Turn, ...]] = {
+    "system": (),
+    "developer": (),
+    "user": (),
+    "assistant": ({"role": "user", "content": "q"},),
+    "tool": (
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "id": "a1b2c3d4e", "function": {"name": "f", "arguments": {}}}],
+        },
+    ),
+}
+"""Turns before the one whose content is tried out, so that a template which checks their order takes it."""
+
+
+@lru_cache(maxsize=64)
+def takes(template: ChatTemplate, role: str) -> tuple[bool, bool]:
+    """Whether the template writes a content that is a string, and one that is a list of parts, of this role's turns.
+
+    Found by trying both, as the same text must come out: templates written for text alone print a list as Python does,
+    and those that go through a list take a string letter by letter. Serving engines read it from the template's syntax.
+    """
+    return _writes(template, role, SENTINEL), _writes(template, role, [{"type": "text", "text": SENTINEL}])
+
+
+def _writes(template: ChatTemplate, role: str, content: str | list[Turn]) -> bool:
+    before = tuple({**turn, "content": _like(turn["content"], content)} for turn in BEFORE[role])
+    extra = {"tool_call_id": "a1b2c3d4e", "name": "f"} if role == "tool" else {}
+    after = ({"role": "user", "content": _like("q", content)},) if role in ("system", "developer") else ()
+    turns = (*before, {"role": role, "content": content, **extra}, *after)
+    try:
+        text = render_turns(template, Conversation(turns=turns, has_loss=(False,) * len(turns)), turns).text
+    except DocumentError:
+        return False
+    return SENTINEL in text and "'type': 'text'" not in text and '"type": "text"' not in text
+
+
+def _like(text: str, content: str | list[Turn]) -> str | list[Turn]:
+    return text if isinstance(content, str) else [{"type": "text", "text": text}]
+
+
+def _dateless(source: str) -> str:
+    return NO_DATE + source if "strftime_now" in source else source
+
+
+def _loaded(value: str | None) -> Any:
+    return None if value is None else json.loads(value)
+
+
+def _line(error: Exception) -> str:
+    """One line of an exception that a template or its engine raised."""
+    text = " ".join(str(error).split())[:300]
+    name = type(error).__name__
+    return f"{name}: {text}" if name not in ("TemplateError", "TemplateSyntaxError") else text or name

@@ -1,0 +1,127 @@
+"""A conversation as its template writes it, with the places of what the model is trained to write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from packer_service.ingest.text.chat_render import render_turns, takes
+from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, Span, Turn
+from schemas.errors import DocumentError
+
+ANSWERS_REMEDY = "put {% generation %} around what an assistant writes in a copy of it, and name that as chat_template"
+
+
+def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
+    """Renders a conversation, and finds what in it carries loss.
+
+    Where the template has ``{% generation %}``, that is what stands inside. Elsewhere an assistant's turn is what comes
+    between two prefixes of the text: the turns before it, with the beginning of an assistant's turn, and the turns up
+    to it. Each must be a prefix of the next and of the whole.
+
+    Raises:
+        DocumentError: ``bad_row``: the template cannot write the conversation, leaves some of it out, or writes turns
+            differently once others follow; ``too_long``.
+    """
+    chat = _in_shape(template, chat)
+    whole = render_turns(template, chat, chat.turns)
+    _refuse_what_is_left_out(template, chat, whole.text)
+    if template.marks_answers:
+        spans = _without_turns(template, chat, whole.text, [span for span in whole.generated if span[0] < span[1]])
+    else:
+        spans = [_answer(template, chat, number, whole.text) for number, has in enumerate(chat.has_loss) if has]
+    return ChatText(text=whole.text, loss=_joined(spans), marked=template.marks_answers)
+
+
+def _in_shape(template: ChatTemplate, chat: Conversation) -> Conversation:
+    """Contents of text alone as strings or as lists of parts, whichever the template takes."""
+    return replace(chat, turns=tuple(_turn_in_shape(template, turn) for turn in chat.turns))
+
+
+def _turn_in_shape(template: ChatTemplate, turn: Turn) -> Turn:
+    content = turn.get("content")
+    if content is None:
+        return turn
+    strings, lists = takes(template, turn["role"])
+    if isinstance(content, str):
+        return {**turn, "content": [{"type": "text", "text": content}]} if lists and not strings else turn
+    if strings and not lists and all(part["type"] == "text" for part in content):
+        return {**turn, "content": "".join(part["text"] for part in content)}
+    return turn
+
+
+def _answer(template: ChatTemplate, chat: Conversation, number: int, whole: str) -> Span:
+    """The characters of one assistant's turn, by the difference of prefixes."""
+    before = render_turns(template, chat, chat.turns[:number], prompt=True).text
+    after = whole
+    if number + 1 < len(chat.turns):
+        after = render_turns(template, chat, chat.turns[: number + 1]).text
+    if not (after.startswith(before) and whole.startswith(after)):
+        raise DocumentError(
+            "bad_row",
+            f"turn {number + 1}: the chat template writes earlier turns differently once later ones follow, so where "
+            f"this answer lies is unknown; {ANSWERS_REMEDY}",
+        )
+    return len(before), len(after)
+
+
+def _without_turns(template: ChatTemplate, chat: Conversation, whole: str, spans: list[Span]) -> list[Span]:
+    """The spans but for those in turns of an assistant that are to carry no loss."""
+    for number, turn in enumerate(chat.turns):
+        if turn["role"] != "assistant" or chat.has_loss[number]:
+            continue
+        before = render_turns(template, chat, chat.turns[:number]).text if number else ""
+        after = render_turns(template, chat, chat.turns[: number + 1]).text
+        if not (after.startswith(before) and whole.startswith(after)):
+            raise DocumentError(
+                "bad_row",
+                f"turn {number + 1} is to carry no loss, but the chat template writes earlier turns differently once "
+                "later ones follow, so where it lies is unknown; leave its weight out",
+            )
+        spans = [span for span in spans if span[1] <= len(before) or span[0] >= len(after)]
+    return spans
+
+
+def _refuse_what_is_left_out(template: ChatTemplate, chat: Conversation, whole: str) -> None:
+    """Refuses a conversation of which the template drops a turn's text or its tool calls, as not all know all roles."""
+    for number, turn in enumerate(chat.turns):
+        shown = all(text in whole for text in _texts(turn.get("content")))
+        if not shown and _same(template, chat, number, None, whole):
+            _left_out(number, f"the {turn['role']}'s turn")
+        if turn.get("tool_calls"):
+            bare = {key: value for key, value in turn.items() if key != "tool_calls"}
+            if _same(template, chat, number, bare, whole):
+                _left_out(number, "tool_calls")
+
+
+def _same(template: ChatTemplate, chat: Conversation, number: int, other: Turn | None, whole: str) -> bool:
+    """Whether the text stays the same with another turn in place of one, or with none."""
+    between = () if other is None else (other,)
+    try:
+        text = render_turns(template, chat, (*chat.turns[:number], *between, *chat.turns[number + 1 :])).text
+    except DocumentError:
+        return False
+    return text == whole
+
+
+def _left_out(number: int, what: str) -> None:
+    raise DocumentError(
+        "bad_row", f"turn {number + 1}: the chat template leaves out {what}; name one that writes it as chat_template"
+    )
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of a content, without the white space that templates strip."""
+    parts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content or ()]
+    return [text.strip() for text in parts]
+
+
+def _joined(spans: list[Span]) -> tuple[Span, ...]:
+    """Spans in ascending order, and one where they touch."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return tuple(span for span in joined if span[0] < span[1])

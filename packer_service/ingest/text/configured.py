@@ -1,0 +1,85 @@
+"""The tokenizer that a configuration names, with its chat template."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from packer_service.ingest.text.chat_process import check_in_process, load_folder
+from packer_service.ingest.text.chat_template import ChatTemplate
+from packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE
+from packer_service.ingest.text.tokenizer import Tokenizer, hugging_face, load_tokenizer
+from schemas.config import PackConfig, SpecialTokensConfig
+from schemas.errors import ConfigError
+
+MAX_TEMPLATE = 2**20
+"""Most bytes of a template's file; those of real models take up to some 20,000."""
+
+
+def configured_tokenizer(config: PackConfig) -> Tokenizer:
+    """The tokenizer of a job, loaded once per process.
+
+    Raises:
+        ConfigError: a file is missing or is not what it should be, or the tokenizer cannot use a chat template.
+    """
+    return _load(config.model, config.tokenizer, config.chat_template, config.special_tokens)
+
+
+@lru_cache(maxsize=2)
+def _load(model: str | None, tokenizer: str, template: str | None, special: SpecialTokensConfig) -> Tokenizer:
+    folder = tokenizer if model is None else model
+    if folder != "tekken" and Path(folder).is_dir():
+        loaded = _from_folder(folder, special)
+    else:
+        loaded = load_tokenizer(tokenizer, special)
+    if template is not None:
+        loaded = _with_template(loaded, _read(Path(template)))
+    for one in {loaded.template, loaded.tool_template} - {None}:
+        assert one is not None
+        check_in_process(one)
+    return loaded
+
+
+def _from_folder(folder: str, special: SpecialTokensConfig) -> Tokenizer:
+    given = load_folder(folder)
+    content = (Path(folder) / TOKENIZER_FILE).read_bytes()
+    tokenizer = hugging_face(
+        given.tokenizer,
+        special,
+        name=Path(folder).resolve().name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        special_tokens=given.special_tokens,
+    )
+    templates = dict(given.templates)
+    default, tools = templates.get("default"), templates.get("tool_use")
+    if default is None:
+        return tokenizer
+    return replace(
+        tokenizer,
+        template=ChatTemplate(source=default, special_tokens=given.special_tokens),
+        tool_template=None if tools is None else ChatTemplate(source=tools, special_tokens=given.special_tokens),
+    )
+
+
+def _with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
+    if tokenizer.encode_marked is None:
+        raise ConfigError(
+            "chat_template: tekken writes Mistral's own form of a chat; set tokenizer to a Hugging Face folder or file"
+        )
+    template = ChatTemplate(source=source, special_tokens=tokenizer.special_tokens)
+    return replace(tokenizer, template=template, tool_template=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE:
+            raise ConfigError(f"chat_template: {str(path)!r} has more than {MAX_TEMPLATE} bytes; give a Jinja file")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"chat_template: {str(path)!r} cannot be read ({error.strerror}); give a Jinja file"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"chat_template: {str(path)!r} is not UTF-8 text; give a Jinja file") from None
