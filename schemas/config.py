@@ -172,7 +172,7 @@ class PackConfig(_Section):
 
     @model_validator(mode="after")
     def _is_supported(self) -> PackConfig:
-        for name in ("max_patches", "model", "chat_template"):
+        for name in ("max_patches", "model"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not supported by this version; leave it null")
         return self

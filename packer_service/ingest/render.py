@@ -56,7 +56,7 @@ class Renderer:
     def placeholders(self) -> tuple[str, ...]:
         """What a chat template writes for an image or a video; empty if there is nothing that it could write."""
         if self.is_generic:
-            names = {self.tokenizer.spelling.get(self.tokenizer.image.token, "")}
+            names = {name for name, number in self.tokenizer.token_ids.items() if number == self.tokenizer.image.token}
         else:
             names = {self.family.placeholder("image"), self.family.placeholder("video")}
         return tuple(sorted(names - {""}))

@@ -9,7 +9,8 @@ import pyarrow as pa
 from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.files import Fragment, RowReference, read_fragment
 from packer_service.ingest.source.rows import parse_document, row_identity
-from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from packer_service.ingest.text.configured import configured_tokenizer
+from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.layout.area import attention_area
 from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
@@ -44,7 +45,7 @@ def measure_fragment(fragment: Fragment, config: PackConfig) -> tuple[pa.Table, 
     Returns:
         The table, and how many lines the fragment has (including blank ones).
     """
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    tokenizer = configured_tokenizer(config)
     read = read_fragment(fragment)
     rows = [
         measured

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from packer_service.ingest.source.files import Fragment, list_fragments, list_sources
-from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
@@ -85,7 +85,7 @@ def pack(
     for source in sources:
         require_answer("SOURCE", source)
     require_answer("--out", out)
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens).entry
+    tokenizer = configured_tokenizer(config).entry
     fragments = list_fragments(list_sources(sources))
     folder, record = Folder(out), job_record(config, tokenizer, fragments)
     manifest = finished_before(folder, record)

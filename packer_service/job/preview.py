@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from packer_service.ingest.source.files import list_fragments, list_sources
-from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.pack import measure_all
 from packer_service.job.plan import PlannedShard, ShardRange, planned_shard
 from packer_service.job.read import read_planned
@@ -43,7 +43,7 @@ def plan_sources(
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    load_tokenizer(config.tokenizer, config.special_tokens)  # so that a wrong one is reported before any task starts
+    configured_tokenizer(config)  # so that a wrong one is reported before any task starts
     for source in sources:
         require_answer("SOURCE", source)
     fragments = list_fragments(list_sources(sources))
@@ -70,7 +70,7 @@ def plan_sources(
 
 def _solve_task(task: PlannedShard, config: PackConfig) -> SampledPack:
     """One planned pack with its real mask; its media are probed, not decoded."""
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    tokenizer = configured_tokenizer(config)
     planned = task.packs[0]
     pack = build_pack(
         [read_planned(document, config, tokenizer) for document in planned],

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from packer_service.ingest.decode import decode_crops
-from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from packer_service.ingest.text.configured import configured_tokenizer
+from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.job.plan import PlannedDocument, PlannedShard
 from packer_service.job.read import read_planned
 from packer_service.packs.balance import BalanceRows
@@ -39,7 +40,7 @@ class BuiltShard:
 def build_shard(task: PlannedShard, config: PackConfig, folder: Folder) -> BuiltShard:
     """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects."""
     rows = _ShardRows()
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    tokenizer = configured_tokenizer(config)
     samples = (
         _build_sample(task.first_pack + i, planned, config, tokenizer, rows) for i, planned in enumerate(task.packs)
     )

@@ -10,7 +10,8 @@ from packer_service.ingest.families.place import place
 from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from packer_service.ingest.media.video import VideoFrames
-from packer_service.ingest.render import render
+from packer_service.ingest.render import Renderer, render
+from packer_service.ingest.text.chat_text import chat_text
 from packer_service.ingest.text.marks import ChatFormat, ImageFormat
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
@@ -52,7 +53,7 @@ IMAGE = Medium(kind="image", uri="x")
 VIDEO = Medium(kind="video", uri="v")
 
 
-VISION = TwoRows(image_size=14, max_crops=9)
+FAMILY = SquareFamily(TwoRows(image_size=14, max_crops=9), TOKENIZER.image)
 
 
 def crops(n: int) -> ImageSize:
@@ -70,12 +71,17 @@ def turns(question: object, answer: str) -> tuple[Message, ...]:
 
 
 def placed(*shapes: ImageSize | VideoFrames) -> list[PlacedMedium]:
-    family = SquareFamily(VISION, TOKENIZER.image)
-    return [place(family, IMAGE if isinstance(shape, ImageSize) else VIDEO, shape) for shape in shapes]
+    return [place(FAMILY, IMAGE if isinstance(shape, ImageSize) else VIDEO, shape) for shape in shapes]
 
 
 def rendered(document: Document, *shapes: ImageSize | VideoFrames, weight: str = "none") -> RenderedDocument:
-    return render(document, placed(*shapes), TOKENIZER, annotation_weight=weight)
+    renderer = Renderer(
+        tokenizer=TOKENIZER,
+        family=FAMILY,
+        annotation_weight=weight,
+        write_chats=lambda template, chats: [chat_text(template, chat) for chat in chats],
+    )
+    return render(renderer, document, placed(*shapes))
 
 
 TEXT = rendered(Document(text="ab"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packer_service.ingest.text.chat_process import check_in_process, load_folder
 from packer_service.ingest.text.chat_template import ChatTemplate
-from packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE
+from packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE, FolderTokenizer
 from packer_service.ingest.text.tokenizer import Tokenizer, hugging_face, load_tokenizer
 from schemas.config import PackConfig, SpecialTokensConfig
 from schemas.errors import ConfigError
@@ -31,19 +31,23 @@ def configured_tokenizer(config: PackConfig) -> Tokenizer:
 def _load(model: str | None, tokenizer: str, template: str | None, special: SpecialTokensConfig) -> Tokenizer:
     folder = tokenizer if model is None else model
     if folder != "tekken" and Path(folder).is_dir():
-        loaded = _from_folder(folder, special)
+        loaded = folder_tokenizer(folder, special, load_folder(folder))
     else:
         loaded = load_tokenizer(tokenizer, special)
     if template is not None:
-        loaded = _with_template(loaded, _read(Path(template)))
+        loaded = with_template(loaded, _read(Path(template)))
     for one in {loaded.template, loaded.tool_template} - {None}:
         assert one is not None
         check_in_process(one)
     return loaded
 
 
-def _from_folder(folder: str, special: SpecialTokensConfig) -> Tokenizer:
-    given = load_folder(folder)
+def folder_tokenizer(folder: str, special: SpecialTokensConfig, given: FolderTokenizer) -> Tokenizer:
+    """The tokenizer of a folder, from what was loaded of it.
+
+    Raises:
+        ConfigError: a special token is not in it.
+    """
     content = (Path(folder) / TOKENIZER_FILE).read_bytes()
     tokenizer = hugging_face(
         given.tokenizer,
@@ -63,7 +67,12 @@ def _from_folder(folder: str, special: SpecialTokensConfig) -> Tokenizer:
     )
 
 
-def _with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
+def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
+    """The tokenizer with another chat template than its own.
+
+    Raises:
+        ConfigError: it cannot use one.
+    """
     if tokenizer.encode_marked is None:
         raise ConfigError(
             "chat_template: tekken writes Mistral's own form of a chat; set tokenizer to a Hugging Face folder or file"

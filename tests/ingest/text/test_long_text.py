@@ -8,17 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.ingest import render as render_module
+from packer_service.ingest import stream, written
 from packer_service.ingest.document import Document, Message
-from packer_service.ingest.render import render
+from packer_service.ingest.families.square import SquareFamily
+from packer_service.ingest.render import Renderer, render
 from packer_service.ingest.text import long_text
 from packer_service.ingest.text.long_text import PART, text_parts
 from packer_service.ingest.text.tokenizer import load_tokenizer
-from schemas.config import SpecialTokensConfig
+from schemas.config import SpecialTokensConfig, VisionConfig
 from schemas.errors import DocumentError
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
 TEKKEN = load_tokenizer("tekken", SpecialTokensConfig())
+RENDERER = Renderer(
+    tokenizer=TEKKEN, family=SquareFamily(VisionConfig(), TEKKEN.image), write_chats=lambda template, chats: []
+)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a" * PART, "a" * (2 * PART + 1), "ab " * PART, " " * (3 * PART)])
@@ -45,15 +49,16 @@ def test_a_long_document_is_its_parts() -> None:
     """Fails when a part is rendered twice, left out, or ends the document."""
     text = "One word more. " * (PART // 7)
     assert len(list(text_parts(text))) > 2
-    rendered = render(Document(text=text), [], TEKKEN)
+    rendered = render(RENDERER, Document(text=text), [])
     assert rendered.tokens.tolist() == [*TEKKEN.bos, *TEKKEN.encode(text), TEKKEN.entry.eos_id]
 
 
 def test_a_document_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when memory grows with a text, or each of a document's texts is counted by itself."""
-    monkeypatch.setattr(render_module, "MAX_TOKENS", 50)
+    monkeypatch.setattr(stream, "MAX_TOKENS", 50)
+    monkeypatch.setattr(written, "MAX_TOKENS", 50)
     turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
-    assert len(render(Document(branches=(turns[:2],)), [], TEKKEN)) > 30
+    assert len(render(RENDERER, Document(branches=(turns[:2],)), [])) > 30
     with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
-        render(Document(branches=(turns,)), [], TEKKEN)
+        render(RENDERER, Document(branches=(turns,)), [])
     assert caught.value.code == "too_long"
