@@ -148,9 +148,9 @@ def draw_row(style: Style, draw: random.Random) -> Row:
     tools = style.tools and draw.random() < 0.5
     if draw.random() < 0.4:
         turns.append({"role": "system", "content": _content(style, draw)})
-    for _ in range(draw.randint(1, 4)):
+    for _ in range(draw.choice((1, 1, 1, 2, 2, 3))):
         turns.append({"role": "user", "content": _content(style, draw)})
-        while tools and draw.random() < 0.4:
+        while tools and draw.random() < 0.3:
             turns += _call(style, draw)
         turns.append({"role": "assistant", "content": _content(style, draw)})
         if style.name == "qwen" and draw.random() < 0.3:

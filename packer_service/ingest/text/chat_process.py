@@ -23,11 +23,11 @@ from schemas.errors import ConfigError, DocumentError
 CPU_SECONDS = 20
 """Processor time of one document's template. A conversation of a thousand turns takes one to two seconds."""
 
-_TEMPLATES = Isolated(Limits(cpu_seconds=CPU_SECONDS, tries=1))
+TEMPLATES = Isolated(Limits(cpu_seconds=CPU_SECONDS, tries=1))
 """The packing process's only one; the first template or folder starts its process."""
 
 
-def chat_texts(template: ChatTemplate, chats: Sequence[Conversation]) -> list[ChatText]:
+def chat_texts(template: ChatTemplate, chats: Sequence[Conversation], process: Isolated = TEMPLATES) -> list[ChatText]:
     """Conversations as a template writes them, with what carries loss.
 
     Raises:
@@ -36,7 +36,7 @@ def chat_texts(template: ChatTemplate, chats: Sequence[Conversation]) -> list[Ch
         OSError: the process was ended from outside; no document is at fault.
     """
     try:
-        return _TEMPLATES.call(_chat_texts, template, tuple(chats))
+        return process.call(_chat_texts, template, tuple(chats))
     except CallFailedError as error:
         raise DocumentError("bad_row", f"the chat template {error}") from None
 
@@ -61,7 +61,7 @@ def check_in_process(template: ChatTemplate) -> None:
 
 def _once(what: str, function: Callable[..., Any], given: Any) -> Any:
     try:
-        [result] = _TEMPLATES.call(function, given)
+        [result] = TEMPLATES.call(function, given)
     except CallFailedError as error:
         raise ConfigError(f"{what} {error}") from None
     return result

@@ -1,0 +1,207 @@
+"""What a chat template may do wrong, and what is not left to it: places of loss, dropped turns, dates, time, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from packer_service.ingest.text import chat_render
+from packer_service.ingest.text.chat_process import chat_texts
+from packer_service.ingest.text.chat_render import check_template
+from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
+from packer_service.ingest.text.chat_text import chat_text
+from packer_service.isolation.isolated import Isolated
+from packer_service.isolation.limits import Limits
+from schemas.errors import ConfigError, DocumentError
+
+LOOP = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<assistant>{% endif %}"
+QUESTION = {"role": "user", "content": "q"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+def answer(content: Any = "a", **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def conversation(*turns: dict[str, Any], without_loss: tuple[int, ...] = (), **others: Any) -> Conversation:
+    has_loss = tuple(turn["role"] == "assistant" and i not in without_loss for i, turn in enumerate(turns))
+    return Conversation(turns=turns, has_loss=has_loss, **others)
+
+
+def written(source: str, *turns: dict[str, Any], **others: Any) -> ChatText:
+    return chat_text(ChatTemplate(source=source), conversation(*turns, **others))
+
+
+def losses(text: ChatText) -> list[str]:
+    return [text.text[start:end] for start, end in text.loss]
+
+
+def refusal(source: str, *turns: dict[str, Any], **others: Any) -> str:
+    with pytest.raises(DocumentError) as caught:
+        written(source, *turns, **others)
+    assert caught.value.code == "bad_row"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_answer_is_what_comes_after_its_prompt() -> None:
+    """Fails when the beginning of an answer's turn carries loss, or its end does not."""
+    text = written(LOOP + PROMPT, QUESTION, answer(), QUESTION, answer("b"))
+    assert text.text == "<user>q;<assistant>a;<user>q;<assistant>b;"
+    assert losses(text) == ["a;", "b;"]
+    assert not text.marked
+
+
+def test_a_turn_with_weight_0_carries_no_loss() -> None:
+    """Fails when a row cannot keep an answer out of the loss, with or without marks in the template."""
+    turns = (QUESTION, answer(), QUESTION, answer("b"))
+    assert losses(written(LOOP + PROMPT, *turns, without_loss=(1,))) == ["b;"]
+    marked = "{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}"
+    assert losses(written(marked, *turns)) == ["q", "a", "q", "b"]
+    assert losses(written(marked, *turns, without_loss=(1,))) == ["q", "q", "b"]
+
+
+def test_marks_in_a_comment_mark_nothing() -> None:
+    """Fails when a template that only mentions the marks has no loss anywhere."""
+    assert losses(written("{# no {% generation %} here #}" + LOOP + PROMPT, QUESTION, answer())) == ["a;"]
+
+
+def test_turns_that_change_once_others_follow_are_refused() -> None:
+    """Fails when the place of an answer is guessed: here reasoning is kept in the last turn alone."""
+    source = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}(hm){% endif %}{{ m.content }};{% endfor %}"
+    reason = refusal(source, QUESTION, answer(), QUESTION, answer("b"))
+    assert "turn 2: the chat template writes earlier turns differently once later ones follow" in reason
+    assert "{% generation %}" in reason
+    # the prompt that the answers really have is also part of the check
+    assert "turn 2" in refusal(LOOP + "{% if add_generation_prompt %}<robot>{% endif %}", QUESTION, answer())
+
+
+def test_an_answer_at_the_start_has_its_place_too() -> None:
+    """Fails when a conversation that an assistant begins gets no loss, or more than its answer."""
+    assert losses(written(LOOP + PROMPT, answer(), QUESTION, answer("b"))) == ["a;", "b;"]
+    needs_a_turn = "{{ messages[0].role.upper() }}" + LOOP + PROMPT
+    assert "cannot write it" in refusal(needs_a_turn, answer())
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    """Fails when a template's own words do not reach the user, or end in a traceback."""
+    source = LOOP + "{% if messages|length > 1 %}{{ raise_exception('roles\n must   alternate') }}{% endif %}"
+    assert refusal(source, QUESTION, answer()) == "the chat template cannot write it: roles must alternate"
+    assert "UndefinedError" in refusal("{{ nothing.at.all }}", QUESTION, answer())
+    assert "recursion" in refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", QUESTION, answer())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__['__builtins__']['open']('/etc/hostname').read() }}",
+        "{{ namespace(_x=1) }}",
+        "{% include '/etc/hostname' %}",
+        "{% import 'os' as os %}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(source: str) -> None:
+    """Fails when a template can reach Python, or files."""
+    assert "cannot write it" in refusal(source, QUESTION, answer())
+
+
+def test_turns_that_a_template_drops_are_refused() -> None:
+    """Fails when a system's words, a tool's result or a call vanish from training without a word."""
+    only_chat = "{% for m in messages if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    system = {"role": "system", "content": "Be kind."}
+    assert "turn 1: the chat template leaves out the system's turn" in refusal(
+        only_chat + PROMPT, system, QUESTION, answer()
+    )
+    called = (QUESTION, answer("", tool_calls=[CALL]), {"role": "tool", "content": "42"}, answer())
+    assert "turn 2: the chat template leaves out tool_calls" in refusal(LOOP + PROMPT, *called)
+    assert "turn 3: the chat template leaves out the tool's turn" in refusal(
+        only_chat.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls }}") + PROMPT, *called
+    )
+
+
+def test_stripped_words_are_not_dropped_ones() -> None:
+    """Fails when a template that trims contents is refused."""
+    assert losses(written(LOOP.replace("m.content", "m.content | trim") + PROMPT, QUESTION, answer("  a\n"))) == ["a;"]
+
+
+def test_contents_have_the_shape_that_the_template_takes() -> None:
+    """Fails when a list is written as Python prints it, or a string letter by letter."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    lists = (
+        "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}|{% endfor %};{% endfor %}" + PROMPT
+    )
+    assert losses(written(LOOP + PROMPT, QUESTION, answer(parts))) == ["ab;"]
+    assert losses(written(lists, QUESTION, answer("ab"))) == ["ab|;"]
+    assert losses(written(lists, QUESTION, answer(parts))) == ["a|b|;"]
+
+
+def test_null_content_is_no_content() -> None:
+    """Fails when a template writes "None" beside tool calls."""
+    source = (
+        LOOP.replace("{{ m.content }}", "{{ m.content or '' }}{{ m.tool_calls | tojson if m.tool_calls }}") + PROMPT
+    )
+    text = written(source, QUESTION, {"role": "assistant", "tool_calls": [CALL]})
+    assert losses(text) == ['[{"type": "function", "function": {"name": "f", "arguments": {}}}];']
+
+
+def test_tools_documents_and_variables_reach_the_template() -> None:
+    """Fails when a row's tools, documents or own variables are not given through."""
+    source = "{{ tools[0].name }} {{ documents[0].title }} {{ mood }} {{ bos_token }}\n" + LOOP + PROMPT
+    template = ChatTemplate(source=source, special_tokens='{"bos_token": "<s>"}')
+    given = conversation(
+        QUESTION,
+        answer(),
+        tools='[{"name": "f"}]',
+        documents='[{"title": "t", "text": "x"}]',
+        variables='{"mood": "glad"}',
+    )
+    assert chat_text(template, given).text.startswith("f t glad <s>\n<user>")
+
+
+def test_the_date_of_the_day_is_not_written() -> None:
+    """Fails when the same job gives other tokens tomorrow."""
+    source = (
+        "\n{% if not date is defined %}{% set date = strftime_now('%d %b %Y') %}{% endif %}{{ date }}" + LOOP + PROMPT
+    )
+    assert "give the date in chat_template_kwargs" in refusal(source, QUESTION, answer())
+    text = written(source, QUESTION, answer(), variables='{"date": "01 Jan 2026"}')
+    assert text.text == "\n01 Jan 2026<user>q;<assistant>a;"
+
+
+def test_a_huge_text_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a template's output is encoded whatever its length."""
+    monkeypatch.setattr(chat_render, "MAX_CHARACTERS", 1000)
+    with pytest.raises(DocumentError, match="writes 1001 characters, more than the limit of 1000") as caught:
+        written("{{ 'a' * 1001 }}", QUESTION, answer())
+    assert caught.value.code == "too_long"
+
+
+def test_a_file_that_is_no_template_is_named_at_once() -> None:
+    """Fails when a mistake in a template is found by the first row, or its line is wrong."""
+    with pytest.raises(ConfigError, match=r"chat_template: line 2: Expected an expression"):
+        check_template(ChatTemplate(source="fine\n{% for %}"))
+    with pytest.raises(ConfigError, match="chat_template: line 3"):
+        check_template(ChatTemplate(source="{{ strftime_now('%d') }}\nfine\n{% for %}"))
+    check_template(ChatTemplate(source="{{ raise_exception('only when it runs') }}"))
+
+
+@pytest.mark.process
+def test_a_template_that_never_ends_is_a_rejected_document() -> None:
+    """Fails when a template can stop a job, or the next document finds no process."""
+    process = Isolated(Limits(cpu_seconds=1, tries=1))
+    endless = ChatTemplate(source="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    try:
+        with pytest.raises(DocumentError, match=r"the chat template hung \(no result in 1 s") as caught:
+            chat_texts(endless, [conversation(QUESTION, answer())], process)
+        assert caught.value.code == "bad_row"
+        hungry = ChatTemplate(source="{{ ('a' * 2 ** 30) | length }}")
+        with pytest.raises(DocumentError, match="the chat template needs more than its 512 MiB of memory"):
+            chat_texts(hungry, [conversation(QUESTION, answer())], process)
+        [text] = chat_texts(ChatTemplate(source=LOOP + PROMPT), [conversation(QUESTION, answer())], process)
+        assert losses(text) == ["a;"]
+    finally:
+        process.close()
