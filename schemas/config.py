@@ -142,7 +142,9 @@ class PackConfig(_Section):
     chat_template: str | None = Field(
         None, min_length=1, description="Jinja file that writes conversations; null for the tokenizer's own form."
     )
-    tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json.")
+    tokenizer: str = Field(
+        "tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json or of a folder with one."
+    )
     special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
     video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")

@@ -175,6 +175,7 @@ def _refuse_what_needs_a_template(renderer: Renderer, document: Document) -> Non
 def _by_template(renderer: Renderer, document: Document, placements: Sequence[Placement], stream: TokenStream) -> int:
     """Writes a conversation, or the shared prefix and each annotation, as the chat template does."""
     template = renderer.tokenizer.template_for(document.tools is not None)
+    assert template is not None, "asked before"
     refuse_special_text(document, renderer.unspeakable)
     firsts = [0, *accumulate(len(placement.units) for placement in placements)]
     seen, chats, slots = len(document.shared), [], []
@@ -224,6 +225,7 @@ def _part(run: TokenRun, start: int, end: int, units: slice) -> TokenRun:
 
 def _run(renderer: Renderer, chat: ChatText, slots: Sequence[Slot]) -> TokenRun:
     tokenizer, prefix = renderer.tokenizer, renderer.family.prefix
+    assert tokenizer.encode_marked is not None, "only tokenizers that can have a template"
     if prefix and not chat.text.startswith(prefix):
         moved = tuple((start + len(prefix), end + len(prefix)) for start, end in chat.loss)
         chat = replace(chat, text=prefix + chat.text, loss=moved)

@@ -186,13 +186,13 @@ def run_of(written: WrittenText, encoded: EncodedText, *, as_marked: bool) -> To
         assert encoded.starts[index] <= place.start < place.end <= encoded.ends[index], "a mark is one token"
         counts[index], loss[index] = place.count, False
         unit_ids[index] = place.unit if place.is_row else NOT_POOLED
-    behind = np.cumsum(counts)
-    if len(behind) and behind[-1] > MAX_TOKENS:
-        raise too_long(int(behind[-1]))
+    ends = np.cumsum(counts)
+    if len(ends) and ends[-1] > MAX_TOKENS:
+        raise too_long(int(ends[-1]))
     units, numbers = np.unique([place.unit for place in written.places], return_inverse=True)
     edges = np.tile(np.array([MAX_TOKENS, 0], np.int64), (len(units), 1))
-    np.minimum.at(edges[:, 0], numbers, behind[at] - counts[at])
-    np.maximum.at(edges[:, 1], numbers, behind[at])
+    np.minimum.at(edges[:, 0], numbers, ends[at] - counts[at])
+    np.maximum.at(edges[:, 1], numbers, ends[at])
     return TokenRun(
         ids=np.repeat(encoded.ids, counts),
         loss=np.repeat(loss, counts),

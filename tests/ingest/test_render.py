@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from chats import renderer_of
 
 from packer_service.ingest.document import Document, Medium, Message
 from packer_service.ingest.families.place import place
 from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from packer_service.ingest.media.video import VideoFrames
-from packer_service.ingest.render import Renderer, render
-from packer_service.ingest.text.chat_text import chat_text
+from packer_service.ingest.render import render
 from packer_service.ingest.text.marks import ChatFormat, ImageFormat
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
@@ -75,13 +75,7 @@ def placed(*shapes: ImageSize | VideoFrames) -> list[PlacedMedium]:
 
 
 def rendered(document: Document, *shapes: ImageSize | VideoFrames, weight: str = "none") -> RenderedDocument:
-    renderer = Renderer(
-        tokenizer=TOKENIZER,
-        family=FAMILY,
-        annotation_weight=weight,
-        write_chats=lambda template, chats: [chat_text(template, chat) for chat in chats],
-    )
-    return render(renderer, document, placed(*shapes))
+    return render(renderer_of(TOKENIZER, family=FAMILY, annotation_weight=weight), document, placed(*shapes))
 
 
 TEXT = rendered(Document(text="ab"))

@@ -1,20 +1,27 @@
+# ruff: noqa: RUF001 (marks of DeepSeek have a bar of their own)
 """Tokenizer folders of our own in the styles of known models, and conversations drawn from a seed."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
 from packer_service.ingest.document import Document, Message
+from packer_service.ingest.families.square import SquareFamily
+from packer_service.ingest.render import Renderer
+from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
+from packer_service.ingest.text.chat_text import chat_text
 from packer_service.ingest.text.configured import folder_tokenizer
 from packer_service.ingest.text.model_tokenizer import read_folder
 from packer_service.ingest.text.tokenizer import Tokenizer
-from schemas.config import SpecialTokensConfig
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from schemas.config import SpecialTokensConfig, VisionConfig
 
 TEMPLATES = Path(__file__).parents[1] / "ingest" / "text" / "templates"
 
@@ -140,6 +147,16 @@ def make_folder(style: Style, folder: Path) -> Path:
 def our_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer as the packer loads it, in this process."""
     return folder_tokenizer(str(folder), SpecialTokensConfig(), read_folder(str(folder)))
+
+
+def renderer_of(tokenizer: Tokenizer, **others: Any) -> Renderer:
+    """Writes documents in this process, images as squares."""
+    given = {"family": SquareFamily(VisionConfig(), tokenizer.image), **others}
+    return Renderer(tokenizer=tokenizer, write_chats=_write_chats, **given)
+
+
+def _write_chats(template: ChatTemplate, chats: Sequence[Conversation]) -> list[ChatText]:
+    return [chat_text(template, chat) for chat in chats]
 
 
 def draw_row(style: Style, draw: random.Random) -> Row:

@@ -86,4 +86,5 @@ def _leave_torch_out() -> None:
     """Keeps ``transformers`` in the helper from loading torch, some 200 MB and three seconds: it needs no tensor."""
     if "transformers" not in sys.modules:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ["HF_HUB_OFFLINE"] = "1"  # a folder is whole, or refused
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

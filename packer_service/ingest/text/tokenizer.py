@@ -167,7 +167,7 @@ def hugging_face(
     ids = {token.content: i for i, token in added.items()}
     # A file may list its marks as plain added tokens, and text that spells one would then be encoded as one. Tokens
     # that are not marks of ours, such as those of tool calls, stay what the file says.
-    marks = {*MARKS, special.bos, special.eos, special.image} & ids.keys()
+    marks = ids.keys() & {*MARKS, special.bos, special.eos, special.image}
     plain.add_special_tokens(sorted(marks))
     specials = {token.content for token in added.values() if token.special} | marks
     uncut = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else None

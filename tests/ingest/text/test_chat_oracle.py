@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chats import STYLES, Row, Style, document_of, draw_row, make_folder, our_tokenizer
+from chats import STYLES, Row, Style, document_of, draw_row, make_folder, our_tokenizer, renderer_of
 
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.render import Renderer, render
-from packer_service.ingest.text.chat_text import chat_text
-from schemas.config import VisionConfig
+from packer_service.ingest.render import render
 from schemas.sequence import IGNORE_INDEX
 
 CONVERSATIONS = 500
@@ -47,7 +44,7 @@ def loss_of(oracle: Any, turns: list[Row], row: Row, ids: list[int], mask: list[
             continue
         start, end = len(text(number, prompt=mask is None)), len(text(number + 1))
         inside = (offsets[:, 0] < end) & (offsets[:, 1] > start)
-        loss[inside] = mask is None and turn.get("weight") != 0 or loss[inside] & (mask is None)
+        loss[inside] = mask is None and (turn.get("weight") != 0 or loss[inside])
     return loss
 
 
@@ -60,11 +57,7 @@ def test_conversations_are_what_transformers_makes_of_them(style: Style, tmp_pat
     tokenizer = our_tokenizer(folder)
     oracle = AutoTokenizer.from_pretrained(folder)
     marked = "{%- generation" in oracle.chat_template
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        family=SquareFamily(VisionConfig(), tokenizer.image),
-        write_chats=lambda template, chats: [chat_text(template, chat) for chat in chats],
-    )
+    renderer = renderer_of(tokenizer)
     draw = random.Random(style.name)
     n_unweighted = 0
     for _ in range(CONVERSATIONS):

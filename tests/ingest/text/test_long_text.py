@@ -5,24 +5,22 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from chats import renderer_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from packer_service.ingest import stream, written
 from packer_service.ingest.document import Document, Message
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.render import Renderer, render
+from packer_service.ingest.render import render
 from packer_service.ingest.text import long_text
 from packer_service.ingest.text.long_text import PART, text_parts
 from packer_service.ingest.text.tokenizer import load_tokenizer
-from schemas.config import SpecialTokensConfig, VisionConfig
+from schemas.config import SpecialTokensConfig
 from schemas.errors import DocumentError
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
 TEKKEN = load_tokenizer("tekken", SpecialTokensConfig())
-RENDERER = Renderer(
-    tokenizer=TEKKEN, family=SquareFamily(VisionConfig(), TEKKEN.image), write_chats=lambda template, chats: []
-)
+RENDERER = renderer_of(TEKKEN)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a" * PART, "a" * (2 * PART + 1), "ab " * PART, " " * (3 * PART)])
