@@ -142,9 +142,7 @@ class PackConfig(_Section):
     chat_template: str | None = Field(
         None, min_length=1, description="Jinja file that writes conversations; null for the tokenizer's own form."
     )
-    tokenizer: str = Field(
-        "tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json or of a folder with one."
-    )
+    tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json.")
     special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
     video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")
@@ -174,7 +172,7 @@ class PackConfig(_Section):
 
     @model_validator(mode="after")
     def _is_supported(self) -> PackConfig:
-        for name in ("max_patches", "model"):
+        for name in ("max_patches", "model", "chat_template"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not supported by this version; leave it null")
         return self

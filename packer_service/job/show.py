@@ -14,7 +14,8 @@ from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.files import Fragment, list_fragments, list_sources, read_fragment
 from packer_service.ingest.source.rows import parse_document, row_identity
-from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from packer_service.ingest.text.configured import configured_tokenizer
+from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
 from packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
 from packer_service.shards.reach import require_answer
@@ -55,7 +56,7 @@ def show_document(
     """
     for source in sources:
         require_answer("SOURCE", source)
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
+    tokenizer = configured_tokenizer(config)
     found = _find(list_fragments(list_sources(sources)), row if row or doc_id else "1", doc_id)
     given_id, source = row_identity(found.row)
     try:

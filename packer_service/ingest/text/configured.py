@@ -30,7 +30,7 @@ def configured_tokenizer(config: PackConfig) -> Tokenizer:
 @lru_cache(maxsize=2)
 def _load(model: str | None, tokenizer: str, template: str | None, special: SpecialTokensConfig) -> Tokenizer:
     folder = tokenizer if model is None else model
-    if folder != "tekken" and Path(folder).is_dir():
+    if model is not None and Path(folder).is_dir():
         loaded = folder_tokenizer(folder, special, load_folder(folder))
     else:
         loaded = load_tokenizer(tokenizer, special)

@@ -6,12 +6,15 @@ import pydoc_data.topics
 from pathlib import Path
 
 import pytest
+from chats import renderer_of
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from packer_service.ingest.document import Document, Message
+from packer_service.ingest.render import render
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from schemas.config import SpecialTokensConfig
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, DocumentError
 
 PLAIN = SpecialTokensConfig()
 
@@ -68,6 +71,17 @@ def test_an_image_token_is_added_where_there_is_none(tmp_path: Path) -> None:
     loaded = load_tokenizer(train(tmp_path / "tokenizer.json", ["<s>", "</s>"]), PLAIN)
     assert loaded.entry.image_id == 400
     assert loaded.entry.vocab_size == 401
+
+
+def test_no_chat_form_is_spelled_out_as_text(tmp_path: Path) -> None:
+    """Fails when a model that knows no ChatML learns to read and write it letter by letter."""
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    loaded = load_tokenizer(train(tmp_path / "tokenizer.json", special), PLAIN)
+    assert loaded.chat is None
+    turns = (Message(role="user", parts=("q",)), Message(role="assistant", parts=("a",)))
+    with pytest.raises(DocumentError, match="no tokens of a chat form that is known; give one as chat_template=FILE"):
+        render(renderer_of(loaded), Document(branches=(turns,)), [])
+    assert len(render(renderer_of(loaded), Document(text="words"), [])) > 2
 
 
 def test_special_tokens_can_be_named(tmp_path: Path) -> None:
