@@ -54,7 +54,10 @@ def _small_tokenizer(path: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=512,
+        special_tokens=["<s>", "</s>", "[INST]", "[/INST]"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(inspect.getsource(pydoc).splitlines(), trainer)
     tokenizer.save(str(path))
