@@ -48,6 +48,19 @@ def _config_options(command: Any) -> Any:
     )
 
 
+def _source_options(command: Any) -> Any:
+    text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
+    command = click.option("--form", metavar="FORM", help=text)(command)
+    text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
+    return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(command)
+
+
+def _with_source_options(settings: tuple[str, ...], form: str | None, ignore: tuple[str, ...]) -> list[str]:
+    """The settings with those of the options that are keys of the configuration as well. YAML reads JSON."""
+    own = [f"form={json.dumps(form)}"] if form is not None else []
+    return [*settings, *own, *([f"ignore={json.dumps(ignore)}"] if ignore else [])]
+
+
 def _dp_option(command: Any) -> Any:
     text = "Data-parallel sizes to report the straggler ratio for, such as 8,16,32; each must divide order.window."
     return click.option("--dp", "dp_sizes", type=_Sizes(), default=(), help=text)(command)
@@ -86,21 +99,24 @@ def demo_source(directory: Path) -> None:
 @cli.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or a URI.")
+@_source_options
 @_config_options
 @_ray_options
 def pack(
     sources: tuple[str, ...],
     out: str,
+    form: str | None,
+    ignore: tuple[str, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
     ray_address: str | None,
     num_cpus: int | None,
 ) -> None:
-    """Pack SOURCE files and folders (JSON Lines, Parquet) into a dataset. Continues where an earlier run stopped."""
+    """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped."""
     from packer_service.config import load_config
     from packer_service.job.pack import pack as run_job
 
-    config = load_config(config_file, settings)
+    config = load_config(config_file, _with_source_options(settings, form, ignore))
     progress = ConsoleProgress()
     with ExitStack() as stack:
         stack.callback(progress.close)
@@ -126,10 +142,13 @@ def pack(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @_dp_option
+@_source_options
 @_config_options
 @_ray_options
 def plan(
     sources: tuple[str, ...],
+    form: str | None,
+    ignore: tuple[str, ...],
     lengths: Path | None,
     as_json: bool,
     dp_sizes: tuple[int, ...],
@@ -143,7 +162,7 @@ def plan(
     from packer_service.job.preview import plan_sources
     from packer_service.report.what_if import plan_lengths
 
-    config = load_config(config_file, settings)
+    config = load_config(config_file, _with_source_options(settings, form, ignore))
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     if lengths is not None:

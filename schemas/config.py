@@ -34,6 +34,7 @@ def _as_tuple(given: Any) -> Any:
 Degree = Annotated[int, Field(ge=1, le=4096)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=1000)]
 Width = Annotated[int, Field(ge=1, le=2**24)]
 """A dimension of a model: a hundred times those of any model, and no product of a few of them overflows."""
 
@@ -154,6 +155,11 @@ class PackConfig(_Section):
     annotation_weight: Literal["none", "sqrt"] = Field(
         "none", description="`sqrt`: each of n annotations weighs 1/sqrt(n)."
     )
+    form: str = Field(
+        "auto", min_length=1, description="Form of the rows: `auto`, a form's name, or `package.module:function`."
+    )
+    ignore: Names = Field((), description="Patterns of files in a source's folders that are left out.")
+    ignore_columns: Names = Field((), description="Columns of the source that are left out.")
     oversize: Literal["reject", "truncate", "split"] = Field(
         "reject", description="What happens to a document above seq_len or max_images."
     )

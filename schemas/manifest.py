@@ -82,7 +82,9 @@ UNSEALED = "0" * 64
 class Manifest(_Record):
     """Written last: a folder without it is not a dataset.
 
-    ``sha256`` is that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
+    ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
+    ``unread_files`` the files in the source's folders that are no source, by a pattern of their names. ``sha256`` is
+    that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
     """
 
     format_version: int
@@ -91,6 +93,8 @@ class Manifest(_Record):
     config: dict[str, Any]
     tokenizer: TokenizerEntry
     sources: list[str]
+    unused_columns: dict[str, Natural]
+    unread_files: dict[str, Natural]
     counts: Counts
     tables: list[TableEntry]
     shards: list[ShardEntry]

@@ -42,6 +42,7 @@ def make_manifest(
     plan: Plan,
     config: PackConfig,
     tokenizer: TokenizerEntry,
+    unread: dict[str, int],
 ) -> Manifest:
     """Writes the tables from the shards' records, and returns the manifest that describes what is there.
 
@@ -53,6 +54,7 @@ def make_manifest(
         plan: what was written.
         config: the job's configuration.
         tokenizer: the tokenizer that made the tokens.
+        unread: how many files of the source's folders are no source, by pattern.
     """
     order = BalanceOrder.of(config, plan.n_packs)
     tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
@@ -63,6 +65,8 @@ def make_manifest(
         config=config.model_dump(mode="json"),
         tokenizer=tokenizer,
         sources=[file.label for file in found.files],
+        unused_columns=found.unused_columns,
+        unread_files=unread,
         counts=_count(folder, found.n_rows),
         tables=tables,
         shards=[read_record(records, shard).entry for shard in shards],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.files import Fragment, RowReference, read_fragment
-from packer_service.ingest.source.rows import parse_document, row_identity
+from packer_service.ingest.source.file import Fragment, RowReference
+from packer_service.ingest.source.files import read_fragment
+from packer_service.ingest.source.forms.detect import find_form
+from packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.layout.area import attention_area
@@ -39,24 +41,40 @@ MEASURED = pa.schema(
 fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask."""
 
 
-def measure_fragment(fragment: Fragment, config: PackConfig) -> tuple[pa.Table, int]:
-    """Tokenises and probes every row of a fragment; no pixel is decoded.
+MAX_UNUSED = 100
+"""Most names of unused columns that are kept: rows of JSON can each have keys of their own."""
+MAX_UNUSED_NAME = 80
+"""Most characters of such a name."""
 
-    Returns:
-        The table, and how many lines the fragment has (including blank ones).
-    """
+
+class Measured(NamedTuple):
+    """A fragment's table, its lines (blank ones included), and the fields of its rows that nothing reads."""
+
+    table: pa.Table
+    n_lines: int
+    unused: list[str]
+
+
+def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
+    """Tokenises and probes every row of a fragment; no pixel is decoded."""
     tokenizer = configured_tokenizer(config)
     read = read_fragment(fragment)
-    rows = [
-        measured
-        for number, reference, row in read.rows
-        for measured in _measure_row(row, number, reference, fragment.file.folder, config, tokenizer)
-    ]
-    return pa.Table.from_pylist(rows, schema=MEASURED), read.n_lines
+    rows, unused, form = list[dict[str, Any]](), set[str](), find_form(fragment.file.form)
+    for number, reference, row in read.rows:
+        rows += _measure_row(row, number, reference, fragment, config, tokenizer)
+        if isinstance(row, dict) and len(unused) < MAX_UNUSED:
+            unused.update(unused_columns(row, form))
+    names = sorted({_plain(name) for name in unused - set(config.ignore_columns)})
+    return Measured(pa.Table.from_pylist(rows, schema=MEASURED), read.n_lines, names[:MAX_UNUSED])
+
+
+def _plain(name: str) -> str:
+    """The name of a column as a table of results can hold it."""
+    return name[:MAX_UNUSED_NAME].encode("utf-8", "replace").decode()
 
 
 def _measure_row(
-    row: Any, number: int, reference: RowReference, folder: str, config: PackConfig, tokenizer: Tokenizer
+    row: Any, number: int, reference: RowReference, fragment: Fragment, config: PackConfig, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
     doc_id, source = row_identity(row)
     where = {"row": number, "offset": reference.offset, "size": reference.size, "doc_id": doc_id, "source": source}
@@ -64,9 +82,9 @@ def _measure_row(
     try:
         if isinstance(row, DocumentError):
             raise row
-        document = parse_document(row)
+        document = parse_document(row, fragment.file.form, config.ignore_columns)
         stage = "measure"
-        pieces = render_pieces(document, folder, config, tokenizer)
+        pieces = render_pieces(document, fragment.file.folder, config, tokenizer)
     except DocumentError as error:
         return [{**where, **reason_columns(stage, error)}]
     return [

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from packer_service.ingest.source.files import Fragment
+from packer_service.ingest.source.file import Fragment
 from packer_service.runtime.progress import Progress
 from packer_service.shards.lock import LOCK, FolderInUseError, locked
 from packer_service.shards.store import Folder

@@ -8,21 +8,22 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
-from packer_service.ingest.source.files import Fragment, list_fragments, list_sources
+from packer_service.ingest.source.file import Fragment
+from packer_service.ingest.source.files import list_fragments
+from packer_service.ingest.source.listing import Sources, list_sources
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.finish import make_manifest
-from packer_service.job.measure import measure_fragment
+from packer_service.job.measure import Measured, measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
 from packer_service.job.plan import PlannedShards, shard_ranges
 from packer_service.job.resume import FEW_BYTES, kept_shards
 from packer_service.job.survey import Survey, survey
 from packer_service.job.workdir import (
+    COPIES,
     MEASURED_FOLDER,
     build_and_keep,
     count_rows,
@@ -86,16 +87,19 @@ def pack(
         require_answer("SOURCE", source)
     require_answer("--out", out)
     tokenizer = configured_tokenizer(config).entry
-    fragments = list_fragments(list_sources(sources))
+    found = list_sources(sources, config)
+    fragments = list_fragments(found.files)
     folder, record = Folder(out), job_record(config, tokenizer, fragments)
     manifest = finished_before(folder, record)
     if manifest is not None:
         return Outcome(manifest=manifest, already_done=True, seconds={})
     _check_writable(folder)
     with claimed(folder, record, progress) as claim:
+        for note in found.notes():
+            progress.note(note)
         job = _Job(claim=claim, config=config, executor=executor, progress=progress, few_bytes=few_bytes)
         try:
-            return _run(job, fragments, tokenizer)
+            return _run(job, found, fragments, tokenizer)
         except FileNotFoundError:
             # in an object store two runs of one job can meet, and the first to end removes the work of both
             manifest = None if folder.is_local else finished_before(folder, record)
@@ -143,9 +147,9 @@ class _Clock:
         self.last = now
 
 
-def _run(job: _Job, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) -> Outcome:
+def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) -> Outcome:
     clock = _Clock()
-    found, measure_task_seconds = _survey(job, fragments)
+    found, measure_task_seconds = _survey(job, _with_copies(job, fragments), sources.unused)
     clock.lap("measure_seconds")
     job.claim.check()
     plan = plan_documents(found.documents, job.config)
@@ -156,12 +160,32 @@ def _run(job: _Job, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) ->
     job.claim.check()
     records = job.work / SHARDS
     manifest = make_manifest(
-        job.folder, records, shards, found=found, plan=plan, config=job.config, tokenizer=tokenizer
+        job.folder,
+        records,
+        shards,
+        found=found,
+        plan=plan,
+        config=job.config,
+        tokenizer=tokenizer,
+        unread=sources.unread,
     )
     tasks = {"measure_task_seconds": measure_task_seconds, "write_task_seconds": _task_seconds(records, shards)}
     clock.lap("finish_seconds")
     _commit(job, manifest, {**clock.laps, **tasks})
     return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
+
+
+def _with_copies(job: _Job, fragments: Sequence[Fragment]) -> list[Fragment]:
+    """The fragments, with a place in the work folder for a copy of each compressed file."""
+    files = {file: number for number, file in enumerate(dict.fromkeys(fragment.file for fragment in fragments))}
+
+    def placed(fragment: Fragment) -> Fragment:
+        if fragment.file.compression is None:
+            return fragment
+        copy = (job.work / COPIES).path(f"{files[fragment.file]:08d}.zst")
+        return replace(fragment, file=replace(fragment.file, copy=copy))
+
+    return [placed(fragment) for fragment in fragments]
 
 
 def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
@@ -175,18 +199,18 @@ def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
 
 def measure_all(
     fragments: Sequence[Fragment], config: PackConfig, executor: Executor, progress: Progress
-) -> list[tuple[pa.Table, int]]:
+) -> list[Measured]:
     """Measures every fragment and keeps nothing on disk, for ``plan``, which writes no dataset."""
-    results: list[tuple[pa.Table, int]] = [(None, 0)] * len(fragments)
+    results = [Measured(None, 0, [])] * len(fragments)
     amounts: Counter[str] = Counter()
     for done, (index, result) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
         results[index] = result
-        amounts.update(count_rows(result[0]))
+        amounts.update(count_rows(result.table))
         progress.step("measured fragments", done, len(fragments), amounts)
     return results
 
 
-def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
+def _survey(job: _Job, fragments: Sequence[Fragment], unused: dict[str, int]) -> tuple[Survey, float]:
     """Measures what no earlier run has measured, and joins it all; the seconds are those of all tasks of all runs."""
     names = set((job.work / MEASURED_FOLDER).names())
     missing = [i for i in range(len(fragments)) if measured_name(i).rpartition("/")[2] not in names]
@@ -196,14 +220,14 @@ def _survey(job: _Job, fragments: Sequence[Fragment]) -> tuple[Survey, float]:
     _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing])
     seconds = 0.0
 
-    def read_all() -> Iterator[tuple[pa.Table, int]]:
+    def read_all() -> Iterator[Measured]:
         nonlocal seconds
         for i in range(len(fragments)):
-            measured = read_measured(job.work, i)
-            seconds += measured.seconds
-            yield measured.table, measured.n_lines
+            kept = read_measured(job.work, i)
+            seconds += kept.seconds
+            yield kept.measured
 
-    return survey(fragments, read_all()), round(seconds, 3)
+    return survey(fragments, read_all(), unused), round(seconds, 3)
 
 
 def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:

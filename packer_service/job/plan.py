@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
-from packer_service.ingest.source.files import RowReference, SourceFile
+from packer_service.ingest.source.file import RowReference, SourceFile
 from packer_service.job.survey import Survey
 from packer_service.plan.plan import Plan
 from schemas.codec import shard_name

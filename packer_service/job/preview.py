@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 import pyarrow.compute as pc
 
-from packer_service.ingest.source.files import list_fragments, list_sources
+from packer_service.ingest.source.files import list_fragments
+from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.pack import measure_all
 from packer_service.job.plan import PlannedShard, ShardRange, planned_shard
@@ -46,8 +47,11 @@ def plan_sources(
     configured_tokenizer(config)  # so that a wrong one is reported before any task starts
     for source in sources:
         require_answer("SOURCE", source)
-    fragments = list_fragments(list_sources(sources))
-    found = survey(fragments, measure_all(fragments, config, executor, progress))
+    listed = list_sources(sources, config)
+    for note in listed.notes():
+        progress.note(note)
+    fragments = list_fragments(listed.files)
+    found = survey(fragments, measure_all(fragments, config, executor, progress), listed.unused)
     started = time.perf_counter()
     plan = plan_documents(found.documents, config)
     seconds = time.perf_counter() - started

@@ -6,7 +6,8 @@ from cachetools import LRUCache
 
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.files import RowReference, SourceFile, read_row
+from packer_service.ingest.source.file import RowReference, SourceFile
+from packer_service.ingest.source.files import read_row
 from packer_service.ingest.source.rows import parse_document, row_identity
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.job.plan import PlannedDocument
@@ -55,5 +56,6 @@ def _read_pieces(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
     given_id, _ = row_identity(row)
     if given_id not in (None, planned.doc_id):
         raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
-    pieces = render_pieces(parse_document(row), planned.file.folder, config, tokenizer)
+    document = parse_document(row, planned.file.form, config.ignore_columns)
+    pieces = render_pieces(document, planned.file.folder, config, tokenizer)
     return [piece for piece, _ in pieces]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
-from packer_service.ingest.source.files import Fragment, SourceFile
+from packer_service.ingest.source.file import Fragment, SourceFile
 from packer_service.job.duplicates import repeated
-from packer_service.job.measure import MEASURED
+from packer_service.job.measure import MAX_UNUSED, MEASURED, Measured
 from schemas.rejects import rejects_table
 
 LOCATED = MEASURED.remove(0).append(pa.field("file", pa.int64())).append(pa.field("line", pa.int64()))
@@ -26,28 +27,37 @@ class Survey:
     ``documents`` has :data:`DOCUMENT_COLUMNS`: those of ``measure.MEASURED``, with every ``doc_id`` filled in, and
     ``file`` (index into ``files``) and ``line`` (row in the file from 1). Each column of integers is only as wide as
     its values need. ``rejects`` has the columns of ``schemas.tables.REJECTS``, duplicates among them.
+    ``unused_columns`` counts, for each column that nothing reads, the files that have it.
     """
 
     files: list[SourceFile]
     documents: pa.Table
     rejects: pa.Table
     n_rows: int
+    unused_columns: dict[str, int]
 
 
-def survey(fragments: Sequence[Fragment], measured: Iterable[tuple[pa.Table, int]]) -> Survey:
+def survey(
+    fragments: Sequence[Fragment], measured: Iterable[Measured], unused: Mapping[str, int] | None = None
+) -> Survey:
     """Joins measured fragments: numbers the rows, names those without an id, and rejects ids that came before.
 
     Args:
         fragments: fragments of the source, in order.
         measured: of each one, what :func:`~packer_service.job.measure.measure_fragment` returned.
+        unused: columns that the schemas of tables have and nothing reads, with the number of files that have them.
     """
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
     number = {file: i for i, file in enumerate(files)}
     tables, lines_before = list[pa.Table](), dict.fromkeys(files, 0)
-    for fragment, (table, n_lines) in zip(fragments, measured, strict=True):
-        tables.append(_locate(table, number[fragment.file], fragment.file, lines_before[fragment.file]))
-        lines_before[fragment.file] += n_lines
-    return _split(files, _joined(tables))
+    of_rows = set[tuple[str, SourceFile]]()
+    for fragment, found in zip(fragments, measured, strict=True):
+        tables.append(_locate(found.table, number[fragment.file], fragment.file, lines_before[fragment.file]))
+        lines_before[fragment.file] += found.n_lines
+        of_rows.update((name, fragment.file) for name in found.unused)
+    counts = Counter(dict(unused or {})) + Counter(name for name, _ in of_rows)
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNUSED]
+    return replace(_split(files, _joined(tables)), unused_columns=dict(sorted(most)))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
@@ -101,6 +111,7 @@ def _split(files: list[SourceFile], table: pa.Table) -> Survey:
         documents=documents.combine_chunks(),
         rejects=_rejects(files, rejects, duplicate[lost & first_piece]),
         n_rows=n_rows,
+        unused_columns={},
     )
 
 

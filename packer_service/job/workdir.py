@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from packer_service.ingest.source.files import Fragment
-from packer_service.job.measure import measure_fragment
+from packer_service.ingest.source.containers.compressed import keep_copy, spooled
+from packer_service.ingest.source.file import Fragment
+from packer_service.job.measure import Measured, measure_fragment
 from packer_service.job.plan import PlannedShard
 from packer_service.job.write import BuiltShard, build_shard
 from packer_service.shards.store import Folder
@@ -29,6 +31,8 @@ from schemas.errors import PreshardError
 from schemas.manifest import SHARDS, WORK, ShardEntry
 
 MEASURED_FOLDER = "measured"
+COPIES = "copies"
+"""Folder of the copies of compressed files that can be read at any position."""
 RECORD = "entry.json"
 """The last file of a shard's record to be written."""
 
@@ -46,10 +50,9 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredFragment:
-    """A fragment's table (``measure.MEASURED``), its lines, and the seconds that measuring it took."""
+    """What measuring a fragment gave, and the seconds that it took."""
 
-    table: pa.Table
-    n_lines: int
+    measured: Measured
     seconds: float
 
 
@@ -58,13 +61,24 @@ def measured_name(index: int) -> str:
 
 
 def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> Done:
-    """Runs in a task: measures a fragment and keeps its table under the fragment's number."""
+    """Runs in a task: measures a fragment and keeps its table under the fragment's number.
+
+    Of a compressed file it keeps a copy first that can be read at any position, as the file itself cannot.
+    """
     index, fragment = item
     started = time.monotonic()
-    table, n_lines = measure_fragment(fragment, config)
-    facts = {"n_lines": str(n_lines), "seconds": f"{time.monotonic() - started:.3f}"}
-    Folder(work).write(measured_name(index), encode_table(table.replace_schema_metadata(facts)))
-    return Done(amounts=count_rows(table))
+    if fragment.file.copy is not None:
+        folder, _, name = fragment.file.copy.rpartition("/")
+        with Folder(folder).writer(name) as sink:
+            keep_copy(spooled(fragment.file), sink)
+    found = measure_fragment(fragment, config)
+    facts = {
+        "n_lines": str(found.n_lines),
+        "unused": json.dumps(found.unused),
+        "seconds": f"{time.monotonic() - started:.3f}",
+    }
+    Folder(work).write(measured_name(index), encode_table(found.table.replace_schema_metadata(facts)))
+    return Done(amounts=count_rows(found.table))
 
 
 def count_rows(measured: pa.Table) -> Counter[str]:
@@ -84,11 +98,12 @@ def read_measured(work: Folder, index: int) -> MeasuredFragment:
         table = pq.read_table(io.BytesIO(work.read(name)))
         facts = table.schema.metadata
         return MeasuredFragment(
-            table=table.replace_schema_metadata(None),
-            n_lines=int(facts[b"n_lines"]),
+            measured=Measured(
+                table.replace_schema_metadata(None), int(facts[b"n_lines"]), json.loads(facts[b"unused"])
+            ),
             seconds=float(facts[b"seconds"]),
         )
-    except (pa.ArrowException, KeyError, TypeError) as error:
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise WorkError(f"{work.path(name)}: is damaged ({reason}); remove it and run the same command again") from None
 

@@ -30,7 +30,7 @@ from machine import hardware  # noqa: E402
 from processes import PeakMemory, cpu_seconds  # noqa: E402
 
 from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.source.lines import read_lines  # noqa: E402
+from packer_service.ingest.source.containers.lines import read_lines  # noqa: E402
 from packer_service.ingest.text.tokenizer import load_tokenizer  # noqa: E402
 
 GIB = 1 << 30

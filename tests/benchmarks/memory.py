@@ -28,7 +28,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.ingest.source.files import FRAGMENT_BYTES, Fragment  # noqa: E402
+from packer_service.ingest.source.containers.json_lines import FRAGMENT_BYTES  # noqa: E402
+from packer_service.ingest.source.file import Fragment  # noqa: E402
 from packer_service.job.measure import MEASURED  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
 from packer_service.job.plan import PlannedShard  # noqa: E402
@@ -95,7 +96,8 @@ class Sham:
             "piece": np.zeros(n, np.int64), "tokens": tokens, "images": np.zeros(n, np.int64),
             "area": tokens * (tokens + 1) // 2, "truncated": np.zeros(n, np.int64),
         }  # fmt: skip
-        table = pa.table(columns, schema=MEASURED).replace_schema_metadata({"n_lines": str(n), "seconds": "0.1"})
+        facts = {"n_lines": str(n), "unused": "[]", "seconds": "0.1"}
+        table = pa.table(columns, schema=MEASURED).replace_schema_metadata(facts)
         Folder(str(self.out / WORK)).write(measured_name(index), encode_table(table))
 
     def _build(self, task: PlannedShard) -> None:

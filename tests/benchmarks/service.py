@@ -211,6 +211,8 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         config=config.model_dump(mode="json"),
         tokenizer=tokenizer,
         sources=["lengths"],
+        unused_columns={},
+        unread_files={},
         counts=counts,
         tables=tables,
         shards=shards,

@@ -47,7 +47,8 @@ from reading import write_source  # noqa: E402
 from packer_service.config import load_config  # noqa: E402
 from packer_service.ingest.media.isolated import probe  # noqa: E402
 from packer_service.ingest.media.pixels import SCALING  # noqa: E402
-from packer_service.ingest.source.files import list_fragments, list_sources, read_row  # noqa: E402
+from packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
+from packer_service.ingest.source.listing import list_sources  # noqa: E402
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.pack import measure_all  # noqa: E402
@@ -231,7 +232,7 @@ def main() -> None:
         begin = time.perf_counter()
         with ray_cluster(None, given.processes) as executor, mp.get_context("spawn").Pool(given.processes) as pool:
             print(f"Ray started in {time.perf_counter() - begin:.1f} s, load {load()}")
-            fragments = list_fragments(list_sources([str(source)]))
+            fragments = list_fragments(list_sources([str(source)]).files)
             found = survey(fragments, measure_all(fragments, config, executor, Quiet()))
             plan = plan_documents(found.documents, config)
             tasks = PlannedShards(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))

@@ -15,7 +15,8 @@ from schemas.config import PackConfig
 from packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
 from packer_service.demo import packages
 from packer_service.demo.videos import RECIPES, encode, pictures
-from packer_service.ingest.source.files import list_fragments, list_sources
+from packer_service.ingest.source.files import list_fragments
+from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.media.video import probe_video
 from packer_service.job.measure import measure_fragment
 from packer_service.job.survey import survey
@@ -26,11 +27,11 @@ from packer_service.ingest.document import Medium
 @pytest.fixture(scope="module")
 def measured(demo: tuple[Path, dict[str, int], list[str]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Good rows and rejects, as the packer measures them with the default configuration."""
-    fragments = list_fragments(list_sources([str(demo[0])]))
+    fragments = list_fragments(list_sources([str(demo[0])]).files)
     tables = [measure_fragment(fragment, PackConfig()) for fragment in fragments]
     rejects = survey(fragments, tables).rejects.to_pylist()
     rejected_rows = {(reject["doc_id"], reject["location"]) for reject in rejects}
-    good = [row for table, _ in tables for row in table.to_pylist() if row["code"] is None]
+    good = [row for found in tables for row in found.table.to_pylist() if row["code"] is None]
     assert len(rejected_rows) == len(rejects)
     return good, rejects
 

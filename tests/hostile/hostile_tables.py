@@ -39,7 +39,8 @@ def typed_tables() -> Iterator[tuple[str, pa.Table, int]]:
         yield f"messages_{name}", pa.table({"messages": column}), 0
         yield f"annotations_{name}", pa.table({"annotations": column, "media": column}), 0
         strange = 4 if name == "nulls" else column.null_count
-        yield f"id_{name}", pa.table({"id": column, "text": ["some text"] * 4}), strange
+        named = 4 if name == "numbers" else strange  # a whole number is an id
+        yield f"id_{name}", pa.table({"id": column, "text": ["some text"] * 4}), named
         yield f"source_{name}", pa.table({"source": column, "text": ["some text"] * 4}), strange
     yield "no_rows", pa.table({"text": pa.array([], pa.string())}), 0
     yield "no_fields", pa.table({"prompt": ["a"] * 4}), 0

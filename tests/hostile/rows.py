@@ -27,7 +27,8 @@ from hostile_tables import damaged_parquet, parquet, typed_tables  # noqa: E402
 from machine import hardware  # noqa: E402
 from run import pack  # noqa: E402
 
-from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment  # noqa: E402
+from packer_service.ingest.source.files import list_fragments, read_fragment  # noqa: E402
+from packer_service.ingest.source.listing import list_sources  # noqa: E402
 from schemas.errors import REJECT_CODES, ConfigError  # noqa: E402
 
 
@@ -72,7 +73,7 @@ def write_tables(source: Path, seed: int) -> int:
         path = source / f"damaged_{number:03d}.parquet"
         path.write_bytes(data)
         try:
-            fragments = list_fragments(list_sources([str(path)]))
+            fragments = list_fragments(list_sources([str(path)]).files)
         except ConfigError:
             path.unlink()
             refused += 1

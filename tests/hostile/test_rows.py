@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packer_service.config import load_config
-from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment
+from packer_service.ingest.source.files import list_fragments, read_fragment
+from packer_service.ingest.source.listing import list_sources
 from packer_service.job.measure import measure_fragment
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
@@ -62,9 +63,9 @@ def test_a_row_is_measured_the_same_twice(
     rows = [grammar.row() for _ in range(4)]
     path = tmp_path_factory.mktemp("rows") / "f.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    [fragment] = list_fragments(list_sources([str(path)]))
+    [fragment] = list_fragments(list_sources([str(path)]).files)
     config = load_config(None, SETTINGS)
-    measured, n_lines = measure_fragment(fragment, config)
+    measured, n_lines, _ = measure_fragment(fragment, config)
     assert n_lines == len(rows) == measured.num_rows
     assert all((row["code"] in REJECT_CODES) != (row["tokens"] is not None) for row in measured.to_pylist())
     assert measured.equals(measure_fragment(fragment, config)[0])
@@ -89,12 +90,12 @@ def test_damaged_parquet_is_rejected_or_refused(tmp_path: Path, damaged_tables: 
         path = tmp_path / f"{number}.parquet"
         path.write_bytes(data)
         try:
-            fragments = list_fragments(list_sources([str(path)]))
+            fragments = list_fragments(list_sources([str(path)]).files)
         except ConfigError:
             outcomes["refused"] += 1
             continue
         for fragment in fragments:
-            table, _ = measure_fragment(fragment, config)
+            table, _, _ = measure_fragment(fragment, config)
             outcomes.update(code or "packed" for code in table["code"].to_pylist())
     assert outcomes.keys() <= {"refused", "packed", *REJECT_CODES}
     assert min(outcomes[what] for what in ("refused", "packed", "bad_row")) > 3
@@ -104,7 +105,7 @@ def test_damaged_parquet_is_rejected_or_refused(tmp_path: Path, damaged_tables: 
 def test_no_reason_spells_the_line(tmp_path: Path, line: bytes) -> None:
     """Fails when a message grows with what is wrong: rejects of garbage would be as large as the garbage."""
     (tmp_path / "f.jsonl").write_bytes(line + b"x" * 5000)
-    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     [(_, _, row)] = read_fragment(fragment).rows
     assert isinstance(row, DocumentError)
     assert len(str(row)) < 200

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packer_service.cli import main
-from packer_service.ingest.source.row_groups import RowGroups
+from packer_service.ingest.source.containers.row_groups import RowGroups
 from packer_service.job.pack import Outcome, pack
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import verify_dataset

@@ -11,7 +11,8 @@ from PIL import Image
 
 from packer_service.config import load_config
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.files import list_fragments, list_sources
+from packer_service.ingest.source.files import list_fragments
+from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.source.rows import parse_document
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job.measure import measure_fragment
@@ -37,7 +38,7 @@ def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> Non
     settings = [f"bidirectional={bidirectional}", "seq_len=2048", "vision.image_size=28", "vision.pool_size=1"]
     config = load_config(None, settings)
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
-    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     areas = measure_fragment(fragment, config)[0]["area"].to_pylist()
     expected = []
     for row in ROWS.values():

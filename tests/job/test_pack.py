@@ -111,8 +111,8 @@ def test_a_job_with_nothing_left_to_do_runs_no_task(
 
 def keep_as_if_slow(work: Folder, seconds: float) -> None:
     """Rewrites what a stopped run kept, one fragment and one shard, as if each had taken so long."""
-    measured = read_measured(work, 0)
-    facts = {"n_lines": str(measured.n_lines), "seconds": str(seconds)}
+    measured = read_measured(work, 0).measured
+    facts = {"n_lines": str(measured.n_lines), "unused": json.dumps(measured.unused), "seconds": str(seconds)}
     work.write(measured_name(0), encode_table(measured.table.replace_schema_metadata(facts)))
     record = read_record(work / SHARDS, shard_name(0))
     name = f"{SHARDS}/{shard_name(0)}/{RECORD}"

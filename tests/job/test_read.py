@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from packer_service.ingest.source.files import list_fragments, list_sources, read_fragment
+from packer_service.ingest.source.files import list_fragments, read_fragment
+from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.text.tokenizer import load_tokenizer
 from packer_service.job import read as read_module
 from packer_service.job.measure import measure_fragment
@@ -21,7 +22,7 @@ from schemas.errors import DocumentError
 
 def planned_in(folder: Path, config: PackConfig) -> PlannedDocument:
     """The first document of a source, as the plan refers to it."""
-    [fragment] = list_fragments(list_sources([str(folder)]))
+    [fragment] = list_fragments(list_sources([str(folder)]).files)
     _, reference, _ = next(iter(read_fragment(fragment).rows))
     measured = measure_fragment(fragment, config)[0].to_pylist()[0]
     return PlannedDocument(
@@ -89,7 +90,7 @@ def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     write_row(tmp_path, id="long", text="words " * 3 * config.seq_len)
     first = planned_in(tmp_path, config)
-    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     lengths = measure_fragment(fragment, config)[0]["tokens"].to_pylist()
     assert len(lengths) > 3
     rendered: list[PlannedDocument] = []

@@ -12,14 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.ingest.source.files import (
-    Fragment,
-    SourceFile,
-    list_fragments,
-    list_sources,
-    read_fragment,
-    read_row,
-)
+from packer_service.ingest.source.file import Fragment, SourceFile
+from packer_service.ingest.source.files import list_fragments, read_fragment, read_row
+from packer_service.ingest.source.listing import list_sources
 from schemas.errors import ConfigError, DocumentError
 
 
@@ -55,7 +50,7 @@ def test_a_row_is_found_again_by_its_reference(tmp_path: Path) -> None:
     """Fails when the write stage reads another row than the one that was measured."""
     path = tmp_path / "f.jsonl"
     path.write_text('{"n": 1}\n\n{"n": "zwei 二"}\r\n{broken\n', encoding="utf-8")
-    [fragment] = list_fragments(list_sources([str(path)]))
+    [fragment] = list_fragments(list_sources([str(path)]).files)
     rows = [(reference, row) for _, reference, row in read_fragment(fragment).rows]
     assert [row for _, row in rows[:2]] == [{"n": 1}, {"n": "zwei 二"}]
     assert isinstance(rows[2][1], DocumentError)
@@ -67,7 +62,7 @@ def test_a_line_that_is_no_json_is_a_reject(tmp_path: Path, line: bytes) -> None
     """Fails when one broken line stops the job."""
     path = tmp_path / "f.jsonl"
     path.write_bytes(line + b'\n{"good": 1}\n')
-    [fragment] = list_fragments(list_sources([str(path)]))
+    [fragment] = list_fragments(list_sources([str(path)]).files)
     first, second = (row for _, _, row in read_fragment(fragment).rows)
     assert isinstance(first, DocumentError)
     assert first.code == "bad_row"
@@ -77,7 +72,7 @@ def test_a_line_that_is_no_json_is_a_reject(tmp_path: Path, line: bytes) -> None
 def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
     """Fails when rows of a second row group are lost or referred to wrongly."""
     pq.write_table(pa.table({"text": ["a", "b", "c"]}), tmp_path / "f.parquet", row_group_size=2)
-    fragments = list_fragments(list_sources([str(tmp_path)]))
+    fragments = list_fragments(list_sources([str(tmp_path)]).files)
     assert len(fragments) == 2
     assert rows_of(fragments) == [(1, {"text": "a"}), (2, {"text": "b"}), (3, {"text": "c"})]
     _, reference, row = next(iter(read_fragment(fragments[1]).rows))
@@ -89,9 +84,9 @@ def test_labels_do_not_depend_on_where_the_source_lies(tmp_path: Path) -> None:
     for name in ("a/data", "b/data"):
         (tmp_path / name / "deep").mkdir(parents=True)
         (tmp_path / name / "deep" / "x.jsonl").write_text("{}\n")
-    [one] = list_sources([str(tmp_path / "a/data")])
+    [one] = list_sources([str(tmp_path / "a/data")]).files
     assert one.label == "data/deep/x.jsonl"
-    both = list_sources([str(tmp_path / "a/data"), f"file://{tmp_path}/b/data/"])
+    both = list_sources([str(tmp_path / "a/data"), f"file://{tmp_path}/b/data/"]).files
     assert [file.label for file in both] == ["data~1/deep/x.jsonl", "data~2/deep/x.jsonl"]
     assert all(rows_of(list_fragments([file])) == [(1, {})] for file in both)
 
@@ -104,4 +99,4 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
         list_sources([str(tmp_path)])
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(ConfigError, match="is not a Parquet file"):
-        list_fragments(list_sources([str(tmp_path)]))
+        list_fragments(list_sources([str(tmp_path)]).files)

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.ingest.source import row_groups
-from packer_service.ingest.source.files import RowReference, list_fragments, list_sources, read_fragment, read_row
-from packer_service.ingest.source.row_groups import RowGroups, rows_of
+from packer_service.ingest.source.containers import row_groups
+from packer_service.ingest.source.containers.row_groups import RowGroups, rows_of
+from packer_service.ingest.source.file import RowReference
+from packer_service.ingest.source.files import list_fragments, read_fragment, read_row
+from packer_service.ingest.source.listing import list_sources
 from schemas.errors import DocumentError
 
 
@@ -21,7 +23,7 @@ def test_a_string_that_is_not_utf8_is_a_reject(tmp_path: Path) -> None:
     """Fails when one row's bytes stop the job, or take the rest of their row group with them."""
     raw = pa.array([b"good", b"\xff\xfe", b"fine"], pa.binary())
     pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), 3, raw.buffers())}), tmp_path / "f.parquet")
-    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     first, second, third = (row for _, _, row in read_fragment(fragment).rows)
     assert (first, third) == ({"text": "good"}, {"text": "fine"})
     assert isinstance(second, DocumentError)
@@ -32,14 +34,14 @@ def test_columns_of_the_users_own_are_not_read(tmp_path: Path) -> None:
     """Fails when a column that no document needs stops the job: here a time that Python cannot represent."""
     far = pa.array([2**62], pa.timestamp("us"))
     pq.write_table(pa.table({"id": ["a"], "text": ["x"], "when": far}), tmp_path / "f.parquet")
-    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     assert [row for _, _, row in read_fragment(fragment).rows] == [{"id": "a", "text": "x"}]
 
 
 def test_rows_without_any_field_are_still_rows(tmp_path: Path) -> None:
     """Fails when a file of the wrong columns loses its rows instead of having each rejected."""
     pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "f.parquet")
-    [fragment] = list_fragments(list_sources([str(tmp_path)]))
+    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     assert [row for _, _, row in read_fragment(fragment).rows] == [{}, {}]
 
 
@@ -48,7 +50,7 @@ def test_a_file_written_anew_is_no_crash(tmp_path: Path, now: bytes | None) -> N
     """Fails when a source that changes under a job stops it, instead of losing the documents that are gone."""
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"text": ["a", "b"]}), path, row_group_size=1)
-    last = list_fragments(list_sources([str(path)]))[-1]
+    last = list_fragments(list_sources([str(path)]).files)[-1]
     if now is None:
         pq.write_table(pa.table({"text": ["a"]}), path)
     else:
@@ -67,7 +69,7 @@ def outcomes(path: Path, data: bytes) -> list[list[str]]:
     """For each row group, what became of its rows."""
     path.write_bytes(data)
     row_groups.ROW_GROUPS.recent = RowGroups(0).recent
-    fragments = list_fragments(list_sources([str(path)]))
+    fragments = list_fragments(list_sources([str(path)]).files)
     rows = [[row for _, _, row in read_fragment(fragment).rows] for fragment in fragments]
     return [[row.code if isinstance(row, DocumentError) else row["text"][:6] for row in group] for group in rows]
 
@@ -125,9 +127,9 @@ def test_documents_from_all_over_read_each_row_group_once(tmp_path: Path, monkey
     reads: list[int] = []
     read = row_groups._read
 
-    def counted(uri: str, group: int) -> pa.Table:
+    def counted(uri: str, group: int, columns: object) -> pa.Table:
         reads.append(group)
-        return read(uri, group)
+        return read(uri, group, columns)
 
     monkeypatch.setattr(row_groups, "_read", counted)
     groups = RowGroups(2**20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +10,11 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from packer_service.ingest.cache import recent_values
-from packer_service.ingest.source.rows import FIELDS
+from packer_service.ingest.source.containers.watched import Watched
 from schemas.errors import DocumentError
 from schemas.filesystem import locate
+
+Columns = tuple[str, ...] | None
 
 CACHED_BYTES = 256 * 2**20
 """Most memory of the row groups that a process keeps; the last one read is kept whatever its size."""
@@ -34,23 +35,24 @@ class RowGroups:
     """The row groups read last. Packs take documents from all over a source, so the same group is needed often."""
 
     def __init__(self, kept_bytes: int) -> None:
-        self.recent: LRUCache[tuple[str, int, int], pa.Table] = recent_values(
+        self.recent: LRUCache[tuple[str, int, Columns, int], pa.Table] = recent_values(
             kept_bytes, lambda table: int(table.nbytes)
         )
 
-    def table(self, uri: str, mtime_ns: int, group: int) -> pa.Table:
-        """The fields of :data:`~packer_service.ingest.source.rows.FIELDS` that a row group has, with all of its rows.
+    def table(self, uri: str, mtime_ns: int, group: int, columns: Columns = None) -> pa.Table:
+        """Some columns of a row group, or all of them, with all of its rows.
 
-        ``mtime_ns`` distinguishes two states of a file.
+        ``mtime_ns`` distinguishes two states of a file. No document needs the other columns, which may be large, or
+        hold values that Python cannot represent.
 
         Raises:
             DamagedGroupError: its bytes are there, but are not rows.
             OSError: the file cannot be read.
         """
-        key = (uri, mtime_ns, group)
+        key = (uri, mtime_ns, columns, group)
         table = self.recent.get(key)
         if table is None:
-            table = _read(uri, group)
+            table = _read(uri, group, columns)
             self.recent[key] = table
         return table
 
@@ -59,60 +61,32 @@ ROW_GROUPS = RowGroups(CACHED_BYTES)
 """The row groups that this process keeps."""
 
 
-def _read(uri: str, group: int) -> pa.Table:
+def _read(uri: str, group: int, columns: Columns) -> pa.Table:
     filesystem, path = locate(uri)
     try:
         with filesystem.open_input_file(path) as opened:
-            return _parse(opened, group)
+            return _parse(opened, group, columns)
     except (OSError, UnicodeDecodeError, pa.ArrowException):
         # Arrow also raises OSError for damaged data: read once more, watching for errors of the file system itself.
         with filesystem.open_input_file(path) as opened:
-            return _parse_watched(_Watched(opened), group)
+            return _parse_watched(Watched(opened), group, columns)
 
 
-def _parse(opened: Any, group: int) -> pa.Table:
-    # No document needs the other columns, which may be large, or hold values that Python cannot represent.
-    return pq.ParquetFile(opened).read_row_group(group, columns=list(FIELDS))
+def _parse(opened: Any, group: int, columns: Columns) -> pa.Table:
+    return pq.ParquetFile(opened).read_row_group(group, columns=None if columns is None else list(columns))
 
 
-def _parse_watched(watched: _Watched, group: int) -> pa.Table:
+def _parse_watched(watched: Watched, group: int, columns: Columns) -> pa.Table:
     n_rows = 0
     try:
         n_rows = pq.ParquetFile(watched).metadata.row_group(group).num_rows
-        return _parse(watched, group)
+        return _parse(watched, group, columns)
     except IndexError:
         raise DamagedGroupError(group, 0) from None
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         if watched.failure is not None:
             raise watched.failure from error
         raise DamagedGroupError(group, n_rows) from error
-
-
-class _Watched(io.RawIOBase):
-    """A file that remembers an error of its file system."""
-
-    def __init__(self, opened: pa.NativeFile) -> None:
-        self.opened = opened
-        self.failure: OSError | None = None
-
-    def read(self, size: int = -1) -> bytes:
-        try:
-            return self.opened.read(None if size < 0 else size)
-        except OSError as error:
-            self.failure = error
-            raise
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return int(self.opened.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self.opened.tell())
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def rows_of(table: pa.Table) -> Iterator[Any]:

@@ -1,0 +1,99 @@
+"""The columns of a file, from its schema or its first rows, so that the form of its rows is known before any work."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from packer_service.ingest.source.containers import arrow_batches
+from packer_service.ingest.source.containers.compressed import head
+from packer_service.ingest.source.containers.json_lines import parse_json
+from packer_service.ingest.source.file import SourceFile
+from packer_service.ingest.source.files import SCAN_BUFFER, SCANNED, reason_of
+from schemas.errors import ConfigError
+from schemas.filesystem import locate
+
+ROWS = 64
+"""Rows that are looked at."""
+BYTES = 4 * 2**20
+"""Bytes of them, of lines: a single one may be as long."""
+
+Columns = dict[str, bool]
+"""Names of columns, and whether they hold anything but numbers: only such a column can hold media or conversation."""
+
+
+def columns_of(file: SourceFile) -> tuple[str, Columns] | None:
+    """The container of a file and its columns; None for a file of JSON that holds no rows.
+
+    A file that ends in ``.json`` may be JSON Lines (``jsonl``), or a single line (``object``), which is a row only if
+    it has a form.
+
+    Raises:
+        ConfigError: a table cannot be read.
+        OSError: the file cannot be read.
+    """
+    if file.kind == "parquet":
+        return file.kind, _of_schema(_parquet_schema(file))
+    if file.kind == "arrow":
+        return file.kind, _of_schema(arrow_batches.schema(file))
+    with _beginning(file) as opened:
+        kind = _kind_of_json(opened) if file.kind == "json" else file.kind
+        if kind is None:
+            return None
+        scanned = "jsonl" if kind == "object" else kind
+        found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else 2**62)
+        return kind, _of_rows(row.row for row in islice(found, ROWS))
+
+
+def _beginning(file: SourceFile) -> Any:
+    if file.compression is not None:
+        return head(file)
+    filesystem, path = locate(file.uri)
+    return io.BufferedReader(filesystem.open_input_file(path), SCAN_BUFFER)
+
+
+def _kind_of_json(opened: Any) -> str | None:
+    """``json`` for an array, ``jsonl`` or ``object`` for lines, None for anything else."""
+    opened.seek(0)
+    begin = opened.read(BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+    opened.seek(0)
+    if begin[:1] == b"[":
+        return "json"
+    line, _, rest = begin.partition(b"\n")
+    if not isinstance(parse_json(line), dict):
+        return None
+    return "jsonl" if rest.lstrip()[:1] == b"{" else "object"
+
+
+def _of_rows(rows: Iterable[Any]) -> Columns:
+    columns: Columns = {}
+    for row in rows:
+        for name, value in row.items() if isinstance(row, dict) else ():
+            if value is not None:
+                columns[name] = columns.get(name, False) or not isinstance(value, int | float)
+    return columns
+
+
+def _parquet_schema(file: SourceFile) -> pa.Schema:
+    filesystem, path = locate(file.uri)
+    try:
+        with filesystem.open_input_file(path) as opened:
+            return pq.ParquetFile(opened).schema_arrow
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise ConfigError(f"SOURCE {file.uri}: is not a Parquet file ({reason_of(error)})") from None
+
+
+def _of_schema(schema: pa.Schema | None) -> Columns:
+    types = {} if schema is None else {field.name: field.type for field in schema}
+    return {name: not _is_number(kind) for name, kind in types.items() if not pa.types.is_null(kind)}
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return any(
+        test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_temporal)
+    )

@@ -1,0 +1,127 @@
+"""Arrow files as ``datasets.save_to_disk`` writes them: groups of rows that are mapped into memory, not read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from cachetools import LRUCache
+from pyarrow import fs, ipc
+
+from packer_service.ingest.cache import recent_values
+from packer_service.ingest.source.containers.row_groups import DamagedGroupError
+from packer_service.ingest.source.containers.watched import Watched
+from packer_service.ingest.source.file import SourceFile
+from schemas.errors import ConfigError
+from schemas.filesystem import locate
+
+MAGIC = b"ARROW1"
+"""A file of random access begins with it; without it, a file is a stream, which is what ``datasets`` writes."""
+FRAGMENT_BYTES = 8 * 2**20
+"""Least bytes of the groups that one task measures."""
+CACHED_BYTES = 256 * 2**20
+"""Most memory of files that lie in an object store: each is read as a whole. On a disk, the system keeps the pages."""
+
+_FILES: LRUCache[tuple[str, int], list[pa.RecordBatch]] = recent_values(
+    CACHED_BYTES, lambda batches: sum(batch.nbytes for batch in batches)
+)
+_MAPPED: LRUCache[tuple[str, int], list[pa.RecordBatch]] = LRUCache(256)
+
+
+def batches(file: SourceFile) -> list[pa.RecordBatch]:
+    """The groups of rows of a file; on a disk none of them is in memory yet.
+
+    Raises:
+        DamagedGroupError: it is not Arrow.
+        OSError: it cannot be read.
+    """
+    filesystem, path = locate(file.uri)
+    kept = _MAPPED if isinstance(filesystem, fs.LocalFileSystem) else _FILES
+    key = (file.uri, file.mtime_ns)
+    found = kept.get(key)
+    if found is None:
+        found = _opened(filesystem, path)
+        kept[key] = found
+    return found
+
+
+def _opened(filesystem: fs.FileSystem, path: str) -> list[pa.RecordBatch]:
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return _parsed(pa.memory_map(path), None)
+    with filesystem.open_input_file(path) as remote:
+        watched = Watched(remote)
+        return _parsed(pa.BufferReader(watched.read()), watched)
+
+
+def _parsed(source: Any, watched: Watched | None) -> list[pa.RecordBatch]:
+    try:
+        if source.read(len(MAGIC)) == MAGIC:
+            reader = ipc.open_file(source)
+            return [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        source.seek(0)
+        return list(ipc.open_stream(source))
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        if watched is not None and watched.failure is not None:
+            raise watched.failure from error
+        raise DamagedGroupError(0, 0) from error
+
+
+def fragments(file: SourceFile) -> list[tuple[int, int]]:
+    """Ranges of groups, each of some size.
+
+    Raises:
+        ConfigError: it is not Arrow.
+    """
+    ranges, start, size = list[tuple[int, int]](), 0, 0
+    for i, batch in enumerate(_of(file), start=1):
+        size += batch.nbytes
+        if size >= FRAGMENT_BYTES:
+            ranges.append((start, i))
+            start, size = i, 0
+    return [*ranges, (start, len(_of(file)))] if start < len(_of(file)) else ranges
+
+
+def schema(file: SourceFile) -> pa.Schema | None:
+    """The columns; None in a file without any rows.
+
+    Raises:
+        ConfigError: it is not Arrow.
+    """
+    found = _of(file)
+    return found[0].schema if found else None
+
+
+def _of(file: SourceFile) -> list[pa.RecordBatch]:
+    try:
+        return batches(file)
+    except (OSError, DamagedGroupError) as error:
+        reason = getattr(error, "strerror", None) or "damaged, or another format"
+        raise ConfigError(f"SOURCE {file.uri}: is not an Arrow file ({reason})") from None
+
+
+_CHECKED: LRUCache[tuple[str, int, int], pa.Table] = LRUCache(1024)
+
+
+def group(file: SourceFile, number: int) -> pa.Table:
+    """One group of rows, with the columns that are read.
+
+    Raises:
+        DamagedGroupError: there is no such group, or it is not sound: Arrow itself trusts what a file says of places.
+        OSError: the file cannot be read.
+    """
+    key = (file.uri, file.mtime_ns, number)
+    table = _CHECKED.get(key)
+    if table is None:
+        found = batches(file)
+        if number >= len(found):
+            raise DamagedGroupError(number, 0)
+        batch = found[number]
+        if file.columns is not None:
+            batch = batch.select([name for name in file.columns if name in batch.schema.names])
+        try:
+            batch.validate(full=True)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise DamagedGroupError(number, found[number].num_rows) from error
+        table = pa.Table.from_batches([batch])
+        _CHECKED[key] = table
+    return table

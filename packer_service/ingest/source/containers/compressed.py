@@ -1,0 +1,189 @@
+"""Compressed files read at any position: decompressed once to a temporary file, or from a copy that the job keeps.
+
+gzip and Zstandard streams can only be read from their beginning, and packs take their rows from all over a source.
+While a file is measured, the job keeps a copy of it in its work folder as Zstandard frames of a fixed size, so that a
+row costs the decompression of one frame, on whatever machine it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from cachetools import LRUCache
+
+from packer_service.ingest.cache import recent_values
+from packer_service.ingest.source.containers.watched import Watched
+from packer_service.ingest.source.file import SourceFile
+from schemas.filesystem import locate
+
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+FRAME_BYTES = 128 * 2**10
+"""Bytes of one frame of a copy: reading a row takes some 0.2 ms, and a copy is a fifth larger than one single frame."""
+LEVEL = 1
+"""Zstandard's fastest level: a copy lives as long as the job."""
+CACHED_BYTES = 64 * 2**20
+"""Most memory of the frames that a process keeps."""
+SPOOLED_BYTES = 16 * 2**30
+"""Most room that the temporary files of a process take; the last one is kept whatever its size."""
+READ_BYTES = 4 * 2**20
+HEAD_BYTES = 16 * 2**20
+"""Decompressed bytes that are looked at for the form of a file's rows."""
+
+
+class DamagedStreamError(Exception):
+    """A compressed file cannot be decompressed from some byte on."""
+
+
+def decompressed(file: SourceFile) -> Iterator[bytes]:
+    """The content of a compressed file, in pieces.
+
+    Raises:
+        DamagedStreamError: it is cut short or damaged.
+        OSError: it cannot be read.
+    """
+    filesystem, path = locate(file.uri)
+    with filesystem.open_input_file(path) as opened:
+        watched = Watched(opened)
+        try:
+            with pa.CompressedInputStream(pa.PythonFile(watched, "r"), file.compression) as stream:
+                while data := stream.read(READ_BYTES):
+                    yield data
+        except (OSError, pa.ArrowException) as error:
+            if watched.failure is not None:
+                raise watched.failure from error
+            raise DamagedStreamError(" ".join(str(error).split())[:100]) from error
+
+
+def head(file: SourceFile) -> BinaryIO:
+    """The beginning of a compressed file."""
+    data = io.BytesIO()
+    try:
+        for piece in decompressed(file):
+            data.write(piece)
+            if data.tell() >= HEAD_BYTES:
+                break
+    except DamagedStreamError:
+        pass  # measuring says so
+    data.seek(0)
+    return data
+
+
+class Spool:
+    """A compressed file's content in a temporary file without a name, which ends with the process.
+
+    ``damage`` says why it ends early, if it does.
+    """
+
+    def __init__(self, file: SourceFile) -> None:
+        self.content = tempfile.TemporaryFile()  # noqa: SIM115  # closed when it is dropped
+        self.damage: str | None = None
+        try:
+            for piece in decompressed(file):
+                self.content.write(piece)
+        except DamagedStreamError as error:
+            self.damage = str(error)
+        self.size = self.content.tell()
+
+
+_SPOOLS: OrderedDict[tuple[str, int], Spool] = OrderedDict()
+_ALONE = threading.Lock()
+
+
+def spooled(file: SourceFile) -> Spool:
+    """The content of a compressed file, decompressed once per process as long as there is room.
+
+    Raises:
+        OSError: it cannot be read, or there is no room for temporary files.
+    """
+    key = (file.uri, file.mtime_ns)
+    with _ALONE:
+        if key not in _SPOOLS:
+            _SPOOLS[key] = Spool(file)
+        _SPOOLS.move_to_end(key)
+        while len(_SPOOLS) > 1 and sum(spool.size for spool in _SPOOLS.values()) > SPOOLED_BYTES:
+            _SPOOLS.popitem(last=False)[1].content.close()
+        return _SPOOLS[key]
+
+
+def keep_copy(spool: Spool, sink: Any) -> None:
+    """Writes the content as frames, then the offset of each frame and of the end, and how many frames there are."""
+    spool.content.seek(0)
+    codec, offsets = pa.Codec("zstd", LEVEL), [0]
+    while data := spool.content.read(FRAME_BYTES):
+        frame = codec.compress(data, asbytes=True)
+        sink.write(frame)
+        offsets.append(offsets[-1] + len(frame))
+    sink.write(np.array([*offsets, spool.size], "<u8").tobytes())
+    sink.write(np.array([len(offsets) - 1], "<u8").tobytes())
+
+
+class Copy(io.RawIOBase):
+    """A kept copy, read at any position."""
+
+    def __init__(self, uri: str) -> None:
+        filesystem, path = locate(uri)
+        self.opened = filesystem.open_input_file(path)
+        length = self.opened.size()
+        self.opened.seek(length - 8)
+        n_frames = int(np.frombuffer(self.opened.read(8), "<u8")[0])
+        self.opened.seek(length - 8 * (n_frames + 3))
+        numbers = np.frombuffer(self.opened.read(8 * (n_frames + 2)), "<u8")
+        self.offsets, self.size = numbers[:-1].tolist(), int(numbers[-1])
+        self.at = 0
+        self.frames: LRUCache[int, bytes] = recent_values(CACHED_BYTES, len)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        end = self.size if size < 0 else min(self.at + size, self.size)
+        parts = []
+        while self.at < end:
+            number, inside = divmod(self.at, FRAME_BYTES)
+            part = self._frame(number)[inside : inside + end - self.at]
+            parts.append(part)
+            self.at += len(part)
+        return b"".join(parts)
+
+    def _frame(self, number: int) -> bytes:
+        frame = self.frames.get(number)
+        if frame is None:
+            start, end = self.offsets[number], self.offsets[number + 1]
+            self.opened.seek(start)
+            whole = min(FRAME_BYTES, self.size - number * FRAME_BYTES)
+            frame = pa.Codec("zstd").decompress(self.opened.read(end - start), whole, asbytes=True)
+            self.frames[number] = frame
+        return frame
+
+
+_COPIES: LRUCache[str, Copy] = LRUCache(64)
+
+
+def kept_copy(uri: str) -> Copy:
+    """A kept copy, opened once per process as long as it is one of the last 64.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = _COPIES.get(uri)
+    if found is None:
+        found = Copy(uri)
+        _COPIES[uri] = found
+    return found

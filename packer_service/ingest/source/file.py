@@ -1,0 +1,70 @@
+"""A file of rows, the parts of it that tasks measure, and where a row lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.filesystem import split_query
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """A file of rows.
+
+    ``label`` names it in results, and is the same wherever the source lies. ``kind`` is its container, ``compression``
+    what is around that, if anything. ``form`` names the form of its rows, ``form_sha256`` is that of the source of a
+    form of the user's own, and ``columns`` are those of a table that are read (None: all). ``copy`` is where the job
+    keeps what is read of a compressed file again and again; it is no part of what the file is.
+    """
+
+    label: str
+    uri: str
+    kind: str
+    size: int
+    mtime_ns: int
+    compression: str | None = None
+    form: str = "messages"
+    form_sha256: str | None = None
+    columns: tuple[str, ...] | None = None
+    copy: str | None = field(default=None, compare=False)
+
+    @property
+    def folder(self) -> str:
+        """What the URIs in its rows are relative to."""
+        path, query = split_query(self.uri)
+        return (path.rpartition("/")[0] or "/") + query
+
+    def location(self, line: int) -> str:
+        """How results name a row: by the file's label and the row's number from 1."""
+        return f"{self.label}:{line}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fragment:
+    """A part of a file that one task measures: rows that begin in bytes ``[start, end)``, or groups of rows."""
+
+    file: SourceFile
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowReference:
+    """Where a row lies: byte offset and size, or group of rows and row in it."""
+
+    offset: int
+    size: int
+
+
+@dataclass(kw_only=True)
+class FragmentRows:
+    """A fragment's rows, in order: number in the fragment from 0, reference, and the row or why it cannot be read.
+
+    ``n_lines`` is what later fragments of the file add to their numbers; it is known once all rows have been taken.
+    Blank lines count, but are not rows.
+    """
+
+    rows: Iterator[tuple[int, RowReference, Any]]
+    n_lines: int = 0

@@ -1,0 +1,115 @@
+"""Checks of single values of a row. What is wrong is named by its place, with the value and what is legal."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+from schemas.errors import DocumentError
+
+SHOWN_CHARACTERS = 80
+"""Most characters of a value or key that a message repeats."""
+
+
+def bad(message: str) -> NoReturn:
+    """Rejects the row.
+
+    Raises:
+        DocumentError: always, as ``bad_row``.
+    """
+    raise DocumentError("bad_row", message)
+
+
+def shown(value: Any) -> str:
+    """A value of the row as a message repeats it."""
+    return repr(value)[:SHOWN_CHARACTERS]
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value, as messages name it."""
+    return "null" if value is None else type(value).__name__
+
+
+def is_text(value: str) -> bool:
+    """Whether a string is Unicode text: JSON can spell lone surrogates, which no encoding has."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        bad(f"{where} is a {kind_of(value)}, not a string")
+    if not is_text(value):
+        bad(f"{where} holds a lone surrogate, which is not Unicode text")
+    return value
+
+
+def listed(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        bad(f"{where} is a {kind_of(value)}, not a list")
+    return value
+
+
+def strict_object(value: Any, where: str, known: Collection[str], what: str) -> dict[str, Any]:
+    """An object without its null fields: Parquet has every field in every row.
+
+    Args:
+        value: what the row holds.
+        where: its place.
+        known: the keys that are read; any other one is refused, so that nothing is left out in silence.
+        what: what the object should hold, for the message.
+    """
+    if not isinstance(value, dict):
+        bad(f"{where} is a {kind_of(value)}, not an object with {what}")
+    given = {key: field for key, field in value.items() if field is not None}
+    unknown = next((key for key in given if key not in known), None)
+    if unknown is not None:
+        bad(f"{where} has the unknown key {shown(unknown)}; known are {', '.join(known)}")
+    return given
+
+
+def number(value: Any, where: str, what: str) -> float:
+    """A finite number, but no boolean."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        bad(f"{where} is {shown(value)}, not {what}")
+    return float(value)
+
+
+def whole_number(value: Any, where: str, most: int) -> int:
+    """A number from 1 to ``most`` without a fraction, which tables may give as a float."""
+    legal = f"a whole number from 1 to {most}"
+    found = number(value, where, legal)
+    if not 1 <= found <= most or found != int(found):
+        bad(f"{where} is {shown(value)}, not {legal}")
+    return int(found)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number too large for a float
+        return False
+
+
+def json_text(value: Any, where: str) -> str:
+    """A value of a row as JSON text, for a chat template."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        bad(f"{where} holds a value that JSON cannot represent")
+    return string(text, where)
+
+
+def parsed_json(value: Any, where: str) -> Any:
+    """A value, or what a string spells in JSON: tables keep nested values as text, since a column has one type."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        bad(f"{where} is {shown(value)}, which is not JSON")

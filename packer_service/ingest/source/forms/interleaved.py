@@ -1,0 +1,93 @@
+"""The form ``interleaved`` of OBELICS and MMC4: web pages of text and images, with loss on all of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from packer_service.ingest.document import Document, Medium, Part
+from packer_service.ingest.source.forms.fields import bad, listed, shown, strict_object, string
+from packer_service.ingest.source.forms.form import Form
+from packer_service.ingest.source.forms.media import reference
+from schemas.errors import DocumentError
+
+OBELICS, MMC4 = ("texts", "images"), ("text_list", "image_info")
+FILE_KEYS = ("image", "path", "bytes", "image_name", "raw_url", "url")
+"""Keys of an entry of ``image_info`` that can say where its image is; the first that is there wins, since MMC4 gives
+the name of the file and where it came from."""
+ENTRY_KEYS = ("matched_text_index", "matched_sim", "face_detections", "width", "height", *FILE_KEYS)
+PARAGRAPH = "\n\n"
+"""Stands between two texts of OBELICS with no image between them."""
+
+
+def _fits(columns: Collection[str]) -> bool:
+    return any(all(name in columns for name in pair) for pair in (OBELICS, MMC4))
+
+
+def _parse(row: dict[str, Any]) -> Document:
+    pairs = [pair for pair in (OBELICS, MMC4) if pair[0] in row]
+    if len(pairs) != 1:
+        bad(f"has {' and '.join(pair[0] for pair in pairs) or 'none'} of texts, text_list; give exactly one")
+    [pair] = pairs
+    others = [name for name in (*OBELICS, *MMC4) if name in row and name not in pair]
+    if others:
+        bad(f"{others[0]} does not belong beside {pair[0]}")
+    parts = _obelics(row) if pair == OBELICS else _mmc4(row)
+    if not any(isinstance(part, str) and part.strip() for part in parts):
+        raise DocumentError("empty", f"{pair[0]} holds no text, so no token would carry loss")
+    return Document(interleaved=tuple(parts))
+
+
+def _obelics(row: dict[str, Any]) -> list[Part]:
+    """Two lists of one length; at each place one of them is null."""
+    texts, images = listed(row["texts"], "texts"), listed(row.get("images"), "images")
+    if len(texts) != len(images):
+        bad(f"texts has {len(texts)} entries and images has {len(images)}; at each place one of them is null")
+    parts: list[Part] = []
+    for i, (text, image) in enumerate(zip(texts, images, strict=True)):
+        if (text is None) == (image is None):
+            bad(f"texts[{i}] and images[{i}] are both {'null' if text is None else 'set'}; exactly one of them is null")
+        if image is not None:
+            parts.append(reference(image, "image", f"images[{i}]"))
+        else:
+            behind_text = bool(parts) and isinstance(parts[-1], str)
+            parts.append((PARAGRAPH if behind_text else "") + string(text, f"texts[{i}]"))
+    return parts
+
+
+def _mmc4(row: dict[str, Any]) -> list[Part]:
+    """Sentences, and images that stand before the sentence that matches them best."""
+    sentences = [string(text, f"text_list[{i}]") for i, text in enumerate(listed(row["text_list"], "text_list"))]
+    before: dict[int, list[Medium]] = {}
+    for i, entry in enumerate(listed(row.get("image_info", []), "image_info")):
+        where = f"image_info[{i}]"
+        given = strict_object(entry, where, ENTRY_KEYS, "matched_text_index")
+        before.setdefault(_matched(given, where, len(sentences)), []).append(_image(given, where))
+    parts: list[Part] = []
+    for i, sentence in enumerate(sentences):
+        parts += before.get(i, [])
+        parts.append(sentence if i == 0 else f" {sentence}")
+    return parts
+
+
+def _matched(entry: dict[str, Any], where: str, n_sentences: int) -> int:
+    at = entry.get("matched_text_index")
+    if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < n_sentences:
+        bad(f"{where}.matched_text_index is {shown(at)}; legal are the numbers of text_list, 0 to {n_sentences - 1}")
+    return at
+
+
+def _image(entry: dict[str, Any], where: str) -> Medium:
+    name = next((name for name in FILE_KEYS if name in entry), None)
+    if name is None:
+        bad(f"{where} has none of {', '.join(FILE_KEYS)}; give one")
+    return reference(entry[name], "image", f"{where}.{name}")
+
+
+FORM = Form(
+    name="interleaved",
+    title="interleaved documents (OBELICS, MMC4)",
+    columns=frozenset((*OBELICS, *MMC4)),
+    fits=_fits,
+    parse=_parse,
+)

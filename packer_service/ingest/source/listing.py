@@ -1,0 +1,277 @@
+"""Files, folders and patterns of the command line to the files of rows in them, each with the form of its rows."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pyarrow import fs
+
+from packer_service.ingest.source.columns import columns_of
+from packer_service.ingest.source.containers.compressed import CODECS
+from packer_service.ingest.source.file import SourceFile
+from packer_service.ingest.source.files import TABLES, reason_of
+from packer_service.ingest.source.forms.custom import is_custom, source_hash
+from packer_service.ingest.source.forms.detect import AUTO, FORMS, detect, find_form, is_telling, remedy
+from packer_service.ingest.source.forms.form import IDENTITY, Form
+from schemas.config import PackConfig
+from schemas.errors import ConfigError
+from schemas.filesystem import is_uri, join, locate, split_query
+
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tar": "tar",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+WHOLE_SUFFIXES = {".tgz": ("tar", "gzip")}
+METADATA = frozenset(("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json"))
+"""What ``datasets`` writes beside its files of rows."""
+CACHE = re.compile(r"^(cache|indices|tmp)[-.].*[.]arrow$|^cache-.*")
+"""What ``datasets`` leaves in a folder when its rows are mapped or filtered: not the rows that were saved."""
+LOOKING = 16
+"""Files looked at at the same time: each takes a request or two in an object store."""
+SHOWN = 5
+"""Names of a list that a line on the screen shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """What was found of a job's sources.
+
+    ``unread`` counts the files in folders that are no source, by a pattern that ``ignore`` takes, and ``unused`` the
+    files of tables with a column that is not read, by the column. What rows of JSON hold is found while measuring.
+    """
+
+    files: list[SourceFile]
+    unread: dict[str, int]
+    unused: dict[str, int]
+
+    def notes(self) -> Iterator[str]:
+        """What a user should know before the work begins."""
+        titles = Counter[str]()
+        first: dict[str, str] = {}
+        for file in self.files:
+            titles[file.form] += 1
+            first.setdefault(file.form, file.label)
+        for name, number in titles.items():
+            files = "1 file" if number == 1 else f"{number} files"
+            yield f"reads as: {find_form(name).title} ({files}, such as {first[name]})"
+        if self.unread:
+            yield f"not read: {_several(self.unread)}; --ignore PATTERN says that it is meant"
+
+
+def _several(counts: dict[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{name} ({number})" for name, number in ordered[:SHOWN])
+    return shown + (f" and {len(ordered) - SHOWN} other kinds" if len(ordered) > SHOWN else "")
+
+
+def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> Sources:
+    """Every file of rows in the given files, folders and patterns, in the order given, sorted inside a folder.
+
+    Args:
+        sources: paths or URIs; ``*``, ``?`` (in paths) and ``[...]`` match within a name, ``**`` any folders.
+        config: its ``form``, ``ignore`` and ``ignore_columns`` are followed.
+
+    Raises:
+        ConfigError: a source does not exist, holds no such file or cannot be read; a column that holds media or
+            conversation would not be read.
+    """
+    settings = config or PackConfig()
+    found: list[SourceFile] = []
+    unread = Counter[str]()
+    for label, source in zip(_labels(sources), sources, strict=True):
+        listed = _Listed(label=label, source=source)
+        for path, info in _entries(source):
+            if any(_matches(path, pattern) for pattern in settings.ignore):
+                continue
+            file = listed.file(path, info)
+            if file is not None:
+                found.append(file)
+            elif path and posixpath.basename(path) not in METADATA:
+                unread[_pattern_of(path)] += 1
+        if not any(file.label.partition("/")[0] == label for file in found):
+            legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
+            what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
+            raise ConfigError(f"SOURCE {source}: holds no file that ends in {what}")
+    return _looked_at(found, unread, settings)
+
+
+def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig) -> Sources:
+    """The same files with the forms of their rows; those whose JSON is no rows are not read."""
+    files: list[SourceFile] = []
+    unused = Counter[str]()
+    with ThreadPoolExecutor(LOOKING) as pool:
+        for file, look in zip(found, pool.map(partial(_look, config=config), found), strict=True):
+            if look is None:
+                unread[_pattern_of(file.label)] += 1
+                continue
+            files.append(look.file)
+            unused.update(look.unused)
+    return Sources(files=files, unread=dict(sorted(unread.items())), unused=dict(sorted(unused.items())))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    file: SourceFile
+    unused: list[str]
+
+
+def _look(file: SourceFile, config: PackConfig) -> _Look | None:
+    """A file with the form of its rows.
+
+    Raises:
+        ConfigError: it cannot be read, or a column of it must not be overlooked.
+    """
+    try:
+        found = columns_of(file)
+    except OSError as error:
+        raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
+    if found is None:
+        return None
+    kind, columns = found
+    columns = {name: holds for name, holds in columns.items() if name not in config.ignore_columns}
+    form = detect(columns) if config.form == AUTO else find_form(config.form)
+    if kind == "object":
+        if not any(other.fits(columns) for other in FORMS):
+            return None
+        kind = "jsonl"
+    left = [name for name in columns if not form.reads(name)]
+    for name in left:
+        if columns[name] and is_telling(name):
+            raise ConfigError(
+                f"SOURCE {file.label}: the column {name} is not read by {form.title}; {remedy(name, form)}"
+            )
+    ready = replace(
+        file,
+        kind=kind,
+        form=form.name,
+        form_sha256=source_hash(form.name) if is_custom(form.name) else None,
+        columns=_read_columns(form, columns) if kind in TABLES else None,
+    )
+    # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
+    return _Look(file=ready, unused=left if kind in TABLES else [])
+
+
+def _read_columns(form: Form, columns: Iterable[str]) -> tuple[str, ...] | None:
+    if form.columns is None:
+        return tuple(columns)
+    return tuple(sorted({*IDENTITY, *form.columns} & set(columns)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listed:
+    """A source of the command line."""
+
+    label: str
+    source: str
+
+    def file(self, inside: str, info: fs.FileInfo) -> SourceFile | None:
+        """A file of rows in it, None for any other file."""
+        container = _container(info.path)
+        if container is None or (inside and _is_cache(info.path)):
+            return None
+        kind, compression = container
+        remote = is_uri(self.source) and not self.source.startswith("file:")
+        root = _root(self.source)
+        return SourceFile(
+            label=f"{self.label}/{inside}" if inside else self.label,
+            uri=info.path if not remote else join(root, inside) if inside else self.source,
+            kind=kind,
+            compression=compression,
+            size=info.size,
+            mtime_ns=info.mtime_ns or 0,
+        )
+
+
+def _container(path: str) -> tuple[str, str | None] | None:
+    """Container and compression of a file, by the end of its name."""
+    stem, suffix = os.path.splitext(path.lower())  # noqa: PTH122
+    if suffix in WHOLE_SUFFIXES:
+        return WHOLE_SUFFIXES[suffix]
+    if suffix in CODECS:
+        kind = SUFFIXES.get(os.path.splitext(stem)[1])  # noqa: PTH122
+        return (kind, CODECS[suffix]) if kind is not None and kind not in TABLES else None
+    return (SUFFIXES[suffix], None) if suffix in SUFFIXES else None
+
+
+def _is_cache(path: str) -> bool:
+    name = posixpath.basename(path)
+    return name in METADATA or bool(CACHE.match(name))
+
+
+def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:
+    """The files of a source, each with its path below it; that of a source which is itself a file is empty.
+
+    Raises:
+        ConfigError: there is no such file or folder, or it cannot be listed.
+    """
+    try:
+        root = _root(source)
+        filesystem, path = locate(root)
+        info = filesystem.get_file_info(path)
+        if info.type == fs.FileType.NotFound:
+            raise ConfigError("no such file or folder")
+        if info.type != fs.FileType.Directory:
+            yield "", info
+            return
+        infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"SOURCE {source}: {reason_of(error)}") from None
+    wild = split_query(source)[0].removeprefix(split_query(root)[0] if root != "." else "")
+    pattern = None if root == source else re.compile(_as_expression(wild))
+    for info in sorted((info for info in infos if info.is_file), key=lambda info: info.path):
+        inside = info.path[len(path) :].strip("/")
+        if pattern is None or pattern.fullmatch(inside):
+            yield inside, info
+
+
+def _root(source: str) -> str:
+    """The folder that a pattern looks in; a source without a pattern is its own."""
+    wild = re.search(r"[*\[]" if is_uri(source) else r"[*?\[]", split_query(source)[0])
+    if wild is None or (not is_uri(source) and os.path.exists(source)):  # noqa: PTH110
+        return source
+    path, query = split_query(source)
+    return (path[: path.rfind("/", 0, wild.start()) + 1].rstrip("/") or ("/" if path.startswith("/") else ".")) + query
+
+
+def _as_expression(pattern: str) -> str:
+    """A pattern of paths as a regular expression."""
+    out = ""
+    for piece in re.findall(r"[*][*]/|[*]+|\[[^]]*\]|[?]|[^*?\[]+|\[", pattern.strip("/")):
+        special = {"**/": "(?:.*/)?", "*": "[^/]*", "**": ".*", "?": "[^/]"}
+        is_class = piece[0] == "[" and len(piece) > 1
+        out += special.get(piece) or (piece.replace("[!", "[^") if is_class else re.escape(piece))
+    return out
+
+
+def _matches(inside: str, pattern: str) -> bool:
+    """Whether a pattern means a file: by its name, or, with a slash in it, by its path in the source."""
+    if "/" in pattern:
+        return re.fullmatch(_as_expression(pattern), inside) is not None
+    return fnmatch.fnmatchcase(posixpath.basename(inside), pattern)
+
+
+def _pattern_of(path: str) -> str:
+    """The pattern under which a file that is not read is counted: its ending, or its name where it has none."""
+    name = posixpath.basename(path)
+    stem, dot, suffix = name.rpartition(".")
+    return f"*.{suffix}" if dot and stem else name
+
+
+def _labels(sources: Sequence[str]) -> list[str]:
+    """The last parts of the sources' paths, numbered where two are the same."""
+    names = [split_query(_root(source))[0].rstrip("/").rpartition("/")[2] or "source" for source in sources]
+    return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name) + 1}" for i, name in enumerate(names)]
