@@ -182,9 +182,12 @@ def plan(
 @click.option("--row", metavar="N", help="The row of this number, from 1 through all files, or FILE:N.")
 @click.option("--id", "doc_id", metavar="X", help="The row of this id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@_source_options
 @_config_options
 def show(
     sources: tuple[str, ...],
+    form: str | None,
+    ignore: tuple[str, ...],
     row: str | None,
     doc_id: str | None,
     as_json: bool,
@@ -198,7 +201,8 @@ def show(
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
-    document = show_document(sources, load_config(config_file, settings), row=row, doc_id=doc_id)
+    config = load_config(config_file, _with_source_options(settings, form, ignore))
+    document = show_document(sources, config, row=row, doc_id=doc_id)
     if as_json:
         click.echo(json.dumps(document.model_dump(mode="json")))
     else:

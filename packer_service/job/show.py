@@ -12,7 +12,10 @@ from packer_service.ingest.document import Medium
 from packer_service.ingest.media.shape import PlacedMedium
 from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.files import Fragment, list_fragments, list_sources, read_fragment
+from packer_service.ingest.source.file import Fragment
+from packer_service.ingest.source.files import list_fragments, read_fragment
+from packer_service.ingest.source.forms.detect import find_form
+from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.source.rows import parse_document, row_identity
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.ingest.text.tokenizer import Tokenizer
@@ -57,12 +60,12 @@ def show_document(
     for source in sources:
         require_answer("SOURCE", source)
     tokenizer = configured_tokenizer(config)
-    found = _find(list_fragments(list_sources(sources)), row if row or doc_id else "1", doc_id)
+    found = _find(list_fragments(list_sources(sources, config).files), row if row or doc_id else "1", doc_id)
     given_id, source = row_identity(found.row)
     try:
         if isinstance(found.row, DocumentError):
             raise found.row
-        document = parse_document(found.row)
+        document = parse_document(found.row, found.fragment.file.form, config.ignore_columns)
         pieces = render_pieces(document, found.fragment.file.folder, config, tokenizer)
     except DocumentError as error:
         raise RejectedError(f"{found.location}: would be rejected: {error.code}: {error}") from None
@@ -71,7 +74,7 @@ def show_document(
         doc_id=given_id or found.location,
         source=source,
         location=found.location,
-        form=None,
+        form=find_form(found.fragment.file.form).title,
         media=[_medium(medium, placed) for medium, placed in probed],
         pieces=[_piece(piece, lost, tokenizer) for piece, lost in pieces],
     )

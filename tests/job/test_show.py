@@ -74,7 +74,7 @@ def test_the_command_prints_text_and_json(
             main([*words, *extra])
         assert not stopped.value.code
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "tiny/rows.jsonl:14  question-1  (source images)"
+    assert lines[0] == "tiny/rows.jsonl:14  question-1  (source images), reads as messages, text or annotations"
     assert "⟦1</s>⟧" in "\n".join(lines)
     figures = json.loads(lines[-1])
     assert figures["pieces"][0]["units"][0]["kind"] == "image"
