@@ -35,6 +35,7 @@ class TokensOnRank(Answer):
 class PlacedPiece(DocumentRow):
     """Where a piece lies, and which ranks hold it."""
 
+    number: int = Field(description="Its number among the documents of the pack.")
     key: str
     shard: str
     aligned_length: int
