@@ -1,10 +1,9 @@
-"""Images and videos in conversations that a chat template writes, in the generic way: where they stand, and what not."""
+"""Images and videos in conversations that a chat template writes, in the generic way, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
