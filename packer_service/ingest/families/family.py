@@ -9,9 +9,11 @@ from typing import Any, Literal, Protocol
 from packer_service.ingest.document import MediumKind
 from schemas.manifest import UnitKind
 
-Scaling = Literal["reduced", "bicubic", "bilinear"]
+Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "bilinear"]
 """How a picture becomes its canvas: as :mod:`packer_service.ingest.media.shrink` does it (``reduced``), by Pillow's
-bicubic filter (``bicubic``), or by interpolation between four pixels without a filter (``bilinear``)."""
+bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), or by torch's interpolation between four pixels without
+a filter (``bilinear``)."""
+
 
 Token = str | int
 """A special token as it is spelled, or its id where the vocabulary has no spelling for it."""

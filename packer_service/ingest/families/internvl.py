@@ -86,7 +86,7 @@ class InternVLFamily:
             pieces += [f"\nFrame{frame + 1}: " if frame else "Frame1: ", Mark(frame, self.start)]
             pieces += [Rows(frame, unit.rows, self.row_token), Mark(frame, self.end)]
             units.append(unit)
-        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic")
+        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
 
     def tiling(self, width: int, height: int) -> tuple[int, int]:
         """Columns and rows of tiles whose shape is nearest to the image's (Chen et al. 2024, InternVL 1.5, section 3).

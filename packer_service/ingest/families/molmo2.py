@@ -176,7 +176,8 @@ def read_molmo2(folder: ModelFolder) -> Molmo2Family:
     margins = _pair(image, "overlap_margins", (4, 4))
     if sum(margins) >= side // patch:
         raise ConfigError(f"model: overlap_margins {list(margins)} of {image.where} leave nothing of {side // patch}")
-    image_pooling, video_pooling = (_pair(section, "pooling_size", POOLING) for section in (image, video))
+    image_pooling = _pair(image, "pooling_size", IMAGE_POOLING)
+    video_pooling = _pair(video, "pooling_size", VIDEO_POOLING)
     most_crops = image.positive("max_crops", 8)
     settings = {
         **{"inputs": "molmo2", "side": side, "patch_size": patch, "overlap_margins": list(margins)},
@@ -184,8 +185,8 @@ def read_molmo2(folder: ModelFolder) -> Molmo2Family:
         **{"image_mean": image.numbers("image_mean", HALVES[0]), "image_std": image.numbers("image_std", HALVES[1])},
         **{"video_mean": video.numbers("image_mean", HALVES[0]), "video_std": video.numbers("image_std", HALVES[1])},
     }
-    for section in (image, video):
-        section.fixed({**STEPS, "resample": BILINEAR})
+    image.fixed({**STEPS, "resample": BILINEAR})
+    video.fixed({**STEPS, "resample": BILINEAR}, VIDEO_STEPS)
     columns = bool(processor.take("image_use_col_tokens", True))
     family = Molmo2Family(
         model_type=folder.model_type,
@@ -211,8 +212,11 @@ def read_molmo2(folder: ModelFolder) -> Molmo2Family:
     return family
 
 
-POOLING = (2, 2)
-"""The processors' own window of patches that becomes one row, along height and width."""
+VIDEO_STEPS = {"do_rescale": False, "do_normalize": False}
+"""Steps that the video processor leaves out unless its file asks for them, as those of the published models do."""
+
+IMAGE_POOLING, VIDEO_POOLING = (2, 2), (3, 3)
+"""The processors' own windows of patches that become one row, along height and width."""
 
 
 def _vision(folder: ModelFolder) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Qwen25VLFamily(QwenFamily):
         step = self._time_step(timestamps)
         units = [geometry.unit("frames", size, frames, step) for frames in self._patches(n_frames)]
         pieces = tuple(Rows(number, unit.rows, self.video_token) for number, unit in enumerate(units))
-        return Placement(pieces=pieces, units=tuple(units), scaling="bicubic")
+        return Placement(pieces=pieces, units=tuple(units), scaling="bicubic_16_bits")
 
     def _patches(self, n_frames: int) -> list[range]:
         return frames_of_patches(n_frames, self.geometry.together)

@@ -32,7 +32,7 @@ class Qwen3VLFamily(QwenFamily):
             pieces += [f"<{middle:.1f} seconds>", Mark(number, self.opening)]
             pieces += [Rows(number, unit.rows, self.video_token), Mark(number, self.closing)]
             units.append(unit)
-        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic")
+        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
 
     def _size(self, width: int, height: int, n_frames: int) -> tuple[int, int]:
         geometry = self.geometry

@@ -89,14 +89,18 @@ class Section:
             raise ConfigError(f"model: size of {self.where} is {value!r}; an object with {names} is legal")
         return {key: value[key] for key in default}
 
-    def fixed(self, expected: Mapping[str, Any]) -> None:
+    def fixed(self, expected: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         """Settings that must have the one value that the family follows.
+
+        Args:
+            expected: the values.
+            defaults: the processor's own for keys that are left out, where these are others.
 
         Raises:
             ConfigError: one has another value.
         """
         for name, value in expected.items():
-            found = self.take(name, value)
+            found = self.take(name, (defaults or expected).get(name, value))
             if found != value:
                 followed = json.dumps(value)
                 raise ConfigError(f"model: {name} {json.dumps(found)} of {self.where} is not followed, only {followed}")

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import CropShape, Scaling
 from packer_service.ingest.media.open import MediaFile, open_media
-from packer_service.ingest.media.scale import scaled
+from packer_service.ingest.media.scale import FullScaling, scaled
 from packer_service.ingest.media.shape import ImageSize
 from packer_service.ingest.media.shrink import Shrunk, whole_rgb
 from schemas.errors import DocumentError
@@ -126,7 +126,7 @@ def _full(
     image: Image.Image,
     sizes: set[tuple[int, int]],
     turn: Image.Transpose | None,
-    scaling: Literal["bicubic", "bilinear"],
+    scaling: FullScaling,
 ) -> dict[tuple[int, int], Image.Image]:
     """Canvases of the picture as it is, which is turned before it is scaled."""
     image.load()

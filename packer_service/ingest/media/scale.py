@@ -1,9 +1,9 @@
 """A whole picture to the size at which a model's own processor shows it to the model, with the same pixels.
 
-``bicubic`` is Pillow's filter, which the processors of the Qwen-VL models and InternVL use for stills. For videos they
-have torch's, which rounds its weights more coarsely: pixels are at most one level of 255 apart. ``bilinear`` is torch's
-interpolation between four pixels, without a filter, as Molmo2's processor uses it; torch computes it in float32 with
-fused multiplications and additions, and so does this, on every machine and without importing torch.
+``bicubic`` is Pillow's filter, which the processors of the Qwen-VL models and InternVL use for stills, and
+``bicubic_16_bits`` torch's, which they use for videos. ``bilinear`` is torch's interpolation between four pixels,
+without a filter, as Molmo2's processors use it; torch computes it in float32 with fused multiplications and additions,
+and so does this, on every machine and without importing torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
+from packer_service.ingest.media.bicubic import resized
+
 _HALF = np.float32(0.5)
 
 
-def scaled(image: Image.Image, size: tuple[int, int], scaling: Literal["bicubic", "bilinear"]) -> Image.Image:
+FullScaling = Literal["bicubic", "bicubic_16_bits", "bilinear"]
+"""The ways that begin with the picture at its full size."""
+
+
+def scaled(image: Image.Image, size: tuple[int, int], scaling: FullScaling) -> Image.Image:
     """A picture at another size, regardless of its aspect ratio.
 
     Args:
@@ -27,7 +33,8 @@ def scaled(image: Image.Image, size: tuple[int, int], scaling: Literal["bicubic"
     """
     if scaling == "bicubic":
         return image.resize(size, Image.Resampling.BICUBIC)
-    return Image.fromarray(_bilinear(np.asarray(image), size))
+    pixels = np.asarray(image)
+    return Image.fromarray(resized(pixels, size) if scaling == "bicubic_16_bits" else _bilinear(pixels, size))
 
 
 def _bilinear(

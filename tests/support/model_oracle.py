@@ -1,0 +1,305 @@
+"""What ``transformers`` makes of a document, and what we make of it: tokens, positions, mask and inputs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from packer_service.demo.model import write_model_folder
+from packer_service.ingest.document import Medium
+from packer_service.ingest.families.family import Family, Mark, Rows
+from packer_service.ingest.families.folder import load_family
+from packer_service.ingest.families.place import place
+from packer_service.ingest.media.crops import encoded_crops
+from packer_service.ingest.media.image import probe_image
+from packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from packer_service.ingest.media.video import decode_video, probe_video
+from packer_service.packs.positions import grid_positions
+from schemas.errors import DocumentError
+from schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
+from trainer.data.inputs import InputUnit, model_inputs
+
+VOCABULARY = 1500
+"""Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
+
+REAL: dict[str, dict[str, dict[str, Any]]] = {
+    "qwen3_vl": {"preprocessor_config.json": {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}},
+    "qwen2_5_vl": {"preprocessor_config.json": {"min_pixels": 3136, "max_pixels": 12845056}},
+    "internvl": {
+        "config.json": {"vision_config": {"image_size": [448, 448]}, "image_seq_length": 256},
+        "preprocessor_config.json": {"size": {"height": 448, "width": 448}},
+        "video_preprocessor_config.json": {"size": {"height": 448, "width": 448}},
+        "processor_config.json": {"image_seq_length": 256},
+    },
+    "molmo2": {
+        "config.json": {"vision_config": {"image_size": [378, 378]}},
+        "preprocessor_config.json": {"size": {"height": 378, "width": 378}, "overlap_margins": [4, 4]},
+        "video_preprocessor_config.json": {"size": {"height": 378, "width": 378}},
+    },
+}
+"""The geometry of the published models, where the tiny ones have a smaller one."""
+
+
+def model_folder(folder: Path, family: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A tiny model's folder, with some settings changed inside its files."""
+    write_model_folder(folder, family, vocabulary=VOCABULARY)
+    for name, changed in (changes or {}).items():
+        values = json.loads((folder / name).read_text())
+        for key, value in changed.items():
+            inside = isinstance(value, dict) and isinstance(values.get(key), dict)
+            values[key] = {**values[key], **value} if inside else value
+        (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+def _transformers() -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # This build of torchvision has operators for CUDA alone; what processors use of it is plain torch.
+    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+@dataclass
+class Document:
+    """Media with a question about them, for both sides."""
+
+    media: list[Medium]
+    folder: str = "/"
+    question: str = "What is shown, héllo?  And then 123?\n"
+    answer: str = "It's a cat. 你好"
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates take it: text between media, so that no two are side by side."""
+        content: list[dict[str, str]] = []
+        for number, medium in enumerate(self.media):
+            content += [{"type": "text", "text": f"{number}:"}] * bool(number) + [{"type": medium.kind}]
+        question = {"role": "user", "content": [*content, {"type": "text", "text": self.question}]}
+        return [question, {"role": "assistant", "content": self.answer}]
+
+
+@dataclass
+class Made:
+    """Everything that is compared."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    mask: np.ndarray
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass
+class Refused:
+    """A document that cannot be packed, by the name of its reason."""
+
+    reason: str
+
+
+class Oracle:
+    """A model folder, with the processor and the model that ``transformers`` makes of it."""
+
+    def __init__(self, folder: Path, fps: float = 1000.0) -> None:
+        self.folder = folder
+        self.fps = fps
+        self.transformers = _transformers()
+        self.family: Family = load_family(str(folder)).family
+        self.processor = self.transformers.AutoProcessor.from_pretrained(folder)
+        if self.family.model_type != "molmo2":  # which has no processor on Pillow
+            self.processor.image_processor = self.transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    @cached_property
+    def model(self) -> Any:
+        """The model's core, which knows its positions."""
+        import torch
+
+        config = self.transformers.AutoConfig.from_pretrained(self.folder)
+        with torch.device("meta"):
+            return self.transformers.AutoModel.from_config(config)
+
+    def text(self, document: Document) -> str:
+        """The conversation by the folder's template."""
+        return self.processor.apply_chat_template(document.messages, tokenize=False)
+
+    def placed(self, document: Document) -> list[PlacedMedium]:
+        """Our placements of a document's media."""
+        self.family.check([medium.kind for medium in document.media])
+        return [place(self.family, medium, self._shape(medium, document.folder)) for medium in document.media]
+
+    def _shape(self, medium: Medium, folder: str) -> Any:
+        if medium.kind == "image":
+            return probe_image(medium, folder, full_size=True)
+        return probe_video(medium, folder, fps=self.fps, max_frames=64)
+
+    def theirs(self, document: Document) -> Made | Refused:
+        """What the processor and the model make of it."""
+        import torch
+
+        images, videos, metadata = [], [], []
+        for medium in document.media:
+            if medium.kind == "image":
+                images.append(ImageOps.exif_transpose(Image.open(io.BytesIO(medium.data or b""))))
+                continue
+            shape = self._shape(medium, document.folder)
+            size = (shape.width, shape.height)
+            frames = decode_video(medium, document.folder, shape, size=size, scaling="bicubic")
+            videos.append(np.stack([np.asarray(frame) for frame in frames]))
+            metadata.append(self._metadata(shape.timestamps.tolist()))
+        given: dict[str, Any] = {"images": images} if images else {}
+        if videos:
+            given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}
+        try:
+            made = self.processor(text=[self.text(document)], **given, return_tensors="pt")
+        except ValueError as error:
+            return Refused(str(error))
+        ids = made["input_ids"]
+        with torch.no_grad():
+            positions = self._their_positions(made)
+        inputs = {
+            name: made[name].numpy()
+            for name in made
+            if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "second_per_grid_ts")
+            and hasattr(made[name], "numpy")
+        }
+        return Made(ids=ids[0].numpy(), positions=positions, mask=self._their_mask(made), inputs=inputs)
+
+    def _metadata(self, times: list[float]) -> Any:
+        """The frames' times, as each processor takes them."""
+        from transformers.video_utils import VideoMetadata
+
+        if self.family.model_type == "qwen2_5_vl":  # it asks for the rate of the frames alone
+            rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
+            return VideoMetadata(total_num_frames=len(times), fps=rate)
+        return VideoMetadata(total_num_frames=len(times), fps=1.0, frames_indices=times)
+
+    def _their_positions(self, made: Any) -> np.ndarray:
+        ids = made["input_ids"]
+        if not hasattr(self.model, "get_rope_index"):
+            return np.arange(ids.shape[1])[None]
+        names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+        given = {name: made[name] for name in names if name in made}
+        return self.model.get_rope_index(ids, made["mm_token_type_ids"], **given)[0][:, 0].numpy()
+
+    def _their_mask(self, made: Any) -> np.ndarray:
+        """The boolean mask that the model gives its attention for this document alone."""
+        import torch
+        from transformers.masking_utils import create_causal_mask
+
+        config = self.model.config.get_text_config()
+        config._attn_implementation = "eager"
+        length = made["input_ids"].shape[1]
+        given: dict[str, Any] = {}
+        if self.family.model_type == "molmo2":
+            given["block_sequence_ids"] = torch.where(made["mm_token_type_ids"] == 1, 0, -1)
+        embedded = torch.zeros(1, length, 4)
+        made_mask = create_causal_mask(
+            config=config,
+            inputs_embeds=embedded,
+            attention_mask=None,
+            past_key_values=None,
+            position_ids=torch.arange(length)[None],
+            **given,
+        )
+        return (made_mask[0, 0] == 0).numpy()
+
+    def ours(self, document: Document) -> Made | Refused:
+        """What a pack holds of it, and what a rank rebuilds from stored PNGs."""
+        try:
+            placed = self.placed(document)
+        except DocumentError as error:
+            return Refused(error.code)
+        ids, unit_ids = self._our_tokens(document, placed)
+        units = [unit for medium in placed for unit in medium.placement.units]
+        media = np.repeat(np.arange(len(placed)), [medium.n_units for medium in placed])
+        if self.family.axes == 3:
+            grids = np.array([unit.grid for unit in units], np.int64).reshape(-1, 3)
+            steps = np.array([unit.time_step for unit in units], np.float32)
+            positions = grid_positions(unit_ids, grids, media, steps, self.family.merge)
+        else:
+            positions = np.arange(len(ids))[None]
+        token_id = self.processor.tokenizer.convert_tokens_to_ids
+        groups = np.where(np.isin(ids, [token_id(token) for token in self.family.group_tokens]), 0, CAUSAL_ONLY)
+        zeros = np.zeros(len(ids), np.int32)
+        mask = dense_mask(MaskArrays(doc_ids=zeros, branch_ids=zeros, group_ids=groups.astype(np.int32)))
+        return Made(ids=ids, positions=positions, mask=mask, inputs=self._our_inputs(document, placed))
+
+    def _our_tokens(self, document: Document, placed: Sequence[PlacedMedium]) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids, and each row's unit."""
+        text, rest = self.family.prefix, self.text(document)
+        n_rows, first = [], 0
+        for medium, own in zip(document.media, placed, strict=True):
+            before, _, rest = rest.partition(self.family.placeholder(medium.kind))
+            text += before
+            for piece in own.placement.pieces:
+                text += piece if isinstance(piece, str) else str(piece.token) * getattr(piece, "count", 1)
+                if isinstance(piece, Rows):
+                    n_rows.append((first + piece.unit, piece.count, str(piece.token)))
+                assert isinstance(piece, str | Mark | Rows)
+            first += own.n_units
+        ids = np.array(self.processor.tokenizer(text + rest)["input_ids"])
+        rows = {self.processor.tokenizer.convert_tokens_to_ids(token) for _, _, token in n_rows}
+        unit_ids = np.full(len(ids), -1, np.int32)
+        unit_ids[np.isin(ids, list(rows))] = np.repeat(
+            np.array([unit for unit, *_ in n_rows], np.int32), [count for _, count, _ in n_rows]
+        )
+        return ids, unit_ids
+
+    def _our_inputs(self, document: Document, placed: Sequence[PlacedMedium]) -> dict[str, np.ndarray]:
+        units: list[InputUnit] = []
+        options: dict[str, Any] = {"doc_id": "d", "first_unit": 0, "image_format": "png", "jpeg_quality": 1}
+        for number, (medium, own) in enumerate(zip(document.media, placed, strict=True)):
+            pictures: dict[int, list[np.ndarray]] = {}
+            for crop in encoded_crops(medium, document.folder, own, **options):
+                pictures.setdefault(crop.unit, []).append(np.asarray(Image.open(io.BytesIO(crop.data))))
+            for place_, unit in enumerate(own.placement.units):
+                assert [picture.shape[1::-1] for picture in pictures[place_]] == [crop.size for crop in unit.crops]
+                units.append(
+                    InputUnit(
+                        document=0, medium=number, kind=unit.kind, grid=unit.grid, pictures=tuple(pictures[place_])
+                    )
+                )
+            assert isinstance(own.shape, ImageSize) == (medium.kind == "image")
+        return model_inputs(self.family.settings, units)
+
+
+def differences(ours: Made | Refused, theirs: Made | Refused) -> list[str]:
+    """What differs, in words; nothing if both refuse the document.
+
+    Args:
+        ours: what we make.
+        theirs: what the oracle makes.
+    """
+    if isinstance(ours, Refused) or isinstance(theirs, Refused):
+        same = isinstance(ours, Refused) and isinstance(theirs, Refused)
+        return [] if same else [f"refused by one side: ours {ours}, theirs {theirs}"[:300]]
+    found = []
+    if not np.array_equal(ours.ids, theirs.ids):
+        found.append(f"ids: {len(ours.ids)} and {len(theirs.ids)} tokens")
+    elif not np.array_equal(ours.positions, theirs.positions):
+        found.append("positions")
+    elif not np.array_equal(ours.mask, theirs.mask):
+        found.append("mask")
+    if ours.inputs.keys() != theirs.inputs.keys():
+        found.append(f"inputs: {sorted(ours.inputs)} and {sorted(theirs.inputs)}")
+    for name in ours.inputs.keys() & theirs.inputs.keys():
+        mine, other = ours.inputs[name], theirs.inputs[name]
+        if mine.shape != other.shape or mine.dtype != other.dtype:
+            found.append(f"{name}: {mine.dtype}{mine.shape} and {other.dtype}{other.shape}")
+            continue
+        if not np.array_equal(mine, other):
+            apart = float(np.abs(mine.astype(np.float64) - other).max())
+            found.append(f"{name}: {(mine != other).sum()} of {mine.size} differ, by at most {apart:.4g}")
+    return found

@@ -1,0 +1,8 @@
+"""A rank's stored pictures as the model's own processor gives them: ``pixel_values`` and what goes with it."""
+
+from __future__ import annotations
+
+from trainer.data.inputs.build import model_inputs
+from trainer.data.inputs.units import InputUnit
+
+__all__ = ["InputUnit", "model_inputs"]
