@@ -30,6 +30,9 @@ from schemas.errors import DocumentError
 from schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
 from trainer.data.inputs import InputUnit, model_inputs
 
+MASK_LIMIT = 3000
+"""Most tokens of a document whose mask is compared as a matrix."""
+
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
 
@@ -161,10 +164,14 @@ class Oracle:
         given: dict[str, Any] = {"images": images} if images else {}
         if videos:
             given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2)  # as on any machine with several cores: a single thread interpolates in another way
         try:
             made = self.processor(text=[self.text(document)], **given, return_tensors="pt")
         except ValueError as error:
             return Refused(str(error))
+        finally:
+            torch.set_num_threads(threads)
         ids = made["input_ids"]
         with torch.no_grad():
             positions = self._their_positions(made)
@@ -201,6 +208,8 @@ class Oracle:
         config = self.model.config.get_text_config()
         config._attn_implementation = "eager"
         length = made["input_ids"].shape[1]
+        if length > MASK_LIMIT:
+            return np.zeros(0)
         given: dict[str, Any] = {}
         if self.family.model_type == "molmo2":
             given["block_sequence_ids"] = torch.where(made["mm_token_type_ids"] == 1, 0, -1)
@@ -233,7 +242,8 @@ class Oracle:
         token_id = self.processor.tokenizer.convert_tokens_to_ids
         groups = np.where(np.isin(ids, [token_id(token) for token in self.family.group_tokens]), 0, CAUSAL_ONLY)
         zeros = np.zeros(len(ids), np.int32)
-        mask = dense_mask(MaskArrays(doc_ids=zeros, branch_ids=zeros, group_ids=groups.astype(np.int32)))
+        arrays = MaskArrays(doc_ids=zeros, branch_ids=zeros, group_ids=groups.astype(np.int32))
+        mask = dense_mask(arrays) if len(ids) <= MASK_LIMIT else np.zeros(0)
         return Made(ids=ids, positions=positions, mask=mask, inputs=self._our_inputs(document, placed))
 
     def _our_tokens(self, document: Document, placed: Sequence[PlacedMedium]) -> tuple[np.ndarray, np.ndarray]:

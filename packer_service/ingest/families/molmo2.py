@@ -22,6 +22,9 @@ FRAME_START, FRAME_END, LOW = "<frame_start>", "<frame_end>", "<im_low>"
 NEVER_NEAREST = np.float32(10e9)
 """Stands for a scale at which an image would be made smaller, where another tiling need not."""
 
+SMALLEST_SIDE = 65
+"""Torch has another kernel, with other roundings, for pictures whose width and height add up to at most 128."""
+
 ENCODER: dict[str, Any] = {
     **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 25},
     **{"image_size": (378, 378), "patch_size": 14},
@@ -234,6 +237,11 @@ def _crop(folder: ModelFolder, section: Section) -> tuple[int, int]:
     vision = _vision(folder)
     folder.agree(section, "size", [size["height"], size["width"]], list(vision["image_size"]))
     folder.agree(section, "patch_size", patch, vision["patch_size"])
+    if size["height"] < SMALLEST_SIDE:
+        raise ConfigError(
+            f"model: size {size['height']} of {section.where} is not followed, only {SMALLEST_SIDE} pixels and more: "
+            "torch interpolates smaller crops in another way"
+        )
     if size["height"] != size["width"] or size["height"] % patch:
         raise ConfigError(f"model: size {size} of {section.where} is not a square of whole patches of {patch}")
     return size["height"], patch

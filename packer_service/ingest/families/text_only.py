@@ -47,10 +47,10 @@ class TextFamily:
 
 
 def is_text_only(folder: ModelFolder) -> bool:
-    """Whether ``config.json`` describes a decoder of text alone: no configuration of another input inside it."""
+    """Whether ``config.json`` names a causal language model and holds no configuration of another input."""
     config = folder.config
     nested = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
-    architectures = config.get("architectures") or ["ForCausalLM"]
+    architectures = config.get("architectures") or []
     return (
         bool(folder.model_type)
         and not config.get("is_encoder_decoder")

@@ -2,8 +2,8 @@
 
 ``bicubic`` is Pillow's filter, which the processors of the Qwen-VL models and InternVL use for stills, and
 ``bicubic_16_bits`` torch's, which they use for videos. ``bilinear`` is torch's interpolation between four pixels,
-without a filter, as Molmo2's processors use it; torch computes it in float32 with fused multiplications and additions,
-and so does this, on every machine and without importing torch.
+without a filter, as Molmo2's processors use it; torch computes it in float32 with fused multiplications and additions
+as soon as it has more than one thread, and so does this, on every machine and without importing torch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""Model folders: which family they are, and settings that are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packer_service.demo.model import FAMILIES, write_model_folder
+from packer_service.ingest.families.folder import READERS, load_family
+from packer_service.ingest.families.text_only import TextFamily
+from schemas.errors import ConfigError, DocumentError
+
+IMAGES, VIDEOS, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny model folder of each family."""
+    made = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    for family, folder in made.items():
+        write_model_folder(folder, family, vocabulary=256)
+    return made
+
+
+def changed(folder: Path, to: Path, name: str, **values: Any) -> str:
+    """A copy of a folder's files with some settings of one file changed."""
+    for file in folder.glob("*config.json"):
+        (to / file.name).write_bytes(file.read_bytes())
+    given = json.loads((to / name).read_text()) if (to / name).exists() else {}
+    (to / name).write_text(json.dumps({**given, **values}))
+    return str(to)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
+    """Fails when a folder that we write is refused, or files that decide are not named with their hashes."""
+    loaded = load_family(str(folders[family]))
+    assert loaded.family.model_type == family
+    assert isinstance(loaded.family, TextFamily) == (family not in READERS)
+    assert {"config.json"} <= loaded.sha256.keys()
+    assert family not in READERS or {IMAGES, VIDEOS} <= loaded.sha256.keys()
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "values", "message"),
+    [
+        ("qwen3_vl", IMAGES, {"do_resize": False}, r"do_resize false of preprocessor_config\.json is not followed"),
+        ("qwen3_vl", IMAGES, {"resample": 2}, "resample 2 of preprocessor_config.json is not followed, only 3"),
+        ("qwen3_vl", IMAGES, {"blur": 3}, "blur 3 of preprocessor_config.json is not followed"),
+        ("qwen3_vl", IMAGES, {"patch_size": 14}, "patch_size of preprocessor_config.json 14 and patch_size of video_"),
+        ("qwen3_vl", IMAGES, {"size": {"height": 3}}, "size of preprocessor_config.json is .*shortest_edge"),
+        ("qwen3_vl", VIDEOS, {"do_normalize": False}, "do_normalize false of video_preprocessor_config.json"),
+        ("qwen3_vl", IMAGES, {"image_processor_type": "ViTImageProcessor"}, "'ViTImageProcessor' .* is not followed"),
+        ("qwen2_5_vl", IMAGES, {"max_pixels": 0}, "max_pixels of preprocessor_config.json is 0"),
+        ("qwen2_5_vl", PROCESSOR, {"audio_length": 3}, "audio_length 3 of processor_config.json is not followed"),
+        ("internvl", PROCESSOR, {"image_seq_length": 64}, "image_seq_length 64 differs from the 16 rows"),
+        ("internvl", VIDEOS, {"size": {"height": 56, "width": 56}}, r"size \(56, 56\) of video_preprocessor"),
+        ("molmo2", VIDEOS, {"do_rescale": None}, "do_rescale false of video_preprocessor_config.json is not followed"),
+        ("molmo2", IMAGES, {"overlap_margins": [4, 4]}, "leave nothing of 8"),
+        ("molmo2", IMAGES, {"pooling_size": [0, 2]}, r"pooling_size of preprocessor_config.json is \[0, 2\]"),
+    ],
+)
+def test_a_setting_that_is_not_followed_is_refused_by_name(
+    folders: dict[str, Path], tmp_path: Path, family: str, name: str, values: dict[str, Any], message: str
+) -> None:
+    """Fails when a processor's setting is passed over in silence: pixels would differ from those of the model."""
+    with pytest.raises(ConfigError, match=message):
+        load_family(changed(folders[family], tmp_path, name, **values))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llava"}, "'llava' is not supported; what is: qwen3_vl, qwen3_vl_moe, qwen2_5_vl, molmo2, int"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is not supported"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' is not supported"),
+        ({"model_type": "x", "architectures": ["XForCausalLM"], "vision_config": {}}, "'x' is not supported"),
+        ({}, "'' is not supported"),
+    ],
+)
+def test_another_kind_of_model_is_refused_in_one_line(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    """Fails when a model with an encoder that nobody follows is taken for one of text."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        load_family(str(tmp_path))
+
+
+def test_what_is_no_model_folder(tmp_path: Path) -> None:
+    """Fails when a missing folder or file ends in a traceback."""
+    with pytest.raises(ConfigError, match="is not a folder"):
+        load_family(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load_family(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    with pytest.raises(ConfigError, match=r"has no preprocessor_config\.json"):
+        load_family(str(tmp_path))
+    (tmp_path / "preprocessor_config.json").write_text("[")
+    load_family.cache_clear()
+    with pytest.raises(ConfigError, match="is not JSON"):
+        load_family(str(tmp_path))
+
+
+def test_a_model_of_text_refuses_images() -> None:
+    """Fails when an image disappears from a document that is packed for a model of text."""
+    with pytest.raises(DocumentError, match="reads only text"):
+        TextFamily("qwen3").check(["image"])
+    TextFamily("qwen3").check([])

@@ -1,0 +1,66 @@
+"""Each family beside ``transformers``: tokens, positions, mask, grids and pixels, equal to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_oracle import Document, Made, Oracle, Refused, differences
+from photographs import photographs, write_clips
+
+from packer_service.ingest.document import Medium
+
+pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
+
+PHOTOGRAPHS = [(name, Medium(kind="image", data=data)) for name, data in photographs(10, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Clips of 1, 2, 3, 5 and 8 frames; the third at uneven times, the last one turned."""
+    return write_clips(tmp_path_factory.mktemp("clips"), 5)
+
+
+def test_photographs_become_what_the_processor_makes_of_them(oracle: Oracle) -> None:
+    """Fails when a size, a mode of pixels, a filter or the order of patches is not the processor's."""
+    kinds = set()
+    for name, medium in PHOTOGRAPHS:
+        ours, theirs = oracle.ours(Document([medium])), oracle.theirs(Document([medium]))
+        assert differences(ours, theirs) == [], name
+        kinds.add(type(theirs))
+    assert Made in kinds
+
+
+def test_clips_become_what_the_processor_makes_of_them(oracle: Oracle, clips: list[Path]) -> None:
+    """Fails when a time stamp, a patch that lacks a frame, a temporal position or a filter is not the processor's."""
+    refused = 0
+    for path in clips:
+        document = Document([Medium(kind="video", uri=path.name)], folder=str(path.parent))
+        ours, theirs = oracle.ours(document), oracle.theirs(document)
+        assert differences(ours, theirs) == [], path.name
+        refused += isinstance(theirs, Refused)
+    assert refused == (oracle.family.model_type == "qwen3_vl"), "one frame is too few for one processor alone"
+
+
+def test_several_images_and_a_video_in_one_conversation(oracle: Oracle, clips: list[Path]) -> None:
+    """Fails when units, positions or grids of one image run into the next, or the media of a document change places."""
+    first, second = PHOTOGRAPHS[-1][1], PHOTOGRAPHS[-2][1]
+    clip = Medium(kind="video", uri=clips[3].name)
+    media = [first, second] if oracle.family.model_type == "molmo2" else [first, clip, second]
+    document = Document(media, folder=str(clips[0].parent))
+    ours, theirs = oracle.ours(document), oracle.theirs(document)
+    assert isinstance(theirs, Made)
+    assert differences(ours, theirs) == []
+
+
+def test_what_a_family_cannot_show_together_is_refused_by_both(oracle: Oracle, clips: list[Path]) -> None:
+    """Fails when a document is packed that the model's own processor or model refuses."""
+    clip = Medium(kind="video", uri=clips[3].name)
+    twice = Document([clip, clip], folder=str(clips[0].parent))
+    ours = oracle.ours(twice)
+    if oracle.family.model_type == "molmo2":
+        assert ours == Refused("bad_row")
+        assert isinstance(oracle.theirs(twice), Refused)
+        assert oracle.ours(Document([PHOTOGRAPHS[0][1], clip], folder=str(clips[0].parent))) == Refused("bad_row")
+    else:
+        assert differences(ours, oracle.theirs(twice)) == []

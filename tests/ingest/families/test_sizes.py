@@ -1,0 +1,123 @@
+"""Sizes alone, many of them, beside the functions by which ``transformers`` decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from model_oracle import REAL, Oracle, model_folder
+from photographs import LARGE_SIZES, ODD_SIZES
+
+from packer_service.ingest.families.folder import load_family
+from packer_service.ingest.families.internvl import InternVLFamily
+from packer_service.ingest.families.molmo2 import Molmo2Family
+from packer_service.ingest.families.qwen import QwenFamily
+from schemas.errors import DocumentError
+
+pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
+
+DRAW = random.Random(0)
+SIZES = [
+    *(*ODD_SIZES, *LARGE_SIZES),
+    *((DRAW.randint(1, 4000), DRAW.randint(1, 3000)) for _ in range(500)),
+    *((round(2 ** DRAW.uniform(0, 12)), round(2 ** DRAW.uniform(0, 12))) for _ in range(300)),
+]
+"""Even over pixels, and over the logarithm of each side."""
+
+
+def decided(decide: Callable[[], object]) -> object:
+    """What a side says of a size; None if it refuses it."""
+    try:
+        return decide()
+    except (ValueError, DocumentError):
+        return None
+
+
+@pytest.fixture
+def published(oracle: Oracle, tmp_path: Path) -> tuple[str, object]:
+    """The family with the geometry of the published models, not the tiny one's."""
+    name = oracle.family.model_type
+    return name, load_family(str(model_folder(tmp_path / "model", name, REAL[name]))).family
+
+
+def test_every_size_becomes_what_the_processor_decides(published: tuple[str, object]) -> None:
+    """Fails when one of 830 sizes from 1 x 1 to 4,000 x 3,000 is scaled, tiled or refused in another way."""
+    name, family = published
+    both = [
+        (decided(lambda size=size: ours(family, *size)), decided(lambda size=size: theirs(family, *size)))
+        for size in SIZES
+    ]
+    differing = [(size, *pair) for size, pair in zip(SIZES, both, strict=True) if pair[0] != pair[1]]
+    assert differing == []
+    refused = [size for size, pair in zip(SIZES, both, strict=True) if pair[0] is None]
+    assert ((1, 201) in refused) == name.startswith("qwen")
+
+
+def ours(family: object, width: int, height: int) -> object:
+    """Canvases of an image, in the processor's terms."""
+    [unit] = family.image(width, height).units  # type: ignore[attr-defined]
+    if isinstance(family, QwenFamily):
+        return unit.crops[0].canvas
+    if isinstance(family, InternVLFamily):
+        return unit.crops[0].canvas, len(unit.crops)
+    assert isinstance(family, Molmo2Family)
+    rows, cols = family.tiling(width, height)
+    return unit.rows, rows * cols + 1 == len(unit.crops), unit.grid[1:]
+
+
+def theirs(family: object, width: int, height: int) -> object:
+    """The same by the functions of ``transformers``."""
+    if isinstance(family, QwenFamily):
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        geometry = family.geometry
+        limits = geometry.images
+        high, wide = smart_resize(height, width, geometry.factor, limits.least, limits.most)
+        return wide, high
+    if isinstance(family, InternVLFamily):
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+        cols, rows = get_optimal_tiled_canvas((height, width), family.tile[::-1], family.fewest, family.most)
+        return (cols * family.tile[0], rows * family.tile[1]), cols * rows + (cols * rows > 1)
+    from transformers.models.molmo2.image_processing_molmo2 import Molmo2ImageProcessor, compute_crop_geometry
+
+    assert isinstance(family, Molmo2Family)
+    processor = Molmo2ImageProcessor(
+        max_crops=family.most_crops,
+        overlap_margins=list(family.margins),
+        patch_size=family.patch,
+        pooling_size=list(family.image_pooling),
+        size={"height": family.side, "width": family.side},
+    )
+    [low_high, low_wide, high, wide], crops = processor.get_image_grid_and_crops(height, width)
+    tall, broad, canvas_high, canvas_wide = compute_crop_geometry(
+        height, width, family.most_crops, list(family.margins), family.side, family.patch
+    )
+    canvas = (canvas_high // family.patch, canvas_wide // family.patch)
+    return low_high * low_wide + high * wide, tall * broad + 1 == crops, canvas
+
+
+def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, object]) -> None:
+    """Fails when a video of some size and number of frames is scaled or refused in another way."""
+    name, family = published
+    if not isinstance(family, QwenFamily):
+        pytest.skip("frames are always of one size")
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize as of_frame
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as of_video
+
+    geometry = family.geometry
+    least, most = geometry.videos.least, geometry.videos.most
+    for width, height in SIZES[:300]:
+        frames = DRAW.randint(1, 60)
+
+        def scaled(width: int = width, height: int = height, frames: int = frames) -> object:
+            return family.video(width, height, [float(second) for second in range(frames)]).units[0].crops[0].canvas
+
+        def expected(width: int = width, height: int = height, frames: int = frames) -> object:
+            if name == "qwen2_5_vl":
+                return of_frame(height, width, geometry.factor, least, most)[::-1]
+            return of_video(frames, height, width, geometry.together, geometry.factor, least, most)[::-1]
+
+        assert decided(scaled) == decided(expected), (width, height, frames)
