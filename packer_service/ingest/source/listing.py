@@ -106,7 +106,12 @@ def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> So
             legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
             what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
             raise ConfigError(f"SOURCE {source}: holds no file that ends in {what}")
-    return _looked_at(found, unread, settings)
+    read = _looked_at(found, unread, settings)
+    for label, source in zip(_labels(sources), sources, strict=True):
+        if not any(file.label.partition("/")[0] == label for file in read.files):
+            what = "its JSON is neither an array nor lines of objects with the columns of a form"
+            raise ConfigError(f"SOURCE {source}: holds no rows: {what}")
+    return read
 
 
 def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig) -> Sources:
@@ -151,9 +156,8 @@ def _look(file: SourceFile, config: PackConfig) -> _Look | None:
     left = [name for name in columns if not form.reads(name)]
     for name in left:
         if columns[name] and is_telling(name):
-            raise ConfigError(
-                f"SOURCE {file.label}: the column {name} is not read by {form.title}; {remedy(name, form)}"
-            )
+            how = remedy(name, form, columns)
+            raise ConfigError(f"SOURCE {file.label}: the column {name} is not read by {form.title}; {how}")
     ready = replace(
         file,
         kind=kind,

@@ -55,7 +55,7 @@ def parse_document(row: Any, form: str = "messages", ignored: Collection[str] = 
     found = find_form(form)
     for name in unused_columns(given, found):
         if is_telling(name) and not isinstance(given[name], int | float):
-            bad(f"{shown(name)} is not read by {found.title}; {remedy(name[:MAX_NAME], found)}")
+            bad(f"{shown(name)} is not read by {found.title}; {remedy(name[:MAX_NAME], found, given)}")
     return found.parse(given)
 
 

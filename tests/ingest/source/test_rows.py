@@ -68,7 +68,7 @@ def messages(content: Any) -> dict[str, Any]:
         (messages(None), r"messages\[0\].content is a null"),
         (messages([{"type": "audio"}]), "legal are text, image, video"),
         (messages([{"type": "text", "text": None}]), r"content\[0\].text is a null"),
-        (messages([{"type": "image"}]), r"messages\[0\] has a part of type image without a file"),
+        (messages([{"type": "image"}]), r"messages\[0\].content has a part of type image without a file"),
         (messages([{"type": "image", "image": ""}]), "not the path or URI"),
         (messages([{"type": "image", "image": "x" * 8001}]), "at most 8000 characters"),
         (messages([{"type": "image", "bytes": "x"}]), "bytes is a str"),

@@ -32,7 +32,8 @@ CACHED_BYTES = 64 * 2**20
 """Most memory of the frames that a process keeps."""
 SPOOLED_BYTES = 16 * 2**30
 """Most room that the temporary files of a process take; the last one is kept whatever its size."""
-READ_BYTES = 4 * 2**20
+READ_BYTES = 64 * 2**10
+"""Decompressed bytes read at a time. Of a file that is cut short, what was begun of the last read is lost."""
 HEAD_BYTES = 16 * 2**20
 """Decompressed bytes that are looked at for the form of a file's rows."""
 

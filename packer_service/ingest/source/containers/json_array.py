@@ -119,4 +119,5 @@ def _limited(row: Any, size: int) -> Any:
 
 def _fault(window: _Window, reason: str) -> Found:
     what = f"the array cannot be read from byte {window.offset} on ({reason}); the rows after it are lost"
-    return Found(window.offset, 0, DocumentError("bad_row", what))
+    # Its place is the last byte before it, since a fault at the end of the file would lie in no fragment.
+    return Found(max(window.offset - 1, 0), 0, DocumentError("bad_row", what))

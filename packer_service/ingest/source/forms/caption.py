@@ -33,7 +33,7 @@ def _parse(row: dict[str, Any]) -> Document:
         bad(f"{name} and {others[0]} are two different texts; leave one of them out")
     if not text.strip():
         raise DocumentError("empty", f"{name} is empty")
-    supply = Supply.of(_with_columns_of_media(row))
+    supply = Supply.of(row, _paths(row))
     if not supply.columns:
         return Document(text=text)  # a row of text among rows with media
     marked = text if any(PLACEHOLDERS[kind] in text for kind in supply.columns) else _in_front(supply) + text
@@ -47,18 +47,10 @@ def _in_front(supply: Supply) -> str:
     return "".join(PLACEHOLDERS[kind] * len(supply.media[kind]) for kind in supply.columns)
 
 
-def _with_columns_of_media(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with each column of :data:`PATHS` under the name of its kind."""
-    named = [name for name in PATHS if name in row]
-    found = {name: row[name] for name in MEDIA_COLUMNS if name in row}
-    for name in named:
-        kind: MediumKind = "video" if name == "video_path" else "image"
-        if name == "file_name":
-            kind = kind_by_name(row[name])
-        if kind in found:
-            bad(f"has {kind} and {name}; give one of them")
-        found[kind] = row[name]
-    return found
+def _paths(row: dict[str, Any]) -> dict[str, MediumKind]:
+    """The columns of :data:`PATHS` that the row has, each with the kind of its file."""
+    kinds: dict[str, MediumKind] = {"image_path": "image", "video_path": "video"}
+    return {name: kinds.get(name) or kind_by_name(row[name]) for name in PATHS if name in row}
 
 
 FORM = Form(

@@ -64,10 +64,14 @@ def is_telling(column: str) -> bool:
     return bool(_TELLING.match(column))
 
 
-def remedy(column: str, form: Form) -> str:
-    """What reads a column that a form does not."""
-    others = [other.name for other in FORMS if other is not form and other.reads(column)]
+def remedy(column: str, form: Form, columns: Collection[str]) -> str:
+    """What reads a column that a form does not; ``columns`` are all that stand beside it."""
+    others = [other for other in FORMS if other is not form and other.reads(column)]
+    fitting = [other.name for other in others if other.fits(columns)]
     leave_out = f"--set 'ignore_columns=[{column}]' leaves it out"
+    if fitting:
+        return f"--form {' or '.join(fitting)} reads it, and {leave_out}"
     if others:
-        return f"--form {' or '.join(others)} reads it, and {leave_out}"
+        names = ", ".join(other.name for other in others)
+        return f"the forms {names} read it beside other columns of theirs, and {leave_out}"
     return f"no form but one of your own (--form package.module:function) reads it, and {leave_out}"

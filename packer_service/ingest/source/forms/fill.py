@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,15 +29,16 @@ class Supply:
     taken: dict[MediumKind, int]
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> Supply:
-        """The media columns of a row.
+    def of(cls, row: dict[str, Any], more: Mapping[str, MediumKind] | None = None) -> Supply:
+        """The media columns of a row; ``more`` are other names of such columns.
 
         Raises:
             DocumentError: ``bad_row``.
         """
         columns: dict[MediumKind, str] = {}
         for kind, names in COLUMNS.items():
-            present = [name for name in names if name in row]
+            others = [name for name, other in (more or {}).items() if other == kind]
+            present = [name for name in (*names, *others) if name in row]
             if len(present) > 1:
                 bad(f"has {' and '.join(present)}; give one of them")
             if present:
@@ -96,7 +97,7 @@ class Supply:
         """The messages with their places filled. Content that shows media is a list of parts for a chat template."""
         filled = []
         for i, message in enumerate(messages):
-            parts = self.into(message.parts, f"{where}[{i}]")
+            parts = self.into(message.parts, f"{where}[{i}].content")
             shows = any(isinstance(part, Medium) for part in parts)
             filled.append(replace(message, parts=parts, content_is_list=message.content_is_list or shows))
         return tuple(filled)

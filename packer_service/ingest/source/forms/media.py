@@ -108,6 +108,8 @@ def reference(value: Any, kind: MediumKind, where: str) -> Medium:
     """
     if isinstance(value, dict):
         inner = strict_object(value, where, ("bytes", "path"), "bytes or a path")
+        if "bytes" in inner and not isinstance(inner["bytes"], bytes):
+            bad(f"{where}.bytes is a {kind_of(inner['bytes'])}, not bytes")
         value = inner.get("bytes", inner.get("path"))  # beside bytes, the path is only the file's name
     if isinstance(value, bytes):
         return Medium(kind=kind, data=value)

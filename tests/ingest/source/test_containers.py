@@ -1,0 +1,297 @@
+"""Containers of rows: each row once, each again by its place, and what is damaged is a reject and no crash."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import ipc
+
+from packer_service.ingest.source.containers import arrow_batches, compressed, json_array
+from packer_service.ingest.source.containers.compressed import keep_copy, spooled
+from packer_service.ingest.source.file import Fragment, SourceFile
+from packer_service.ingest.source.files import WHOLE, list_fragments, read_fragment, read_row
+from packer_service.ingest.source.listing import list_sources
+from schemas.errors import ConfigError, DocumentError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def rows_of(file: SourceFile) -> list[Any]:
+    """Every row, each of which is the same when it is read again."""
+    rows = []
+    for fragment in list_fragments([file]):
+        for _, reference, row in read_fragment(fragment).rows:
+            rows.append(row)
+            if not isinstance(row, DocumentError):
+                assert read_row(file, reference) == row
+    return rows
+
+
+def one(path: Path) -> SourceFile:
+    [file] = list_sources([str(path)]).files
+    return file
+
+
+@given(
+    rows=st.lists(JSON, max_size=6),
+    indent=st.sampled_from([None, 0, 3]),
+    ascii_only=st.booleans(),
+    step=st.integers(1, 60),
+)
+def test_every_element_of_an_array_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, ascii_only: bool, step: int
+) -> None:
+    """Fails when an element at a fragment's edge is read twice or never, or its bytes are counted wrongly."""
+    data = json.dumps(rows, indent=indent, ensure_ascii=ascii_only).encode()
+    path = tmp_path_factory.mktemp("array") / "f.json"
+    path.write_bytes(data)
+    file = SourceFile(label="f", uri=str(path), kind="json", size=len(data), mtime_ns=0)
+    fragments = [Fragment(file=file, start=at, end=min(at + step, len(data))) for at in range(0, len(data), step)]
+    found = [found for fragment in fragments for found in read_fragment(fragment).rows]
+    assert [row for _, _, row in found] == rows
+    assert [read_row(file, reference) for _, reference, _ in found] == rows
+
+
+def test_an_array_is_read_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a whole array is held, or a character or number at the edge of a piece is broken."""
+    monkeypatch.setattr(json_array, "READ_BYTES", 7)
+    rows = [{"text": "二" * 10}, {"text": "a" * 40, "n": [123456789] * 3}, {"text": "é"}]
+    (tmp_path / "f.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    assert rows_of(one(tmp_path / "f.json")) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "reason"),
+    [
+        (b'[{"text": "a"}, {"text": ', 1, "from byte 16 on"),
+        (b'[{"text": "a"} {"text": "b"}]', 1, "',' is missing"),
+        (b'[{"text": "a"}, nul, {"text": "b"}]', 1, "from byte 16 on"),
+        (b'[{"text": "a"}', 1, "',' is missing"),
+        (b'[{"text": "a"}, ' + b"[" * 100_000, 1, "nested too deeply"),
+        (b"[", 0, "Expecting value"),
+    ],
+)
+def test_what_follows_a_fault_in_an_array_is_one_reject(tmp_path: Path, text: bytes, whole: int, reason: str) -> None:
+    """Fails when rows behind a fault are lost without a reject, or the fault ends the job."""
+    (tmp_path / "f.json").write_bytes(text)
+    *rows, last = rows_of(one(tmp_path / "f.json"))
+    assert rows == [{"text": "a"}] * whole
+    assert isinstance(last, DocumentError)
+    assert reason in str(last)
+    assert len(str(last)) < 200
+
+
+def test_bytes_of_an_array_that_are_no_text_are_their_own_rows_fault(tmp_path: Path) -> None:
+    """Fails when one row that is not UTF-8 moves the places of the rows behind it."""
+    (tmp_path / "f.json").write_bytes(b'[{"text": "\xff\xfe"}, {"text": "b"}]')
+    file = one(tmp_path / "f.json")
+    found = [found for fragment in list_fragments([file]) for found in read_fragment(fragment).rows]
+    assert isinstance(read_row(file, found[0][1]), DocumentError)
+    assert read_row(file, found[1][1]) == {"text": "b"}
+
+
+@given(
+    rows=st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=6),
+    separator=st.sampled_from([",", "\t"]),
+    step=st.integers(5, 80),
+)
+def test_every_record_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], separator: str, step: int
+) -> None:
+    """Fails when a field with a line break, a quotation mark or a separator ends its record."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerows([("text", "other"), *rows])
+    data = text.getvalue().encode("utf-8", "replace")
+    kind = "csv" if separator == "," else "tsv"
+    path = tmp_path_factory.mktemp("table") / f"f.{kind}"
+    path.write_bytes(data)
+    file = SourceFile(label="f", uri=str(path), kind=kind, size=len(data), mtime_ns=0)
+    fragments = [Fragment(file=file, start=at, end=min(at + step, len(data))) for at in range(0, len(data), step)]
+    found = [found for fragment in fragments for found in read_fragment(fragment).rows]
+    clean = [[field.encode("utf-8", "replace").decode() for field in row] for row in rows]
+    expected = [{name: field for name, field in zip(("text", "other"), row, strict=True) if field} for row in clean]
+    assert [row for _, _, row in found] == expected
+    assert [read_row(file, reference) for _, reference, _ in found] == expected
+
+
+def test_a_damaged_record_is_a_reject(tmp_path: Path) -> None:
+    """Fails when a record of other fields than the header is packed, or bytes that are no text end the job."""
+    (tmp_path / "f.csv").write_bytes(b"\xef\xbb\xbfid,text\r\n1,a\r\n2\r\n3,b,c\r\n4,\xff\r\n\r\n5,e\r\n")
+    rows = rows_of(one(tmp_path / "f.csv"))
+    assert [row for row in rows if isinstance(row, dict)] == [{"id": "1", "text": "a"}, {"id": "5", "text": "e"}]
+    assert [str(row)[:40] for row in rows if isinstance(row, DocumentError)] == [
+        "the record has 1 fields, and the header ",
+        "the record has 3 fields, and the header ",
+        "the record cannot be read (it is not UTF",
+    ]
+
+
+def tar_of(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_members_of_one_key_are_one_row(tmp_path: Path) -> None:
+    """Fails when members of two samples are mixed, a member is lost, or images are in the order of their names."""
+    long = "x" * 200  # takes a header of its own
+    members = [
+        ("a/1.json", b'{"text": "one", "image": null}'),
+        ("a/1.10.jpg", b"ten"),
+        ("a/1.2.jpg", b"two"),
+        ("a/1.cls", b"7"),
+        ("b/1.txt", b"zwei \xe4\xba\x8c"),
+        ("b/1.mp4", b"video"),
+        (f"{long}/2.json", b'{"id": 5, "image": "2.png", "text": "c"}'),
+        (f"{long}/2.png", b"picture"),
+        ("c/__meta__/1.json", b"{}"),
+        ("README", b"no extension"),
+    ]
+    first, second, third, fourth = rows_of(one(tar_of(tmp_path / "f.tar", members)))
+    assert first == {"text": "one", "images": [b"two", b"ten"], "cls": b"7", "id": "f.tar/a/1"}
+    assert second == {"txt": "zwei 二", "video": b"video", "id": "f.tar/b/1"}
+    assert third == {"id": 5, "image": [b"picture"], "text": "c"}
+    assert isinstance(fourth, DocumentError)
+    assert "'README' has no extension" in str(fourth)
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([("1.json", b"{"), ("1.jpg", b"x")], "the member json is not JSON"),
+        ([("1.txt", b"\xff")], "the member txt is not UTF-8"),
+        ([("1.json", b'{"image": "other.jpg"}'), ("1.jpg", b"x")], "image stands in json"),
+    ],
+)
+def test_a_wrong_sample_is_a_reject(tmp_path: Path, members: list[tuple[str, bytes]], reason: str) -> None:
+    """Fails when a sample that cannot be read as a whole is packed without a part of it."""
+    [row] = rows_of(one(tar_of(tmp_path / "f.tar", members)))
+    assert isinstance(row, DocumentError)
+    assert reason in str(row)
+
+
+def test_a_tar_that_is_cut_short_keeps_what_is_before(tmp_path: Path) -> None:
+    """Fails when half a download is packed as if it were whole, or loses its whole samples."""
+    members = [(f"{i}.txt", b"words " * 1000) for i in range(4)]
+    path = tar_of(tmp_path / "f.tar", members)
+    path.write_bytes(path.read_bytes()[:15_000])
+    rows = rows_of(one(path))
+    assert [row for row in rows if isinstance(row, dict)] == [
+        {"txt": "words " * 1000, "id": f"f.tar/{i}"} for i in range(2)
+    ]
+    assert any(isinstance(row, DocumentError) for row in rows)
+
+
+LINES = [json.dumps({"text": f"{i} " * (i % 50)}).encode() for i in range(2000)]
+
+
+@pytest.mark.parametrize("name", ["f.jsonl.gz", "f.jsonl.zst", "f.json.gz", "f.tgz"])
+def test_rows_of_a_compressed_file_are_found_again_in_its_copy(tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    """Fails when a row is read from the wrong frame of a copy, or across the edge of two."""
+    monkeypatch.setattr(compressed, "FRAME_BYTES", 1000)
+    path, data = tmp_path / name, b"\n".join(LINES)
+    if name == "f.tgz":
+        data = tar_of(tmp_path / "f", [(f"{i}.json", line) for i, line in enumerate(LINES[:50])]).read_bytes()
+    elif name == "f.json.gz":
+        data = b"[" + b",\n".join(LINES) + b"]"
+    if name.endswith("zst"):
+        with pa.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(data[:5000])
+            out.write(data[5000:])
+    else:
+        path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))  # two members, as pigz writes them
+    file = one(path)
+    rows = rows_of(file)
+    assert [row["text"] for row in rows] == [json.loads(line)["text"] for line in LINES[: len(rows)]]
+    assert len(rows) in (50, len(LINES))
+    kept = replace(file, copy=str(tmp_path / "copy.zst"))
+    with Path(str(kept.copy)).open("wb") as sink:
+        keep_copy(spooled(file), sink)
+    [fragment] = list_fragments([file])
+    path.unlink()
+    found = list(read_fragment(fragment).rows)  # from the temporary file that this process has
+    assert [read_row(kept, reference) for _, reference, _ in reversed(found)] == rows[::-1]
+    assert kept == file
+
+
+@pytest.mark.parametrize("name", ["f.jsonl.gz", "f.jsonl.zst"])
+def test_a_compressed_file_that_is_cut_short_keeps_what_is_before(tmp_path: Path, name: str) -> None:
+    """Fails when half a download is packed as if it were whole, or taken for a failing disk, which stops the job."""
+    path, rng = tmp_path / name, __import__("random").Random(1)
+    lines = [json.dumps({"text": str(rng.random()) * 20}).encode() for _ in range(20_000)]
+    with pa.CompressedOutputStream(str(path), "gzip" if name.endswith("gz") else "zstd") as out:
+        out.write(b"\n".join(lines))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    rows = rows_of(one(path))
+    assert isinstance(rows[-1], DocumentError)
+    assert "cannot be decompressed from byte" in str(rows[-1])
+    whole = [row for row in rows if isinstance(row, dict)]
+    assert whole == [json.loads(line) for line in lines[: len(whole)]]
+    assert 5_000 < len(whole) < 15_000
+
+
+def test_a_compressed_file_that_is_none_is_one_reject(tmp_path: Path) -> None:
+    """Fails when a file under a wrong name ends the job with a traceback."""
+    (tmp_path / "f.jsonl.gz").write_bytes(b'{"text": "a"}\n')
+    [row] = rows_of(one(tmp_path / "f.jsonl.gz"))
+    assert isinstance(row, DocumentError)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_arrow_is_read_by_groups(tmp_path: Path, stream: bool) -> None:
+    """Fails when rows of a later group are lost, or one form of Arrow's two is not read."""
+    table = pa.table({"id": list(range(10)), "text": [f"text {i}" for i in range(10)], "own": [1] * 10})
+    path = tmp_path / "data-00000-of-00001.arrow"
+    with (ipc.new_stream if stream else ipc.new_file)(str(path), table.schema) as out:
+        out.write_table(table, max_chunksize=3)
+    (tmp_path / "state.json").write_text("{}")
+    with ipc.new_stream(str(tmp_path / "cache-1234.arrow"), table.schema) as out:
+        out.write_table(table)
+    found = list_sources([str(tmp_path)])
+    [file] = found.files
+    assert found.unused == {"own": 1}
+    assert found.unread == {"*.arrow": 1}
+    assert rows_of(file) == [{"id": i, "text": f"text {i}"} for i in range(10)]
+
+
+def test_damaged_arrow_is_refused_or_rejected(tmp_path: Path) -> None:
+    """Fails when places that a file makes up are followed, which ends the process."""
+    (tmp_path / "f.arrow").write_bytes(b"no Arrow at all")
+    with pytest.raises(ConfigError, match="is not an Arrow file"):
+        list_sources([str(tmp_path / "f.arrow")])
+    table = pa.table({"text": [f"word {i}" for i in range(100)]})
+    with ipc.new_stream(str(tmp_path / "g.arrow"), table.schema) as out:
+        out.write_table(table)
+    data = bytearray((tmp_path / "g.arrow").read_bytes())
+    offsets = data.index((6).to_bytes(4, "little") + (12).to_bytes(4, "little"))
+    data[offsets : offsets + 4] = (2**31 - 2).to_bytes(4, "little")
+    (tmp_path / "h.arrow").write_bytes(data)
+    [row] = rows_of(one(tmp_path / "h.arrow"))
+    assert isinstance(row, DocumentError)
+    assert "is damaged" in str(row)
+
+
+def test_a_fragment_without_an_end_is_a_whole_file(tmp_path: Path) -> None:
+    """Fails when a tar is cut where a task of another container would end."""
+    [fragment] = list_fragments([one(tar_of(tmp_path / "f.tar", [("1.txt", b"a")]))])
+    assert (fragment.start, fragment.end) == (0, WHOLE)
+    assert arrow_batches.FRAGMENT_BYTES > 0

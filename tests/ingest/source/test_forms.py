@@ -1,0 +1,460 @@
+"""Every form of rows: what it becomes, some thirty ways in which a row of it can be wrong, and any value anywhere."""
+
+from __future__ import annotations
+
+import base64
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer_service.ingest.document import Document, Medium, Message
+from packer_service.ingest.source.forms.detect import FORMS, detect, is_telling
+from packer_service.ingest.source.rows import parse_document
+from schemas.errors import DocumentError
+
+Row = dict[str, Any]
+Place = tuple[str | int, ...]
+
+NO_TEXT = (3, True, ["a"], {"a": "b"}, "a\ud800")
+NO_LIST = (3, "words", {"a": 1}, False)
+NO_OBJECT = (3, "words", ["a"], None)
+NO_FILE = (3, "", "x" * 8001, "a\0b", {"file": "x"}, {"bytes": "x"}, "data:image/png;base64,***")
+NO_TIME = ("1", True, [1], float("nan"), 10**400)
+UNKNOWN = ("?",)  # stands for a key that no form knows
+
+ROWS: dict[str, Row] = {
+    "messages": {
+        "messages": [
+            {"role": "system", "content": "Be short."},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image"},
+                    {"type": "text", "text": "What <image> shows?"},
+                    {"type": "video", "video": "v.mp4", "start": 0, "end": 1.5, "fps": 1, "max_frames": 4},
+                    {"type": "image_url", "image_url": {"url": "1.png", "detail": "auto"}},
+                ],
+            },
+            {"role": "assistant", "content": "A cat.", "weight": 1},
+        ],
+        "images": ["0.png", {"bytes": b"x", "path": "name.png"}],
+    },
+    "annotations": {
+        "media": [{"type": "video", "video": "v.mp4", "video_start": 1.0}, {"type": "image", "path": "0.png"}],
+        "annotations": [
+            [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}],
+            [{"role": "assistant", "content": "A street.", "train": True}],
+        ],
+    },
+    "tools": {
+        "messages": [
+            {"role": "developer", "content": "Use tools."},
+            {"role": "user", "content": "How warm is it?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "A tool knows.",
+                "tool_calls": [{"type": "function", "function": {"name": "warm", "arguments": {}}}],
+            },
+            {"role": "tool", "content": "20", "tool_call_id": "1", "name": "warm"},
+            {"role": "assistant", "content": "20 degrees."},
+        ],
+        "tools": [{"type": "function", "function": {"name": "warm"}}],
+        "documents": [{"title": "a"}],
+        "chat_template_kwargs": {"thinking": True},
+    },
+    "sharegpt": {
+        "system": "Be short.",
+        "conversations": [
+            {"from": "human", "value": "<image>\nWhat is it, <video>?"},
+            {"from": "gpt", "value": "A cat.", "weight": 0},
+            {"from": "function_call", "value": '{"name": "warm", "arguments": {}}'},
+            {"from": "observation", "value": "20"},
+            {"from": "gpt", "value": "20 degrees.", "train": True},
+        ],
+        "image": "0.png",
+        "videos": ["v.mp4"],
+    },
+    "alpaca": {
+        "instruction": "Translate <image>.",
+        "input": "Katze",
+        "output": "Cat",
+        "system": "Be short.",
+        "history": [["Hund", "Dog"]],
+        "images": ["0.png"],
+    },
+    "prompt_completion": {"prompt": "One <image> two,", "completion": " three.", "images": ["0.png"]},
+    "prompt_messages": {
+        "prompt": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Wait."}],
+        "completion": [{"role": "assistant", "content": "So."}],
+    },
+    "text": {"raw_content": "Any text."},
+    "caption": {"caption": "A cat.", "images": ["0.png", "1.png"], "video_path": "v.mp4"},
+    "obelics": {"texts": ["First.", None, "Second."], "images": [None, "0.png", None]},
+    "mmc4": {
+        "text_list": ["One.", "Two."],
+        "image_info": [{"image_name": "0.png", "matched_text_index": 1, "matched_sim": 0.3}],
+    },
+}
+"""A whole row of each form."""
+
+TURNS: list[tuple[Place, tuple[Any, ...]]] = [
+    (("messages",), NO_LIST),
+    (("messages", 0), NO_OBJECT),
+    (("messages", 0, "role"), (None, 3, "robot", ["user"])),
+    (("messages", 0, "content"), (None, 3, {"a": 1})),
+    (("messages", 1, *UNKNOWN), ("x", 1)),
+    (("messages", 1, "tool_calls"), ([{"a": 1}],)),
+    (("messages", 2, "weight"), (2, 0.5, "1", [0])),
+    (("messages", 1, "weight"), (1,)),
+    (("messages", 1, "content", 0), NO_OBJECT),
+    (("messages", 1, "content", 0, "type"), (None, "hologram", 3, ["image"])),
+    (("messages", 1, "content", 0, *UNKNOWN), ("x",)),
+    (("messages", 1, "content", 0, "image"), NO_FILE),
+    (("messages", 1, "content", 0, "base64"), ("***", 3)),
+    (("messages", 1, "content", 0, "bytes"), ("x", 3)),
+    (("messages", 1, "content", 1, "text"), (None, *NO_TEXT)),
+    (("messages", 1, "content", 1, "image"), ("0.png",)),
+    (("messages", 1, "content", 2, "start"), NO_TIME),
+    (("messages", 1, "content", 2, "video_end"), (2.0,)),
+    (("messages", 1, "content", 2, "fps"), (*NO_TIME, 0, -1, 1001)),
+    (("messages", 1, "content", 2, "max_frames"), (*NO_TIME, 0, 1.5, 2**30)),
+    (("messages", 1, "content", 2, "nframes"), (8,)),
+    (("messages", 1, "content", 3, "image_url", "detail"), ("low", 3)),
+    (("messages", 1, "content", 3, "image_url", "url"), (None, *NO_FILE)),
+    (("images",), (3, ["0.png"], [], ["0.png"] * 3, [3, "0.png"], [None, "0.png"])),
+    (("image",), ("0.png",)),
+    (("videos",), (["v.mp4"],)),
+    (("audio",), ("a.wav", ["a.wav"])),
+    (("conversations",), ([{"from": "human", "value": "x"}],)),
+    (("text",), ("Two documents in one.",)),
+    (("id",), (True, 0.5, ["a"], "i" * 1001, "\ud800")),
+    (("source",), (3, ["a"], "s" * 1001)),
+]
+
+WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
+    "messages": TURNS,
+    "annotations": [
+        (("annotations",), NO_LIST),
+        (("annotations", 0), (*NO_LIST, None, [])),
+        (("annotations", 1, 0), NO_OBJECT),
+        (("annotations", 1, 0, "role"), (None, "robot")),
+        (("annotations", 1, 0, "train"), ("no", 2)),
+        (("annotations", 1, 0, *UNKNOWN), (1,)),
+        (("annotations", 0, 0, "content"), (None, 3, [{"type": "image"}])),
+        (("media",), NO_LIST),
+        (("media", 0), NO_OBJECT),
+        (("media", 0, "type"), (None, "audio")),
+        (("media", 0, "video_start"), NO_TIME),
+        (("media", 0, "start"), (1,)),
+        (("media", 0, "video"), (None, 3, "")),
+        (("media", 1, "path"), NO_FILE),
+        (("media", 1, "image"), ("1.png",)),
+        (("images",), (["0.png"],)),
+    ],
+    "tools": [
+        (("messages", 2, "tool_calls"), ("call", {"a": 1}, ["call"], [{"at": b"x"}], [{"at": float("nan")}])),
+        (("messages", 2, "reasoning_content"), NO_TEXT),
+        (("messages", 2, "tool_call_id"), ("1",)),
+        (("messages", 3, "tool_calls"), ([{"function": {}}],)),
+        (("messages", 3, "tool_call_id"), NO_TEXT),
+        (("messages", 3, "name"), NO_TEXT),
+        (("messages", 4, "function_call"), ({"name": "warm"},)),
+        (("messages", 4, "content"), (None,)),
+        (("tools",), (3, "words", {"a": 1}, "[", [{"a": b"x"}])),
+        (("documents",), (3, "words", {"a": 1})),
+        (("chat_template_kwargs",), (3, "words", [1])),
+    ],
+    "sharegpt": [
+        (("conversations",), NO_LIST),
+        (("conversations", 0), NO_OBJECT),
+        (("conversations", 0, "from"), (None, 3, "robot", ["human"])),
+        (("conversations", 0, "value"), (None, *NO_TEXT)),
+        (("conversations", 0, *UNKNOWN), (1,)),
+        (("conversations", 0, "weight"), (1,)),
+        (("conversations", 1, "weight"), (2, "0")),
+        (("conversations", 2, "value"), ("call", '{"arguments": {}}', '{"name": 3}', "[1]", '{"name": "a", "x": 1}')),
+        (("system",), NO_TEXT),
+        (("tools",), (3, "words", {"a": 1})),
+        (("image",), (3, "", ["0.png", "1.png"], [])),
+        (("images",), (["0.png"],)),
+        (("videos",), (["v.mp4", "w.mp4"], [3])),
+        (("audios",), (["a.wav"],)),
+        (("messages",), ([{"role": "user", "content": "x"}],)),
+    ],
+    "alpaca": [
+        (("instruction",), (None, *NO_TEXT)),
+        (("input",), NO_TEXT),
+        (("output",), (None, *NO_TEXT)),
+        (("system",), NO_TEXT),
+        (("history",), NO_LIST),
+        (("history", 0), (3, "words", ["a"], ["a", "b", "c"])),
+        (("history", 0, 0), NO_TEXT),
+        (("images",), (3, [], ["0.png", "1.png"], [""])),
+        (("videos",), (["v.mp4"],)),
+        (("tools",), (3, "words")),
+    ],
+    "prompt_completion": [
+        (("prompt",), (None, 3, True, {"a": "b"}, "a\ud800", [])),
+        (("completion",), (None, 3, True, {"a": "b"}, "a\ud800", [])),
+        (("chosen",), ("a",)),
+        (("rejected",), ("a",)),
+        (("tools",), ([{"a": 1}],)),
+        (("images",), (3, [], ["0.png", "1.png"], [""], "")),
+        (("image",), ("0.png",)),
+        (("videos",), (["v.mp4"],)),
+        (("messages",), ([{"role": "user", "content": "x"}],)),
+        (("documents",), ([{"a": 1}],)),
+        (("audio",), ("a.wav", [])),
+        (("conversation",), ([{"a": 1}],)),
+        (("source",), (3, ["a"])),
+        (("id",), (True, 0.5, ["a"], "i" * 1001)),
+    ],
+    "prompt_messages": [
+        (("prompt", 0), NO_OBJECT),
+        (("prompt", 0, "role"), (None, "robot", 3)),
+        (("prompt", 0, "content"), (None, 3, {"a": 1})),
+        (("prompt", 0, *UNKNOWN), (1,)),
+        (("completion", 0), NO_OBJECT),
+        (("completion", 0, "role"), (None, "robot")),
+        (("completion", 0, "content"), (None, 3)),
+        (("completion", 0, "weight"), (2, "1")),
+        (("completion",), (3, "words", True)),
+        (("prompt",), (3, "words", True)),
+        (("images",), (["0.png"],)),
+        (("tools",), (3, "words")),
+    ],
+    "text": [
+        (("raw_content",), (None, *NO_TEXT, 0.5, b"x")),
+        (("content",), ("Another text.",)),
+        (("text",), ("Another text.",)),
+        (("images",), (["0.png"], "0.png")),
+        (("image",), ("0.png", {"bytes": b"x"})),
+        (("video",), ("v.mp4",)),
+        (("audio",), ("a.wav",)),
+        (("messages",), ([], "words")),
+        (("conversation",), ([{"role": "user"}],)),
+        (("photos",), (["0.png"],)),
+        (("image_path",), ("0.png",)),
+        (("id",), (True, 0.5, ["a"], {"a": 1}, "i" * 1001, "\ud800", b"x")),
+        (("source",), (3, ["a"], {"a": 1}, "s" * 1001, "\ud800", b"x")),
+    ],
+    "caption": [
+        (("caption",), (None, *NO_TEXT)),
+        (("text",), ("Another caption.", 3)),
+        (("images",), (3, {"a": 1}, [3], [""], [None], [{"file": "x"}], ["x" * 8001])),
+        (("images", 0), (*NO_FILE, None)),
+        (("image",), ("2.png",)),
+        (("video_path",), (3, "", [3], ["v.mp4", ""])),
+        (("videos",), ("v.mp4",)),
+        (("audio",), ("a.wav",)),
+        (("messages",), ([],)),
+    ],
+    "obelics": [
+        (("texts",), (*NO_LIST, None, [], ["a"])),
+        (("images",), (*NO_LIST, None, [], [None] * 3, ["0.png"] * 3)),
+        (("texts", 0), (None, *NO_TEXT)),
+        (("texts", 1), ("Both.",)),
+        (("images", 1), (None, *NO_FILE)),
+        (("text_list",), (["a"],)),
+        (("image_info",), ([],)),
+        (("videos",), (["v.mp4"],)),
+    ],
+    "mmc4": [
+        (("text_list",), (*NO_LIST, None)),
+        (("text_list", 0), (None, *NO_TEXT)),
+        (("image_info",), NO_LIST),
+        (("image_info", 0), NO_OBJECT),
+        (("image_info", 0, "matched_text_index"), (None, 2, -1, 0.5, "1", True)),
+        (("image_info", 0, "image_name"), (None, *NO_FILE)),
+        (("image_info", 0, *UNKNOWN), (1,)),
+        (("images",), (["0.png"],)),
+        (("texts",), (["a"],)),
+        (("video",), ("v.mp4",)),
+    ],
+}
+"""For each form, places of its row and values that must not stand there."""
+
+FORM_OF = {
+    **{name: name for name in ROWS},
+    **{"annotations": "messages", "tools": "messages", "prompt_messages": "prompt_completion"},
+    **{"obelics": "interleaved", "mmc4": "interleaved"},
+}
+
+
+def changed(row: Row, place: Place, value: Any) -> Row:
+    """The row with another value in one place."""
+    row = deepcopy(row)
+    at: Any = row
+    for step in place[:-1]:
+        at = at[step]
+    at[place[-1]] = value
+    return row
+
+
+VARIANTS = [
+    pytest.param(name, place, value, id=f"{name}-{'.'.join(map(str, place))}-{number}")
+    for name, wrong in WRONG.items()
+    for place, values in wrong
+    for number, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_whole_row_is_a_document_of_its_form(name: str) -> None:
+    """Fails when a form is taken for another one, or refuses what people write in it."""
+    assert detect(ROWS[name]).name == FORM_OF[name]
+    assert parse_document(ROWS[name], FORM_OF[name])
+    assert sum(len(values) for _, values in WRONG[name]) >= 30
+
+
+@pytest.mark.parametrize(("name", "place", "value"), VARIANTS)
+def test_a_wrong_row_is_a_reject_that_names_the_field(name: str, place: Place, value: Any) -> None:
+    """Fails when something wrong in a row is packed as something else, or the reject does not say where it is."""
+    with pytest.raises(DocumentError) as caught:
+        parse_document(changed(ROWS[name], place, value), FORM_OF[name])
+    named = next(step for step in reversed(place) if isinstance(step, str))
+    assert caught.value.code == "bad_row"
+    assert named in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def one(row: Row, form: str) -> Document:
+    return parse_document(row, form)
+
+
+IMAGE, VIDEO = Medium(kind="image", uri="0.png"), Medium(kind="video", uri="v.mp4")
+
+
+def test_columns_fill_placeholders_and_empty_parts_in_order() -> None:
+    """Fails when images of a column are lost, swapped, or packed as the letters of a placeholder."""
+    document = one(ROWS["messages"], "messages")
+    _, user, _ = document.branches[0]
+    clip = Medium(kind="video", uri="v.mp4", start=0.0, end=1.5, fps=1.0, max_frames=4)
+    second, third = Medium(kind="image", data=b"x"), Medium(kind="image", uri="1.png")
+    assert user.parts == (IMAGE, "What ", second, " shows?", clip, third)
+    document = one(ROWS["sharegpt"], "sharegpt")
+    assert document.branches[0][1].parts == (IMAGE, "\nWhat is it, ", VIDEO, "?")
+    assert document.branches[0][1].content_is_list
+
+
+def test_a_placeholder_without_a_column_is_text() -> None:
+    """Fails when pages about HTML are refused or changed for its tag <video>."""
+    row = {"messages": [{"role": "assistant", "content": "<video> is a tag, as <image> is not."}], "images": None}
+    assert one(row, "messages").branches[0][0].parts == ("<video> is a tag, as <image> is not.",)
+
+
+def test_turns_without_loss_tools_and_calls() -> None:
+    """Fails when a turn that must not be learnt is, or a chat template does not get what the row holds for it."""
+    document = one(ROWS["sharegpt"], "sharegpt")
+    roles = ["system", "user", "assistant", "assistant", "tool", "assistant"]
+    assert [turn.role for turn in document.branches[0]] == roles
+    assert [turn.carries_loss for turn in document.branches[0]] == [False, False, False, True, False, True]
+    call = document.branches[0][3]
+    assert call.content_is_null
+    assert call.fields == (("tool_calls", '[{"type": "function", "function": {"name": "warm", "arguments": {}}}]'),)
+    document = one(ROWS["tools"], "messages")
+    assert document.tools == '[{"type": "function", "function": {"name": "warm"}}]'
+    assert (document.documents, document.template_kwargs) == ('[{"title": "a"}]', '{"thinking": true}')
+    assert [name for name, _ in document.branches[0][3].fields] == ["tool_call_id", "name"]
+
+
+def test_what_each_form_becomes() -> None:
+    """Fails when the order of a form's parts changes, or what must not be learnt is."""
+    question, answer = Message(role="user", parts=("Hund",)), Message(role="assistant", parts=("Dog",))
+    turns = one(ROWS["alpaca"], "alpaca").branches[0]
+    assert turns[1:3] == (question, answer)
+    assert turns[3].parts == ("Translate ", IMAGE, ".\nKatze")
+    document = one(ROWS["prompt_completion"], "prompt_completion")
+    assert (document.prompt, document.interleaved) == (("One ", IMAGE, " two,"), (" three.",))
+    turns = one(ROWS["prompt_messages"], "prompt_completion").branches[0]
+    assert [turn.carries_loss for turn in turns] == [False, False, True]
+    assert one(ROWS["caption"], "caption").interleaved == (IMAGE, Medium(kind="image", uri="1.png"), VIDEO, "A cat.")
+    assert one(ROWS["obelics"], "interleaved").interleaved == ("First.", IMAGE, "Second.")
+    assert one(ROWS["mmc4"], "interleaved").interleaved == ("One.", IMAGE, " Two.")
+    two_texts = {"texts": ["a", "b"], "images": [None, None]}
+    assert one(two_texts, "interleaved").interleaved == ("a", "\n\nb")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(b"x").decode()}},
+        {"type": "image_url", "image_url": "data:;base64,eA=="},
+        {"type": "image", "base64": "eA=="},
+        {"type": "image", "url": "data:image/svg,x"},
+        {"type": "image", "image": {"bytes": b"x", "path": "name.png"}},
+    ],
+)
+def test_bytes_in_every_shape(part: Row) -> None:
+    """Fails when an image inside of a row is taken for a path, or decoded otherwise."""
+    row = {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "yes"}]}
+    assert one(row, "messages").media() == [Medium(kind="image", data=b"x")]
+
+
+@pytest.mark.parametrize(
+    ("name", "telling"),
+    [
+        *[(name, True) for name in ("image", "images", "Video", "videos", "audio", "conversations", "chat", "seg.png")],
+        *[(name, True) for name in ("image_path", "img_url", "photo_files", "source_video", "messages", "media")],
+        *[(name, False) for name in ("text", "url", "meta", "n", "imagery", "video_id", "chatty", "label", "scores")],
+    ],
+)
+def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
+    """Fails when a column of images is listed like any other one, or a column of labels ends the command."""
+    assert is_telling(name) is telling
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "text", "role", "from", "value", "url", "name"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def places(value: Any, at: Place = ()) -> list[Place]:
+    """Every place inside of a row."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return (
+        [at, *(place for key, item in inside for place in places(item, (*at, key)))]
+        if at
+        else [place for key, item in inside for place in places(item, (key,))]
+    )
+
+
+WITHOUT_EFFECT = ("detail", "matched_sim", "path")
+"""Fields that are checked and change nothing: how dear an image is to OpenAI, a score, the name of inline bytes."""
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(ROWS)), value=ANY)
+def test_any_value_in_any_place_is_in_the_document_or_in_a_reject(data: st.DataObject, name: str, value: Any) -> None:
+    """Fails when some value raises an unforeseen error, or changes a row and not its document."""
+    place = data.draw(st.sampled_from(places(ROWS[name])))
+    row = changed(ROWS[name], place, value)
+    outcome = outcome_of(row, FORM_OF[name])
+    if isinstance(outcome, str):
+        assert outcome in ("bad_row", "empty")
+        return
+    is_new = row != ROWS[name] and value is not None and value not in ([], {})
+    if is_new and not (place[0] in ("image_info", "images", "messages") and place[-1] in WITHOUT_EFFECT):
+        assert outcome != parse_document(ROWS[name], FORM_OF[name])
+
+
+def outcome_of(row: Row, form: str) -> Document | str:
+    """A row's document, or the code of its reject."""
+    try:
+        return parse_document(row, form)
+    except DocumentError as error:
+        return error.code
+
+
+def test_every_form_is_here() -> None:
+    """Fails when a form is added without its rows and its wrong rows."""
+    assert {form.name for form in FORMS} == set(FORM_OF.values())

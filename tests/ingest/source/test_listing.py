@@ -1,0 +1,169 @@
+"""What the command line's sources hold: the form of every file, what is not read, and what must not be overlooked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packer_service.config import load_config
+from packer_service.ingest.source.files import list_fragments, read_fragment
+from packer_service.ingest.source.forms.custom import source_hash
+from packer_service.ingest.source.listing import Sources, list_sources
+from packer_service.ingest.source.rows import parse_document
+from schemas.config import PackConfig
+from schemas.errors import ConfigError, DocumentError
+
+TEXT, CHAT = {"text": "a"}, {"messages": [{"role": "assistant", "content": "a"}]}
+SHAREGPT = {"conversations": [{"from": "gpt", "value": "a"}], "model": "m"}
+
+
+def write(path: Path, *rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def listed(*sources: object, **keys: Any) -> Sources:
+    return list_sources([str(source) for source in sources], PackConfig(**keys))
+
+
+def labels(found: Sources) -> list[str]:
+    return [file.label for file in found.files]
+
+
+def test_every_file_has_the_form_that_its_columns_show(tmp_path: Path) -> None:
+    """Fails when a form is guessed from the first row alone, or a file's form from another file."""
+    write(tmp_path / "a.jsonl", TEXT, CHAT)
+    write(tmp_path / "b.jsonl", {"id": 1}, SHAREGPT)
+    pq.write_table(pa.table({"image": ["0.png"], "caption": ["a"], "score": [1.0]}), tmp_path / "c.parquet")
+    found = listed(tmp_path)
+    assert [file.form for file in found.files] == ["messages", "sharegpt", "caption"]
+    assert found.files[2].columns == ("caption", "image")
+    assert found.unused == {"score": 1}
+    [first, second, third] = found.notes()
+    assert first.startswith("reads as: messages, text or annotations (1 file, such as ")
+    assert "ShareGPT" in second
+    assert "caption" in third
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a", "images": ["0.png"], "conversation": [1]}, "the column conversation is not"),
+        ({"messages": [1], "image_path": "0.png", "text": "a"}, "image_path is not .* --form caption reads it, and"),
+        (
+            {"raw_content": "a", "image": "0.png"},
+            "the column image is not read by text; the forms sharegpt, .*caption read it beside",
+        ),
+        ({**SHAREGPT, "audio": "a.wav"}, r"no form but one of your own .* 'ignore_columns=\[audio\]' leaves it out"),
+        ({"instruction": "a", "output": "b", "photos": ["0.png"]}, "the column photos is not read by Alpaca"),
+    ],
+)
+def test_a_column_of_media_that_nothing_reads_ends_the_command(tmp_path: Path, row: Any, message: str) -> None:
+    """Fails when images, sound or turns are left out in silence, or nobody says how they are read."""
+    write(tmp_path / "a.jsonl", row)
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "b.parquet")
+    for name in ("a.jsonl", "b.parquet"):
+        with pytest.raises(ConfigError, match=message):
+            listed(tmp_path / name)
+
+
+def test_a_column_is_left_out_when_the_user_says_so(tmp_path: Path) -> None:
+    """Fails when somebody who means to train on text alone cannot."""
+    row = {"raw_content": "a", "image": "0.png", "n_images": 1, "turn": 2}
+    write(tmp_path / "a.jsonl", row)
+    [file] = listed(tmp_path, ignore_columns=["image"]).files
+    assert file.form == "text"
+    assert parse_document(row, file.form, ["image"]).text == "a"
+    with pytest.raises(DocumentError, match="'image' is not read by text"):
+        parse_document(row, file.form)
+
+
+def test_a_later_row_with_media_is_a_reject(tmp_path: Path) -> None:
+    """Fails when only a file's first rows are looked at for columns that nothing reads."""
+    write(tmp_path / "a.jsonl", *[{"raw_content": "a"}] * 100, {"raw_content": "a", "image": "0.png"})
+    [file] = listed(tmp_path).files
+    [fragment] = list_fragments([file])
+    rows = [row for _, _, row in read_fragment(fragment).rows]
+    with pytest.raises(DocumentError, match="'image' is not read by text"):
+        parse_document(rows[-1], file.form)
+
+
+def test_files_that_are_no_source_are_counted(tmp_path: Path) -> None:
+    """Fails when a file is skipped without a word, or cannot be left out by its name or its path."""
+    write(tmp_path / "a.jsonl", TEXT)
+    write(tmp_path / "deep" / "b.jsonl", TEXT)
+    write(tmp_path / "deep" / "config.json", {"hidden_size": 1})
+    (tmp_path / "deep" / "pretty.json").write_text(json.dumps({"a": 1}, indent=1))
+    for name in ("a.jsonl.bz2", "README", "0.png", "1.png", ".hidden"):
+        (tmp_path / name).write_bytes(b"x")
+    found = listed(tmp_path)
+    assert found.unread == {"*.bz2": 1, "*.json": 2, "*.png": 2, ".hidden": 1, "README": 1}
+    assert list(found.notes())[-1].endswith("; --ignore PATTERN says that it is meant")
+    found = listed(tmp_path, ignore=["*.png", "README", "deep/*", ".h*", "*.bz2"])
+    assert found.unread == {}
+    assert labels(found) == [f"{tmp_path.name}/a.jsonl"]
+
+
+def test_json_is_an_array_or_lines(tmp_path: Path) -> None:
+    """Fails when a file that ends in .json is taken for the wrong one of both, or a file of settings for rows."""
+    (tmp_path / "array.json").write_text(f"\ufeff [{json.dumps(TEXT)}]", encoding="utf-8")
+    write(tmp_path / "lines.json", TEXT, TEXT)
+    write(tmp_path / "one.json", TEXT)
+    assert [file.kind for file in listed(tmp_path).files] == ["json", "jsonl", "jsonl"]
+    write(tmp_path / "settings.json", {"a": 1})
+    with pytest.raises(ConfigError, match=r"settings\.json: holds no rows"):
+        listed(tmp_path / "settings.json")
+
+
+def test_patterns_match_as_a_shell_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a pattern finds other files than the user's shell would, or names them otherwise."""
+    for name in ("a/1.jsonl", "a/2.jsonl", "b/1.jsonl", "b/c/1.jsonl", "b/c/1.txt"):
+        write(tmp_path / name, TEXT)
+    assert labels(listed(tmp_path / "*" / "1.jsonl")) == [f"{tmp_path.name}/{x}" for x in ("a/1.jsonl", "b/1.jsonl")]
+    assert len(listed(tmp_path / "**" / "1.jsonl").files) == 3
+    assert labels(listed(tmp_path / "a" / "[!1].json?")) == ["a/2.jsonl"]
+    assert len(listed(f"file://{tmp_path}/*/1.jsonl").files) == 2
+    monkeypatch.chdir(tmp_path / "a")
+    assert len(listed("*.jsonl").files) == 2
+    with pytest.raises(ConfigError, match="holds no file that ends in"):
+        listed(tmp_path / "*.nothing")
+    os.rename("1.jsonl", "[1].jsonl")  # noqa: PTH104
+    assert len(listed(tmp_path / "a" / "[1].jsonl").files) == 1  # a file of that very name
+
+
+def test_a_form_of_ones_own_reads_every_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a user's function does not get the whole row, or its errors end the job."""
+    code = (
+        "def rows(row):\n"
+        "    return {'messages': [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': row['a']}]}\n"
+        "def nothing(row):\n    return 3\n"
+        "number = 3\n"
+    )
+    (tmp_path / "my_forms_here.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    pq.write_table(pa.table({"q": ["Why?"], "a": ["So."], "image": ["0.png"]}), tmp_path / "a.parquet")
+    config = load_config(None, ["form=my_forms_here:rows"])
+    [file] = list_sources([str(tmp_path / "a.parquet")], config).files
+    [fragment] = list_fragments([file])
+    [(_, _, row)] = read_fragment(fragment).rows
+    assert parse_document(row, file.form).branches[0][1].parts == ("So.",)
+    assert file.form_sha256 == source_hash("my_forms_here:rows")
+    with pytest.raises(DocumentError, match="my_forms_here:rows raised KeyError: 'q'"):
+        parse_document({"a": "b"}, file.form)
+    with pytest.raises(DocumentError, match="my_forms_here:nothing returned a int"):
+        parse_document(row, "my_forms_here:nothing")
+    for name, reason in (
+        ("nowhere:rows", "ModuleNotFound"),
+        ("my_forms_here:x", "Attribute"),
+        ("my_forms_here:number", "is a int"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            list_sources([str(tmp_path / "a.parquet")], load_config(None, [f"form={name}"]))
+    with pytest.raises(ConfigError, match="--form lava: no such form; legal are auto, sharegpt"):
+        list_sources([str(tmp_path / "a.parquet")], load_config(None, ["form=lava"]))
