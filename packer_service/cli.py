@@ -23,7 +23,7 @@ from schemas.version import VERSION
 
 if TYPE_CHECKING:
     from packer_service.report.figures import PlanReport
-    from schemas.manifest import Counts
+    from schemas.manifest import Manifest
 
 
 class _Commands(click.Group):
@@ -125,14 +125,14 @@ def pack(
     counts = outcome.manifest.counts
     if outcome.already_done:
         click.echo(f"{out}: already packed ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done")
-        _say_why(out, counts)
+        _say_lost(out, outcome.manifest)
         return
     seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
     click.echo(
         f"{out}: {counts.documents} documents in {counts.packs} packs and {len(outcome.manifest.shards)} shards, "
         f"{counts.rejected} rejected ({seconds})"
     )
-    _say_why(out, counts)
+    _say_lost(out, outcome.manifest)
 
 
 @cli.command()
@@ -264,14 +264,17 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
     serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
 
 
-def _say_why(out: str, counts: Counts) -> None:
-    """Why documents were rejected; a job that packed none has failed, though its dataset is whole."""
-    if counts.rejected:
-        from packer_service.report.console import reason_lines
-        from packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
+def _say_lost(out: str, manifest: Manifest) -> None:
+    """What was not read, and why documents were rejected; a job that packed none has failed."""
+    from packer_service.report.console import reason_lines, unread_lines
+    from packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
 
-        for line in reason_lines(dataset_reject_reasons(out), counts.rejected, join(out, REJECTS_FILE)):
-            click.echo(line)
+    counts = manifest.counts
+    lines = unread_lines(manifest.unused_columns, manifest.unread_files)
+    if counts.rejected:
+        lines += reason_lines(dataset_reject_reasons(out), counts.rejected, join(out, REJECTS_FILE))
+    for line in lines:
+        click.echo(line)
     _require_documents(out, counts.documents, counts.source_documents)
 
 

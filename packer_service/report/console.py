@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
 from packer_service.report.figures import Balances, DatasetReport, PlanReport, RejectReason, Spread
+from packer_service.report.plain import plain
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""
+
+SHOWN_NAMES = 20
+"""Columns and patterns of files that are named; the manifest has all of them."""
 
 
 def print_report(report: PlanReport, console: Console | None = None, rejects_file: str | None = None) -> None:
@@ -42,6 +46,8 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
     say(f"straggler ratio by data-parallel size: {stragglers}")
     if isinstance(report, DatasetReport):
+        for line in unread_lines(report.unused_columns, report.unread_files):
+            say(line)
         say(_cost(report))
     say(f"balance, means over {report.balanced_packs} packs; critical paths as multiples of the tile floor")
     to.print(_layout_table(report))
@@ -58,14 +64,27 @@ def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: s
         return []
     lines = ["why, the most frequent reason first, each with its first row:"]
     for reason in reasons:
-        message = " ".join((reason.message or "no message").split())
+        message = plain(" ".join((reason.message or "no message").split()))
         shown = message if len(message) <= SHOWN_CHARACTERS else f"{message[:SHOWN_CHARACTERS]}..."
-        where = f" ({reason.location})" if reason.location else ""
+        where = f" ({plain(reason.location)})" if reason.location else ""
         lines.append(f"  {reason.documents:,} {reason.code}: {shown}{where}")
     others = rejected - sum(reason.documents for reason in reasons)
     if others > 0:
         lines.append(f"  {others:,} for other reasons")
     return [*lines, f"  every reject: {rejects_file}"] if rejects_file else lines
+
+
+def unread_lines(columns: Mapping[str, int], files: Mapping[str, int]) -> list[str]:
+    """What of the source nothing read: columns of its rows, and files in its folders; nothing if all was read."""
+    lines = [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
+    return [*lines, f"files that are no source: {_most(files)}"] if files else lines
+
+
+def _most(counts: Mapping[str, int]) -> str:
+    """The largest counts."""
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    shown = [f"{plain(name)} ({number:,})" for name, number in ordered[:SHOWN_NAMES]]
+    return ", ".join([*shown, *([f"and {len(ordered) - SHOWN_NAMES} more"] if len(ordered) > SHOWN_NAMES else [])])
 
 
 def _cost(report: DatasetReport) -> str:

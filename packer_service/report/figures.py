@@ -115,6 +115,17 @@ class Losses(Figures):
     truncated_tokens: dict[str, int] = Field(description="Tokens lost by truncation, by source.")
 
 
+class Unread(Figures):
+    """What of the source nothing read."""
+
+    unused_columns: dict[str, int] = Field(
+        description="Columns of rows that nothing read, each with the number of source files that have it."
+    )
+    unread_files: dict[str, int] = Field(
+        description="Files in the source's folders that are no source, by a pattern of their names."
+    )
+
+
 class PlanReport(PlanFill, Losses, Balances):
     """What packing documents would give: the figures of `preshard plan --json`."""
 
@@ -123,7 +134,7 @@ class PlanReport(PlanFill, Losses, Balances):
     plan_seconds: float = Field(description="Time that planning took.")
 
 
-class DatasetReport(PlanReport):
+class DatasetReport(PlanReport, Unread):
     """What packing gave: the figures of `preshard report --json`."""
 
     dataset_id: str

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
 
+from packer_service.report.plain import plain
 from packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownSpan, ShownUnit
 
 LOSS_STYLE = "black on bright_green"
 UNIT_STYLE = "cyan"
 HEADING_STYLE = "bold"
-TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of the text behind them."""
 OPEN, CLOSE = "⟦", "⟧"
 """Stand around tokens under loss where there are no colours; hardly any text holds them."""
 
@@ -109,9 +107,3 @@ def _unit(unit: ShownUnit, span: ShownSpan) -> str:
     grid = f"{height} x {width} patches" if time == 1 else f"{time} x {height} x {width} patches"
     axes = f", positions {_ranges(span.positions)}" if len(span.positions) > 1 else ""
     return f"[{what}: {crops}, {grid}, {unit.rows:,} rows, tokens {unit.start:,} to {unit.end - 1:,}{axes}]"
-
-
-def plain(text: str) -> str:
-    """Text in which the characters that a terminal would obey, other than line breaks and tabs, are spelled out."""
-    obeyed = {letter for letter in set(text) if unicodedata.category(letter) == "Cc"} - {"\n", "\t"}
-    return text.translate({ord(letter): ascii(letter)[1:-1] for letter in obeyed | (TURNING & set(text))})

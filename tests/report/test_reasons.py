@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from packer_service.report.console import reason_lines
+from packer_service.report.console import reason_lines, unread_lines
 from packer_service.report.reasons import LISTED, reject_reasons
 from schemas.rejects import rejects_table
 
@@ -61,3 +61,13 @@ def test_the_lines_name_the_most_frequent_and_count_the_others() -> None:
     assert lines[-2:] == ["  3 for other reasons", "  every reject: out/rejects.parquet"]
     assert reason_lines(reject_reasons(rejects(("empty", None))), 1)[1:] == ["  1 empty: no message (rows.jsonl:1)"]
     assert reason_lines(reject_reasons(rejects(("empty", "x")).slice(0, 0)), 0) == []
+
+
+def test_what_nothing_read_is_named_most_frequent_first() -> None:
+    """Fails when a column or file that was not read is in none of the lines, or a name commands the terminal."""
+    columns = {f"c{i}": 1 for i in range(22)} | {"url": 3, "\x1b[2J": 2}
+    first, last = unread_lines(columns, {"*.png": 2310})
+    assert first.startswith("columns that nothing read, by number of files: url (3), \\x1b[2J (2), c0 (1), c1 (1)")
+    assert first.endswith(", and 4 more")
+    assert last == "files that are no source: *.png (2,310)"
+    assert unread_lines({}, {}) == []

@@ -95,6 +95,8 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         dataset_id=manifest.dataset_id,
         preshard_version=manifest.preshard_version,
         block_size=config.block_size,
+        unused_columns=manifest.unused_columns,
+        unread_files=manifest.unread_files,
         shards=len(manifest.shards),
         bytes=dataset.shard_bytes,
         counts=manifest.counts,

@@ -187,6 +187,24 @@ function origin(detail) {
   );
 }
 
+/** Columns and files that nothing read, the most frequent first. */
+function unread(detail) {
+  const rows = [
+    ...Object.entries(detail.unused_columns).map(([name, files]) => ["column of the rows", name, files]),
+    ...Object.entries(detail.unread_files).map(([name, files]) => ["files that are no source", name, files]),
+  ];
+  return table({
+    caption: "What of the source nothing read",
+    rows: rows.sort((a, b) => b[2] - a[2]),
+    empty: "Every column and every file was read.",
+    columns: [
+      { label: "Name", head: true, className: "long", value: ([, name]) => name },
+      { label: "What it is", value: ([what]) => what },
+      { label: "Files", number: true, value: ([, , files]) => integer(files) },
+    ],
+  });
+}
+
 export function overview(detail) {
   const { histograms } = detail;
   return h(
@@ -226,6 +244,7 @@ export function overview(detail) {
       ),
     ),
     card("Sources", sources(detail)),
+    card("Not read", unread(detail)),
     h("section", { class: "card", "aria-label": "Origin" }, origin(detail)),
   );
 }
