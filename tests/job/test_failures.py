@@ -66,7 +66,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tin
     """The command ``preshard pack``, its tasks run in this process: its exit status and last line."""
 
     def run(source: Path, out: Path, executor: PlainExecutor) -> tuple[int, str]:
-        monkeypatch.setattr("packer_service.cli.RayOnUse", lambda *_: executor)
+        monkeypatch.setattr("packer_service.cli.sources.RayOnUse", lambda *_: executor)
         words = [word for setting in tiny_settings for word in ("--set", setting)]
         with pytest.raises(SystemExit) as stopped:
             main(["pack", str(source), "--out", str(out), *words])

@@ -1,0 +1,66 @@
+"""The commands that read a dataset: ``verify``, ``report`` and ``serve``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from packer_service.cli.options import dp_option, print_figures
+from packer_service.runtime.progress import ConsoleProgress
+from schemas.filesystem import join
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option("--thorough", is_flag=True, help="Check every pack, not a sample, independently of the code that packs.")
+@click.option(
+    "--num-cpus", type=click.IntRange(min=1), help="Processes that read shards in parallel; all CPUs by default."
+)
+def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) -> None:
+    """Check every rule of the format against the bytes of DATASET. Exit status 0 if it is sound, 1 if not."""
+    from packer_service.verify import verify_dataset
+
+    verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=ConsoleProgress())
+    if as_json:
+        click.echo(json.dumps(verdict.as_json()))
+    else:
+        click.echo("\n".join(verdict.as_lines()))
+    if verdict.broken:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@dp_option
+def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
+    """Show how full and how balanced DATASET is, and what was lost and why."""
+    from packer_service.report.dataset import REJECTS_FILE, report_dataset
+
+    print_figures(report_dataset(dataset, dp_sizes), as_json, join(dataset, REJECTS_FILE))
+
+
+@click.command()
+@click.argument("root")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 for any free one."
+)
+@click.option(
+    "--tokenizer",
+    "tokenizers",
+    multiple=True,
+    metavar="FILE",
+    help="A tokenizer.json that decodes tokens; repeatable.",
+)
+@click.option("--cache-mib", default=512, show_default=True, type=click.IntRange(0), help="Memory for cached data.")
+def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int) -> None:
+    """Show every dataset below ROOT in a browser and over REST, read-only.
+
+    If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
+    """
+    from packer_service.http.serve import serve_folder
+
+    serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)

@@ -1,0 +1,73 @@
+"""Options that several commands take, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from packer_service.report.figures import PlanReport
+
+
+def config_options(command: Any) -> Any:
+    """The configuration: a file, and values over it."""
+    command = click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Sets one configuration value."
+    )(command)
+    return click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file in YAML.")(
+        command
+    )
+
+
+def source_options(command: Any) -> Any:
+    """What is read of a source, and as what."""
+    text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
+    command = click.option("--form", metavar="FORM", help=text)(command)
+    text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
+    return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(command)
+
+
+def with_source_options(settings: tuple[str, ...], form: str | None, ignore: tuple[str, ...]) -> list[str]:
+    """The settings with those of the options that are keys of the configuration as well. YAML reads JSON."""
+    own = [f"form={json.dumps(form)}"] if form is not None else []
+    return [*settings, *own, *([f"ignore={json.dumps(ignore)}"] if ignore else [])]
+
+
+def dp_option(command: Any) -> Any:
+    """Data-parallel sizes."""
+    text = "Data-parallel sizes to report the straggler ratio for, such as 8,16,32; each must divide order.window."
+    return click.option("--dp", "dp_sizes", type=Sizes(), default=(), help=text)(command)
+
+
+class Sizes(click.ParamType):
+    """Positive integers separated by commas."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        sizes = tuple(int(part) for part in parts if part.strip().isdecimal())
+        if len(sizes) < len(parts) or 0 in sizes:
+            self.fail(f"{value!r} is not a list of positive integers such as 8,16,32", param, ctx)
+        return sizes
+
+
+def ray_options(command: Any) -> Any:
+    """Where tasks run."""
+    command = click.option("--num-cpus", type=click.IntRange(min=1), help="CPUs of a local Ray.")(command)
+    return click.option("--ray-address", help="`auto`, `local` (the default) or the address of a Ray cluster.")(command)
+
+
+def print_figures(report: PlanReport, as_json: bool, rejects_file: str | None = None) -> None:
+    """Prints the figures, as one JSON object or as tables for a person."""
+    from packer_service.report.console import print_report
+
+    if as_json:
+        click.echo(json.dumps(report.model_dump(mode="json")))
+    else:
+        print_report(report, rejects_file=rejects_file)

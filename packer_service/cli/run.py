@@ -1,0 +1,69 @@
+"""The entry point: the group of all commands, and errors as one line and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from packer_service.cli.datasets import report, serve, verify
+from packer_service.cli.demo import demo_source
+from packer_service.cli.sources import pack, plan, show
+from packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
+from packer_service.runtime.leave import exit_at_once
+from packer_service.runtime.patience import is_waited_for
+from packer_service.runtime.probe import RayLostError
+from schemas.errors import ConfigError, PlanError, PreshardError
+from schemas.version import VERSION
+
+
+class Commands(click.Group):
+    """Lists commands in the order in which a user needs them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.commands)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="preshard")
+def cli() -> None:
+    """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
+
+
+for _command in (demo_source, show, pack, plan, verify, report, serve):
+    cli.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of ``preshard``.
+
+    Exit status: 0 done, 1 failed, 2 bad usage or configuration, 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
+    """
+    try:
+        with interruptible():
+            code = cli.main(
+                args=None if arguments is None else list(arguments), prog_name="preshard", standalone_mode=False
+            )
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
+    except Interrupted as stop:
+        _fail(stop.exit_status, INTERRUPTED)
+    except (ConfigError, PlanError) as error:
+        _fail(2, str(error))
+    except RayLostError as error:
+        exit_at_once(str(error))
+    except (PreshardError, OSError) as error:
+        _fail(1, str(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(status: int, message: str) -> None:
+    line = " ".join(message.split())
+    if is_waited_for():
+        exit_at_once(line, status)
+    click.echo(f"preshard: {line}", err=True)
+    sys.exit(status)

@@ -1,0 +1,164 @@
+"""The commands that read a source: ``pack``, ``plan`` and ``show``."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from packer_service.cli.options import (
+    config_options,
+    dp_option,
+    print_figures,
+    ray_options,
+    source_options,
+    with_source_options,
+)
+from packer_service.runtime.on_use import RayOnUse
+from packer_service.runtime.progress import ConsoleProgress
+from schemas.errors import ConfigError, PreshardError
+from schemas.filesystem import join
+
+if TYPE_CHECKING:
+    from schemas.manifest import Manifest
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or a URI.")
+@source_options
+@config_options
+@ray_options
+def pack(
+    sources: tuple[str, ...],
+    out: str,
+    form: str | None,
+    ignore: tuple[str, ...],
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    ray_address: str | None,
+    num_cpus: int | None,
+) -> None:
+    """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped."""
+    from packer_service.config import load_config
+    from packer_service.job.pack import pack as run_job
+
+    config = load_config(config_file, with_source_options(settings, form, ignore))
+    progress = ConsoleProgress()
+    with ExitStack() as stack:
+        stack.callback(progress.close)
+        executor = RayOnUse(stack, ray_address, num_cpus, progress)
+        outcome = run_job(sources, out, config, executor, progress)
+    counts = outcome.manifest.counts
+    if outcome.already_done:
+        click.echo(f"{out}: already packed ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done")
+        _say_lost(out, outcome.manifest)
+        return
+    seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
+    click.echo(
+        f"{out}: {counts.documents} documents in {counts.packs} packs and {len(outcome.manifest.shards)} shards, "
+        f"{counts.rejected} rejected ({seconds})"
+    )
+    _say_lost(out, outcome.manifest)
+
+
+@click.command()
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.option(
+    "--lengths", type=click.Path(path_type=Path), help="Parquet file with doc_id, tokens, images; skips measuring."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@dp_option
+@source_options
+@config_options
+@ray_options
+def plan(
+    sources: tuple[str, ...],
+    form: str | None,
+    ignore: tuple[str, ...],
+    lengths: Path | None,
+    as_json: bool,
+    dp_sizes: tuple[int, ...],
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    ray_address: str | None,
+    num_cpus: int | None,
+) -> None:
+    """Measure and plan without writing a dataset: what would packing SOURCE give?"""
+    from packer_service.config import load_config
+    from packer_service.job.preview import plan_sources
+    from packer_service.report.what_if import plan_lengths
+
+    config = load_config(config_file, with_source_options(settings, form, ignore))
+    if bool(sources) == (lengths is not None):
+        raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
+    if lengths is not None:
+        print_figures(plan_lengths(lengths, config, dp_sizes), as_json)
+        return
+    progress = ConsoleProgress()
+    with ExitStack() as stack:
+        stack.callback(progress.close)
+        executor = RayOnUse(stack, ray_address, num_cpus, progress)
+        report = plan_sources(sources, config, executor, progress, dp_sizes)
+    print_figures(report, as_json)
+    _require_documents("plan", report.documents, report.source_documents)
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--row", metavar="N", help="The row of this number, from 1 through all files, or FILE:N.")
+@click.option("--id", "doc_id", metavar="X", help="The row of this id.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@source_options
+@config_options
+def show(
+    sources: tuple[str, ...],
+    form: str | None,
+    ignore: tuple[str, ...],
+    row: str | None,
+    doc_id: str | None,
+    as_json: bool,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
+    from packer_service.config import load_config
+    from packer_service.job.show import show_document
+    from packer_service.report.show import print_document
+
+    if row is not None and doc_id is not None:
+        raise ConfigError("show: give either --row N or --id X")
+    config = load_config(config_file, with_source_options(settings, form, ignore))
+    document = show_document(sources, config, row=row, doc_id=doc_id)
+    if as_json:
+        click.echo(json.dumps(document.model_dump(mode="json")))
+    else:
+        print_document(document)
+
+
+def _say_lost(out: str, manifest: Manifest) -> None:
+    """What was not read, and why documents were rejected; a job that packed none has failed."""
+    from packer_service.report.console import reason_lines, unread_lines
+    from packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
+
+    counts = manifest.counts
+    lines = unread_lines(manifest.unused_columns, manifest.unread_files)
+    if counts.rejected:
+        lines += reason_lines(dataset_reject_reasons(out), counts.rejected, join(out, REJECTS_FILE))
+    for line in lines:
+        click.echo(line)
+    _require_documents(out, counts.documents, counts.source_documents)
+
+
+def _require_documents(what: str, documents: int, of: int) -> None:
+    """
+    Raises:
+        PreshardError: there are none.
+    """
+    if not documents:
+        raise PreshardError(
+            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
+        )
