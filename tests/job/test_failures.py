@@ -110,12 +110,12 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 
 LIMITED = """
 import resource, sys
-from packer_service import cli
+from packer_service.cli import main, sources
 from packer_service.runtime.executors import PlainExecutor
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-cli.RayOnUse = lambda *_: PlainExecutor()
-cli.main(sys.argv[2:])
+sources.RayOnUse = lambda *_: PlainExecutor()
+main(sys.argv[2:])
 """
 
 
