@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-EXTRAS = {"serve": "serve", "demo-source": "demo"}
+EXTRAS = {"serve": "serve", "demo-source": "demo", "demo-model": "demo"}
 """The extra of the package that a command needs; ``pack`` for every other command."""
 
 OURS = ("schemas", "packer_service", "trainer")

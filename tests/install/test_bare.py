@@ -42,7 +42,10 @@ def test_the_bare_install_lacks_what_the_packer_needs(bare: Environment) -> None
 
 @pytest.mark.parametrize(
     ("arguments", "extra"),
-    [((), "pack"), (("pack", "a", "--out", "b"), "pack"), (("serve", "a"), "serve"), (("demo-source", "a"), "demo")],
+    [
+        *(((), "pack"), (("pack", "a", "--out", "b"), "pack"), (("serve", "a"), "serve")),
+        *((("demo-source", "a"), "demo"), (("demo-model", "a"), "demo")),
+    ],
 )
 def test_a_command_without_its_extra_says_what_to_install(
     bare: Environment, arguments: tuple[str, ...], extra: str

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from packer_service.demo.model import write_model_folder
 from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Family, Mark, Rows
 from packer_service.ingest.families.folder import load_family
@@ -35,35 +33,6 @@ MASK_LIMIT = 3000
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
-
-REAL: dict[str, dict[str, dict[str, Any]]] = {
-    "qwen3_vl": {"preprocessor_config.json": {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}},
-    "qwen2_5_vl": {"preprocessor_config.json": {"min_pixels": 3136, "max_pixels": 12845056}},
-    "internvl": {
-        "config.json": {"vision_config": {"image_size": [448, 448]}, "image_seq_length": 256},
-        "preprocessor_config.json": {"size": {"height": 448, "width": 448}},
-        "video_preprocessor_config.json": {"size": {"height": 448, "width": 448}},
-        "processor_config.json": {"image_seq_length": 256},
-    },
-    "molmo2": {
-        "config.json": {"vision_config": {"image_size": [378, 378]}},
-        "preprocessor_config.json": {"size": {"height": 378, "width": 378}, "overlap_margins": [4, 4]},
-        "video_preprocessor_config.json": {"size": {"height": 378, "width": 378}},
-    },
-}
-"""The geometry of the published models, where the tiny ones have a smaller one."""
-
-
-def model_folder(folder: Path, family: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """A tiny model's folder, with some settings changed inside its files."""
-    write_model_folder(folder, family, vocabulary=VOCABULARY)
-    for name, changed in (changes or {}).items():
-        values = json.loads((folder / name).read_text())
-        for key, value in changed.items():
-            inside = isinstance(value, dict) and isinstance(values.get(key), dict)
-            values[key] = {**values[key], **value} if inside else value
-        (folder / name).write_text(json.dumps(values))
-    return folder
 
 
 def _transformers() -> Any:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from model_oracle import REAL, Oracle, model_folder
+from model_oracle import VOCABULARY, Oracle
+
+from packer_service.demo.model import write_model_folder
+from packer_service.ingest.families.folder import READERS
 
 
-@pytest.fixture(scope="session", params=sorted(REAL))
+@pytest.fixture(scope="session", params=sorted(READERS.keys() - {"qwen3_vl_moe"}))
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     """One family's."""
-    return Oracle(model_folder(tmp_path_factory.mktemp(request.param), request.param))
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model_folder(folder, request.param, vocabulary=VOCABULARY)
+    return Oracle(folder)

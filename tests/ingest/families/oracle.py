@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from model_oracle import REAL, Document, Oracle, Refused, differences, model_folder
+from model_oracle import VOCABULARY, Document, Oracle, Refused, differences
 from photographs import photographs, write_clips
 
+from packer_service.demo.model import write_model_folder
+from packer_service.demo.model_configs import PUBLISHED
 from packer_service.ingest.document import Medium
 
 
@@ -36,7 +38,7 @@ def documents(n_photographs: int, n_clips: int, folder: Path, mixed: bool) -> It
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", choices=sorted(REAL))
+    parser.add_argument("family", choices=sorted(PUBLISHED))
     parser.add_argument("--photographs", type=int, default=200)
     parser.add_argument("--clips", type=int, default=30)
     parser.add_argument("--tiny", action="store_true", help="the tiny model's geometry, not the published one's")
@@ -44,7 +46,8 @@ def main() -> None:
     counts: Counter[str] = Counter()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        folder = model_folder(Path(name, "model"), chosen.family, None if chosen.tiny else REAL[chosen.family])
+        folder, files = Path(name, "model"), None if chosen.tiny else PUBLISHED[chosen.family]
+        write_model_folder(folder, chosen.family, vocabulary=VOCABULARY, files=files)
         oracle = Oracle(folder)
         mixed = chosen.family != "molmo2"
         for what, document in documents(chosen.photographs, chosen.clips, Path(name), mixed):

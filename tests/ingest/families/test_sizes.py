@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from model_oracle import REAL, Oracle, model_folder
+from model_oracle import Oracle
 from photographs import LARGE_SIZES, ODD_SIZES
 
+from packer_service.demo.model import write_model_folder
+from packer_service.demo.model_configs import PUBLISHED
 from packer_service.ingest.families.folder import load_family
 from packer_service.ingest.families.internvl import InternVLFamily
 from packer_service.ingest.families.molmo2 import Molmo2Family
@@ -39,7 +41,8 @@ def decided(decide: Callable[[], object]) -> object:
 def published(oracle: Oracle, tmp_path: Path) -> tuple[str, object]:
     """The family with the geometry of the published models, not the tiny one's."""
     name = oracle.family.model_type
-    return name, load_family(str(model_folder(tmp_path / "model", name, REAL[name]))).family
+    write_model_folder(tmp_path, name, vocabulary=256, files=PUBLISHED[name])
+    return name, load_family(str(tmp_path)).family
 
 
 def test_every_size_becomes_what_the_processor_decides(published: tuple[str, object]) -> None:
