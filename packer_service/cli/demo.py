@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from packer_service.demo.model_configs import FAMILIES
+
 
 @click.command("demo-source")
 @click.argument("directory", type=click.Path(path_type=Path))
@@ -15,3 +17,14 @@ def demo_source(directory: Path) -> None:
 
     counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
     click.echo(f"{directory}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
+
+
+@click.command("demo-model")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--family", type=click.Choice(FAMILIES), default="qwen3_vl", show_default=True, help="The kind of model.")
+def demo_model(directory: Path, family: str) -> None:
+    """Write a model folder to DIR: a tiny model with Qwen's vocabulary, without weights."""
+    from packer_service.demo.model import write_model_folder
+
+    write_model_folder(directory, family)
+    click.echo(f"{directory}: a tiny model of the family {family}")

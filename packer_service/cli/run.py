@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from packer_service.cli.datasets import report, serve, verify
-from packer_service.cli.demo import demo_source
+from packer_service.cli.demo import demo_model, demo_source
 from packer_service.cli.sources import pack, plan, show
 from packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
 from packer_service.runtime.leave import exit_at_once
@@ -31,7 +31,7 @@ def cli() -> None:
     """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
 
-for _command in (demo_source, show, pack, plan, verify, report, serve):
+for _command in (demo_source, demo_model, show, pack, plan, verify, report, serve):
     cli.add_command(_command)
 
 

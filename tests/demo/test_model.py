@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from packer_service.cli import cli
+from packer_service.cli.run import cli
 from packer_service.demo import packages
 from packer_service.demo.model import FAMILIES, write_model_folder
 from packer_service.demo.vocabulary import qwen_tokenizer
