@@ -114,7 +114,7 @@ def _content(file: SourceFile, *, measuring: bool = False) -> Iterator[tuple[Any
             yield io.BufferedReader(opened, SCAN_BUFFER) if measuring else opened, file.size, None
         return
     if file.copy is not None and not measuring:
-        copy = kept_copy(file.copy)
+        copy = kept_copy(file)
         yield copy, copy.size, None
         return
     spool = spooled(file)

@@ -174,17 +174,19 @@ class Copy(io.RawIOBase):
         return frame
 
 
-_COPIES: LRUCache[str, Copy] = LRUCache(64)
+_COPIES: LRUCache[tuple[str, SourceFile], Copy] = LRUCache(64)
 
 
-def kept_copy(uri: str) -> Copy:
-    """A kept copy, opened once per process as long as it is one of the last 64.
+def kept_copy(file: SourceFile) -> Copy:
+    """The kept copy of a file, opened once per process as long as it is one of the last 64.
 
     Raises:
         OSError: it cannot be read.
     """
-    found = _COPIES.get(uri)
+    assert file.copy is not None
+    key = (file.copy, file)  # another job can have kept another file in the same place
+    found = _COPIES.get(key)
     if found is None:
-        found = Copy(uri)
-        _COPIES[uri] = found
+        found = Copy(file.copy)
+        _COPIES[key] = found
     return found

@@ -27,28 +27,38 @@ _META = re.compile(r"(^|/)__[^/]*__($|/)")
 def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]:  # noqa: ARG001
     """Every sample of a tar. What follows a fault is one reject."""
     opened.seek(0)
-    first, last, key = 0, 0, None
+    sample: list[tarfile.TarInfo] = []
+    behind = 0
     try:
         with tarfile.open(fileobj=opened, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member that it has seen
                 if not member.isfile() or _META.search(member.name):
                     continue
-                found = _NAME.match(member.name)
-                now = found.group(1) if found else member.name
-                if key is not None and now != key:
-                    yield _sample(opened, file, first, last)
-                if now != key:
-                    first = member.offset
-                key, last = now, member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                if sample and _key(member) != _key(sample[0]):
+                    yield _sample(opened, file, sample)
+                    sample = []
+                sample.append(member)
+                behind = _end(member)
     except (tarfile.TarError, EOFError) as error:
-        yield Found(last, 0, DocumentError("bad_row", f"the tar cannot be read from byte {last} on ({error})"))
-    if key is not None:
-        yield _sample(opened, file, first, last)
+        yield Found(behind, 0, DocumentError("bad_row", f"the tar cannot be read from byte {behind} on ({error})"))
+    if sample:
+        yield _sample(opened, file, sample)
 
 
-def _sample(opened: Any, file: SourceFile, first: int, last: int) -> Found:
-    size = last - first
+def _key(member: tarfile.TarInfo) -> str:
+    found = _NAME.match(member.name)
+    return found.group(1) if found else member.name
+
+
+def _end(member: tarfile.TarInfo) -> int:
+    """The first byte behind a member and what fills its last block."""
+    return member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def _sample(opened: Any, file: SourceFile, sample: list[tarfile.TarInfo]) -> Found:
+    first = sample[0].offset
+    size = _end(sample[-1]) - first
     if size > MAX_SAMPLE_BYTES:
         limit = f"more than the limit of {MAX_SAMPLE_BYTES}"
         return Found(first, size, DocumentError("too_long", f"the sample has {size} bytes, {limit}"))
@@ -56,7 +66,10 @@ def _sample(opened: Any, file: SourceFile, first: int, last: int) -> Found:
     opened.seek(first)
     data = opened.read(size)
     opened.seek(here)
-    return Found(first, size, decode(data, file, opened))
+    inside = [(member.name, member.offset_data - first, member.size) for member in sample]
+    if len(data) < inside[-1][1] + inside[-1][2]:
+        return Found(first, size, DocumentError("bad_row", "the tar ends within the sample"))
+    return Found(first, size, _made([(name, data[at : at + length]) for name, at, length in inside], file))
 
 
 def decode(data: bytes, file: SourceFile, opened: Any) -> Any:  # noqa: ARG001
@@ -67,9 +80,13 @@ def decode(data: bytes, file: SourceFile, opened: Any) -> Any:  # noqa: ARG001
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            members = [(member.name, tar.extractfile(member).read()) for member in tar if member.isfile()]  # type: ignore[union-attr]
+            inside = [member for member in tar if member.isfile() and not _META.search(member.name)]
     except (tarfile.TarError, EOFError) as error:
         return DocumentError("bad_row", f"the sample cannot be read ({error})")
+    return _made([(one.name, data[one.offset_data : one.offset_data + one.size]) for one in inside], file)
+
+
+def _made(members: list[tuple[str, bytes]], file: SourceFile) -> Any:
     try:
         return _row(members, file)
     except DocumentError as error:
