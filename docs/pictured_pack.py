@@ -48,7 +48,7 @@ def load_pack(dataset: str, pack_id: int, ring_degree: int) -> Pack:
     places, config = files.packs(), stored_config(files.manifest)
     if not 0 <= pack_id < len(places):
         raise ValueError(f"pack {pack_id} is not there; {dataset} has packs 0 to {len(places) - 1}")
-    header = read_header(files, places[pack_id], config)
+    header = read_header(files, places[pack_id], config, files.manifest.axes)
     files.close()
     seq_len = config.seq_len
     names = [layout_name(scheme, ring_degree) for scheme in SCHEMES]

@@ -20,7 +20,7 @@ from schemas.layout import SCHEMES
 LAYOUT_KINDS = ("attention", "tiles", "ring_step", "keys_fetched")
 """Kinds of load of a token layout, in the order of their rows."""
 
-IMAGE_KINDS = ("images", "pooled_tokens")
+IMAGE_KINDS = ("images", "pooled_tokens", "image_load", "least_image_load")
 """Kinds of load of the image boundaries, in the order of their rows."""
 
 

@@ -135,7 +135,7 @@ class PackConfig(_Section):
     seq_len: int = Field(36864, ge=1, le=2**27, description="Tokens of a pack.")
     max_images: int | None = Field(384, ge=1, le=2**27, description="Most crops in a pack; null for no limit.")
     max_patches: int | None = Field(
-        None, ge=1, le=2**40, description="Most patches that the vision encoder sees in a pack; null for no limit."
+        None, ge=1, le=2**31, description="Most patches that the vision encoder sees in a pack; null for no limit."
     )
     model: str | None = Field(
         None, min_length=1, description="Model folder that decides tokens, images and positions; null for none."
@@ -161,7 +161,7 @@ class PackConfig(_Section):
     ignore: Names = Field((), description="Patterns of files in a source's folders that are left out.")
     ignore_columns: Names = Field((), description="Columns of the source that are left out.")
     oversize: Literal["reject", "truncate", "split"] = Field(
-        "reject", description="What happens to a document above seq_len or max_images."
+        "reject", description="What happens to a document above seq_len, max_images or max_patches."
     )
     cp_sizes: Degrees = Field((1, 2, 4, 8), description="CP sizes for which image boundaries are stored.")
     ring_degrees: Degrees = Field((1, 2, 4, 8), description="Ring degrees for which token layouts are stored.")
@@ -178,7 +178,7 @@ class PackConfig(_Section):
 
     @model_validator(mode="after")
     def _is_supported(self) -> PackConfig:
-        for name in ("max_patches", "model", "chat_template"):
+        for name in ("model", "chat_template"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not supported by this version; leave it null")
         return self

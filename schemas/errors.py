@@ -60,6 +60,7 @@ REJECT_CODES = (
     "bad_video",
     "too_long",
     "too_many_images",
+    "too_many_patches",
     "decode_failed",
 )
 
@@ -120,17 +121,21 @@ MembersInvalid = _rule(
 )
 PackRowInvalid = _rule("S6", "PackRowInvalid", "A row of packs.parquet MUST agree with the sample that it names.")
 
+MemberChanged = _rule("S7", "MemberChanged", "A member MUST have the CRC-32C that KEY.json or packs.parquet gives.")
+
 # The sample
 SampleHeadInvalid = _rule("P1", "SampleHeadInvalid", "KEY.json MUST hold the fields of the format, and its pack's id.")
 SequenceInvalid = _rule("P2", "SequenceInvalid", "KEY.sequence.npz MUST hold the eight arrays of length seq_len.")
 SpansInvalid = _rule("P3", "SpansInvalid", "doc_ids MUST follow the documents' spans, which MUST not overlap.")
 PaddingInvalid = _rule("P4", "PaddingInvalid", "A padding token MUST be inert in every array.")
 BranchesInvalid = _rule("P5", "BranchesInvalid", "branch_ids MUST be the shared prefix, then the annotations in order.")
-PositionsInvalid = _rule("P6", "PositionsInvalid", "position_ids MUST count from 0, each annotation from the prefix.")
+PositionsInvalid = _rule(
+    "P6", "PositionsInvalid", "position_ids MUST be those of each document alone, each annotation after the prefix."
+)
 LabelsInvalid = _rule("P7", "LabelsInvalid", "A label MUST be the next token of its own document and annotation.")
 WeightsInvalid = _rule("P8", "WeightsInvalid", "loss_weights MUST be positive exactly where there is a label.")
 PoolingInvalid = _rule("P9", "PoolingInvalid", "pool_ids MUST name every pooled row once, in order, unit by unit.")
-GroupsInvalid = _rule("P10", "GroupsInvalid", "group_ids MUST follow the configured bidirectional rule.")
+GroupsInvalid = _rule("P10", "GroupsInvalid", "group_ids MUST follow the model's rule, or the configured one.")
 LayoutsInvalid = _rule("P11", "LayoutsInvalid", "KEY.layouts.npz MUST hold every configured layout, and no other.")
 LayoutNotPartition = _rule("P12", "LayoutNotPartition", "A layout MUST give every token to one rank, in equal slices.")
 LayoutNeedsInvalid = _rule("P13", "LayoutNeedsInvalid", "needs MUST mark the key blocks that a rank's queries see.")
@@ -138,4 +143,5 @@ BoundariesInvalid = _rule("P14", "BoundariesInvalid", "Image boundaries MUST cov
 BoundariesNotOptimal = _rule("P15", "BoundariesNotOptimal", "Image boundaries MUST minimise the largest rank's load.")
 ImagesInvalid = _rule("P16", "ImagesInvalid", "Every listed crop MUST lie where it is said to, and decode to its size.")
 BalanceInvalid = _rule("P17", "BalanceInvalid", "balance.parquet MUST hold the loads that the bytes give.")
+UnitsInvalid = _rule("P19", "UnitsInvalid", "units MUST say of each unit what its tokens, crops and the model give.")
 LayoutSchemeInvalid = _rule("P18", "LayoutSchemeInvalid", "A layout MUST be what its scheme is defined to be.")

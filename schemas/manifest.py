@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.layout import RankImages
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 RUN = "run.json"
 SHARDS = "shards"
@@ -19,6 +19,17 @@ PLANNED = "planned.json"
 
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or position; also fits the int64 columns of the tables."""
+
+
+UnitKind = Literal["image", "frame", "frames"]
+"""What a unit is: a still image with all of its crops, one frame of a video, or several that the encoder joins."""
+
+UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
+
+Checksum = Annotated[int, Field(ge=0, lt=2**32)]
+"""A CRC-32C."""
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class _Record(BaseModel):
@@ -54,26 +65,48 @@ class TokenizerEntry(_Record):
     eos_id: Natural
     pad_id: Natural
     image_id: Natural
+    chat_template_sha256: Sha256 | None
+
+
+class ModelEntry(_Record):
+    """The model that the dataset was packed for: what a reader needs to rebuild its inputs and to check the arrays.
+
+    Attributes:
+        model_type: as in the folder's ``config.json``; names the family.
+        files: SHA-256 of each file of the folder that decided something, by name.
+        axes: axes of ``position_ids``: 1, or 3 for time, height and width.
+        merge: patches along one side of the square that one row stands for, where there are three axes.
+        row_ids: ids of the tokens that rows fill.
+        group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
+        settings: everything else that the family read from the folder.
+    """
+
+    model_type: str
+    files: dict[str, Sha256]
+    axes: Literal[1, 3]
+    merge: Annotated[int, Field(ge=1, lt=2**31)]
+    row_ids: list[Natural]
+    group_ids: list[Natural]
+    settings: dict[str, Any]
 
 
 class Counts(_Record):
-    """Totals. Each of the ``source_documents`` rows that were read is counted in ``documents`` or in ``rejected``."""
+    """Totals. Each of the ``source_documents`` rows that were read is counted in ``documents``, in ``rejected``, or in
+    ``left_out``, which a mixture drops.
+    """
 
     source_documents: Natural
     documents: Natural
     pieces: Natural
     rejected: Natural
+    left_out: Natural
     packs: Natural
     tokens: Natural
     padding_tokens: Natural
     truncated_tokens: Natural
     images: Natural
+    patches: Natural
 
-
-UnitKind = Literal["image", "frame", "frames"]
-"""What a unit is: a still image with all of its crops, one frame of a video, or several that the encoder joins."""
-
-UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 
 UNSEALED = "0" * 64
 """``sha256`` of a manifest while its own hash is computed."""
@@ -92,25 +125,68 @@ class Manifest(_Record):
     preshard_version: str
     config: dict[str, Any]
     tokenizer: TokenizerEntry
+    model: ModelEntry | None
     sources: list[str]
     unused_columns: dict[str, Natural]
     unread_files: dict[str, Natural]
     counts: Counts
     tables: list[TableEntry]
     shards: list[ShardEntry]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = UNSEALED
+    sha256: Sha256 = UNSEALED
+
+    @property
+    def axes(self) -> int:
+        """Axes of ``position_ids``."""
+        return 1 if self.model is None else self.model.axes
 
 
 class DocumentSpan(_Record):
-    """Where a document (or a piece of one) lies in its pack, in tokens."""
+    """Where a document (or a piece of one) lies in its pack, in tokens, and how much of everything it has.
+
+    ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
+    once.
+    """
 
     doc_id: str
     piece: Natural
+    copy_number: Natural
+    epoch: Natural
     source: str
     start: Natural
     length: Natural
     aligned_length: Natural
+    n_units: Natural
     n_images: Natural
+    n_patches: Natural
+    load: Natural
+
+
+class Unit(_Record):
+    """What the vision encoder may not be split inside of: a row of ``cum_image_bounds``.
+
+    Attributes:
+        document: number of its span.
+        medium: number of its image or video in the document.
+        kind: one of :data:`UNIT_KINDS`.
+        start: its first token, the marks that belong to it included.
+        end: one past its last token, the same.
+        grid: patches along time, height and width.
+        patches: patches that the encoder sees.
+        rows: pooled rows.
+        load: the encoder's work, in multiplications of its forward pass.
+        time_step: how much the temporal position grows from this unit to the next of its video.
+    """
+
+    document: Natural
+    medium: Natural
+    kind: UnitKind
+    start: Natural
+    end: Natural
+    grid: Annotated[list[Natural], Field(min_length=3, max_length=3)]
+    patches: Natural
+    rows: Natural
+    load: Natural
+    time_step: Annotated[float, Field(ge=0)]
 
 
 class StoredImage(_Record):
@@ -128,17 +204,21 @@ class StoredImage(_Record):
     timestamp: float | None
     offset: Natural
     size: Natural
+    crc32c: Checksum
 
 
 class SampleHead(_Record):
     """``KEY.json``.
 
     ``cum_image_bounds`` and ``cum_token_pooling_bounds`` count crops and pooled rows up to and including each unit.
+    ``crc32c`` has the checksums of the other two members of the header part, by their extensions.
     ``image_shard_boundaries`` maps CP size, then rank, to that rank's part (see ``schemas.layout.RankImages``).
     """
 
     pack_id: Natural
+    crc32c: dict[str, Checksum]
     documents: list[DocumentSpan]
+    units: list[Unit]
     cum_image_bounds: list[Natural]
     cum_token_pooling_bounds: list[Natural]
     image_shard_boundaries: dict[str, dict[str, RankImages]]

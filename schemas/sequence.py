@@ -39,12 +39,12 @@ class MaskArrays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedSequence:
-    """The arrays of ``KEY.sequence.npz``, each of length ``seq_len`` in natural order."""
+    """The arrays of ``KEY.sequence.npz``, each of length ``seq_len`` in natural order, positions once for each axis."""
 
     tokens: Int32[np.ndarray, "seq"]
     labels: Int32[np.ndarray, "seq"]
     loss_weights: Float32[np.ndarray, "seq"]
-    position_ids: Int32[np.ndarray, "seq"]
+    position_ids: Int32[np.ndarray, "axes seq"]
     doc_ids: Int32[np.ndarray, "seq"]
     branch_ids: Int32[np.ndarray, "seq"]
     group_ids: Int32[np.ndarray, "seq"]
@@ -53,6 +53,11 @@ class PackedSequence:
     @property
     def seq_len(self) -> int:
         return len(self.tokens)
+
+    @property
+    def axes(self) -> int:
+        """Axes of the positions: 1, or 3 for time, height and width."""
+        return len(self.position_ids)
 
     @property
     def mask(self) -> MaskArrays:

@@ -12,30 +12,40 @@ PACKS = pa.schema(
         ("index_in_shard", pa.int64()),
         ("offset", pa.int64()),
         ("header_size", pa.int64()),
+        ("head_crc32c", pa.int64()),
         ("size", pa.int64()),
         ("n_tokens", pa.int64()),
         ("n_padding", pa.int64()),
         ("n_documents", pa.int64()),
+        ("n_units", pa.int64()),
         ("n_images", pa.int64()),
+        ("n_patches", pa.int64()),
         ("n_pooled_tokens", pa.int64()),
+        ("load", pa.int64()),
         ("attention_area", pa.int64()),
         ("attention_tiles", pa.int64()),
         ("cost", pa.float64()),
     ]
 )
-"""One row per pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``attention_area``
-counts the allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in GFLOP."""
+"""One row per pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``head_crc32c``
+is the checksum of ``KEY.json``, ``load`` the vision encoder's work in multiplications, ``attention_area`` counts the
+allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in GFLOP."""
 
 DOCUMENTS = pa.schema(
     [
         ("doc_id", pa.string()),
         ("piece", pa.int64()),
+        ("copy_number", pa.int64()),
+        ("epoch", pa.int64()),
         ("source", pa.string()),
         ("pack_id", pa.int64()),
         ("start", pa.int64()),
         ("length", pa.int64()),
         ("aligned_length", pa.int64()),
+        ("n_units", pa.int64()),
         ("n_images", pa.int64()),
+        ("n_patches", pa.int64()),
+        ("load", pa.int64()),
         ("truncated_tokens", pa.int64()),
     ]
 )
@@ -68,7 +78,9 @@ BALANCE = pa.schema(
 * ``attention``: allowed pairs of a ring rank's queries; ``tiles``: its 128 x 128 tiles; ``keys_fetched``: keys it needs
   and does not hold; ``degree`` is the ring degree.
 * ``ring_step``: the most tiles of any rank in ring step ``rank``; their sum is the ring critical path.
-* ``images`` and ``pooled_tokens``: crops and pooled rows of a CP rank; ``degree`` is the CP size, ``scheme`` is null.
+* ``images``, ``pooled_tokens`` and ``image_load``: crops, pooled rows and encoder's work of a CP rank;
+  ``least_image_load``: the least possible largest work of a rank, the same for each; ``degree`` is the CP size,
+  ``scheme`` is null.
 """
 
 TABLES: dict[str, pa.Schema] = {

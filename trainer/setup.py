@@ -69,6 +69,12 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int) -> Job:
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
             f"{config.data} has only {dataset.n_packs} packs: accumulate fewer, or start fewer processes"
         )
+    packed_for = dataset.files.manifest.model
+    if packed_for is not None:
+        raise ConfigError(
+            f"{config.data} was packed for a {packed_for.model_type} model, and the project's own model takes only "
+            "datasets without one: pack without --set model"
+        )
     model = model.for_dataset(dataset.config.vision, dataset.files.manifest.tokenizer)
     start = RunState(step=0, data=dataset.state_dict(), model=model.model_dump(mode="json"))
     checkpoint = _checkpoint(config)

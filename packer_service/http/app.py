@@ -25,7 +25,6 @@ from packer_service.http.routers import (
     packs,
     page,
     plan,
-    reading,
     shards,
     text,
 )
@@ -43,7 +42,6 @@ ROUTERS = (
     layout.router,
     mask.router,
     text.router,
-    reading.router,
     images.router,
     documents.router,
     plan.router,

@@ -13,7 +13,12 @@ from schemas.sequence import IGNORE_INDEX
 
 
 def fit(
-    rendered: RenderedDocument, *, seq_len: int, max_images: int | None, oversize: str
+    rendered: RenderedDocument,
+    *,
+    seq_len: int,
+    max_images: int | None,
+    oversize: str,
+    max_patches: int | None = None,
 ) -> list[tuple[RenderedDocument, int]]:
     """The pieces of a document that fit a pack, each with the number of tokens lost after it.
 
@@ -26,12 +31,13 @@ def fit(
         seq_len: most tokens of a piece.
         max_images: most crops of a piece, None for no limit.
         oversize: ``reject``, ``truncate`` or ``split``.
+        max_patches: most patches that the vision encoder sees of a piece, None for no limit.
 
     Raises:
-        DocumentError: ``too_long`` or ``too_many_images``, when it does not fit and may not be cut, or when the parts
-            that fit carry no loss.
+        DocumentError: ``too_long``, ``too_many_images`` or ``too_many_patches``, when it does not fit and may not be
+            cut, or when the parts that fit carry no loss.
     """
-    limit = _Limit(seq_len, max_images)
+    limit = _Limit(seq_len, max_images, max_patches)
     if limit.fits(rendered, 0, len(rendered)):
         return [(rendered, 0)]
     code, message = limit.complaint(rendered)
@@ -47,27 +53,37 @@ def fit(
 
 
 class _Limit:
-    """Both budgets of a pack."""
+    """The budgets of a pack."""
 
-    def __init__(self, seq_len: int, max_images: int | None) -> None:
+    def __init__(self, seq_len: int, max_images: int | None, max_patches: int | None) -> None:
+        unlimited = np.iinfo(np.int64).max
         self.seq_len = seq_len
-        self.max_images = np.iinfo(np.int64).max if max_images is None else max_images
+        self.max_images = unlimited if max_images is None else max_images
+        self.max_patches = unlimited if max_patches is None else max_patches
 
     def fits(self, rendered: RenderedDocument, start: int, end: int) -> bool:
-        inside = (rendered.units.edges[:, 0] >= start) & (rendered.units.edges[:, 0] < end)
-        return end - start <= self.seq_len and int(rendered.units.crops[inside].sum()) <= self.max_images
+        units = rendered.units
+        inside = (units.edges[:, 0] >= start) & (units.edges[:, 0] < end)
+        return (
+            end - start <= self.seq_len
+            and int(units.crops[inside].sum()) <= self.max_images
+            and int(units.patches[inside].sum()) <= self.max_patches
+        )
 
     def complaint(self, rendered: RenderedDocument) -> tuple[str, str]:
         if len(rendered) > self.seq_len:
             return "too_long", f"has {len(rendered)} tokens, more than seq_len {self.seq_len}"
-        return "too_many_images", f"has {rendered.n_images} images, more than max_images {self.max_images}"
+        if rendered.n_images > self.max_images:
+            return "too_many_images", f"has {rendered.n_images} images, more than max_images {self.max_images}"
+        patches = int(rendered.units.patches.sum())
+        return "too_many_patches", f"has {patches} patches, more than max_patches {self.max_patches}"
 
     def end(self, rendered: RenderedDocument, start: int) -> int:
         """The furthest position for which ``[start, position)`` fits and that no unit lies across."""
         end = min(start + self.seq_len, len(rendered))
         later = np.flatnonzero(rendered.units.edges[:, 0] >= start)
-        crops = np.cumsum(rendered.units.crops[later])
-        over = (crops > self.max_images) | (rendered.units.edges[later, 1] > end)
+        crops, patches = (np.cumsum(sizes[later]) for sizes in (rendered.units.crops, rendered.units.patches))
+        over = (crops > self.max_images) | (patches > self.max_patches) | (rendered.units.edges[later, 1] > end)
         return min(end, int(rendered.units.edges[later[over.argmax()], 0])) if over.any() else end
 
 
@@ -111,14 +127,14 @@ def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDo
     }
     shifted = np.where(rest.unit_ids >= 0, rest.unit_ids + len(prefix.units), rest.unit_ids).astype(np.int32)
     groups = np.concatenate([rendered.group_ids[: rendered.n_shared], rendered.group_ids[start:end]])
-    positions = rendered.position_ids
+    positions, n_media = rendered.position_ids, int(prefix.units.media.max(initial=-1)) + 1
     return replace(
         rendered,
         **joined,
-        position_ids=np.concatenate([positions[: rendered.n_shared], positions[start:end]]),
+        position_ids=np.concatenate([positions[:, : rendered.n_shared], positions[:, start:end]], axis=1),
         branch_ids=np.concatenate([prefix.branch_ids, branches.astype(np.int32)]),
         unit_ids=np.concatenate([prefix.unit_ids, shifted]),
         group_ids=renumbered(groups),
-        units=Units.joined([prefix.units, rest.units.moved(rendered.n_shared)]),
+        units=Units.joined([prefix.units, rest.units.moved(rendered.n_shared, n_media)]),
         n_branches=int(branches.max(initial=0)),
     )

@@ -11,6 +11,7 @@ from packer_service.ingest.render import Renderer, render
 from packer_service.ingest.text.chat_process import chat_texts
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
+from packer_service.plan.cost import CostModel
 from schemas.config import PackConfig
 
 
@@ -33,11 +34,17 @@ def render_pieces(
     """
     renderer = Renderer(
         tokenizer=tokenizer,
-        family=SquareFamily(config.vision, tokenizer.image),
+        family=SquareFamily(config.vision, tokenizer.image, CostModel.of(config).vision_work_per_crop),
         bidirectional=config.bidirectional,
         annotation_weight=config.annotation_weight,
         write_chats=chat_texts,
     )
     placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in document.media()]
     rendered = render(renderer, document, placed)
-    return fit(rendered, seq_len=config.seq_len, max_images=config.max_images, oversize=config.oversize)
+    return fit(
+        rendered,
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        max_patches=config.max_patches,
+        oversize=config.oversize,
+    )

@@ -87,8 +87,9 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     """
     renderer.family.check([medium.kind for medium in document.media()])
     placements = [medium.placement for medium in placed]
+    units = [(unit, number) for number, placement in enumerate(placements) for unit in placement.units]
     stream = TokenStream(
-        tokenizer=renderer.tokenizer, units=[unit for placement in placements for unit in placement.units]
+        tokenizer=renderer.tokenizer, units=[unit for unit, _ in units], media=[number for _, number in units]
     )
     if document.branches and renderer.tokenizer.template is not None:
         n_shared = _by_template(renderer, document, placements, stream)
@@ -103,6 +104,8 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         group_tokens,
         renderer.bidirectional,
         weight=1 / math.sqrt(n_branches) if weighs else 1.0,
+        axes=renderer.family.axes,
+        merge=renderer.family.merge,
         media=tuple(zip(document.media(), placed, strict=True)),
         n_shared=n_shared,
         n_branches=n_branches,

@@ -13,7 +13,7 @@ from packer_service.ingest.families.family import Placement, Rows, UnitShape
 from packer_service.ingest.text.long_text import text_parts
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.ingest.written import MAX_TOKENS, TokenRun, too_long
-from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
+from packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
 from packer_service.packs.units import Units
 from schemas.manifest import UNIT_KINDS
 from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
@@ -21,10 +21,14 @@ from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 @dataclass(kw_only=True)
 class TokenStream:
-    """Collects tokens with whether they carry loss, their branch and their unit."""
+    """Collects tokens with whether they carry loss, their branch and their unit.
+
+    ``media`` is the number of the image or video that each unit belongs to.
+    """
 
     tokenizer: Tokenizer
     units: Sequence[UnitShape]
+    media: Sequence[int]
     branch: int = 0
     length: int = 0
     n_units: int = 0
@@ -74,7 +78,14 @@ class TokenStream:
             raise too_long(self.length)
 
     def finish(
-        self, group_tokens: Iterable[int] | None, bidirectional: str, *, weight: float, **others: Any
+        self,
+        group_tokens: Iterable[int] | None,
+        bidirectional: str,
+        *,
+        weight: float,
+        axes: int,
+        merge: int,
+        **others: Any,
     ) -> RenderedDocument:
         """The arrays of everything written.
 
@@ -83,6 +94,8 @@ class TokenStream:
                 decides.
             bidirectional: as in the configuration.
             weight: of each label.
+            axes: of the positions, see :func:`~packer_service.packs.rendered.document_positions`.
+            merge: see there.
             others: the fields of the document that tokens do not decide.
         """
         empty: tuple[Any, Any, int, Any] = ((), False, 0, NOT_POOLED)
@@ -91,16 +104,17 @@ class TokenStream:
         loss = np.concatenate([np.broadcast_to(loss, len(ids)) for ids, loss, *_ in chunks])
         branch_ids = np.repeat(np.array([chunk[2] for chunk in chunks], np.int32), [len(chunk[0]) for chunk in chunks])
         unit_ids = np.concatenate([np.broadcast_to(np.asarray(unit, np.int32), len(ids)) for ids, _, _, unit in chunks])
-        labels = shifted_labels(tokens, loss, branch_ids)
+        labels, units = shifted_labels(tokens, loss, branch_ids), self._units()
         return RenderedDocument(
             tokens=tokens,
             labels=labels,
             loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.float32(weight)),
-            position_ids=branch_positions(branch_ids),
+            position_ids=document_positions(branch_ids, unit_ids, units, axes=axes, merge=merge),
             branch_ids=branch_ids,
             group_ids=_groups(tokens, unit_ids, group_tokens, bidirectional),
             unit_ids=unit_ids,
-            units=self._units(),
+            units=units,
+            merge=merge,
             **others,
         )
 
@@ -120,6 +134,8 @@ class TokenStream:
             rows=each(unit.rows for unit in shapes),
             crops=each(len(unit.crops) for unit in shapes),
             loads=each(unit.load for unit in shapes),
+            media=np.array(self.media, np.int64),
+            time_steps=np.array([unit.time_step for unit in shapes], np.float64),
             numbers=np.arange(len(shapes)),
         )
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -60,10 +61,11 @@ def make_manifest(
     tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        dataset_id=dataset_id(config, tokenizer, _planned_rows(found, plan)),
+        dataset_id=dataset_id(config, tokenizer, None, _planned_rows(found, plan)),
         preshard_version=VERSION,
         config=config.model_dump(mode="json"),
         tokenizer=tokenizer,
+        model=None,
         sources=[file.label for file in found.files],
         unused_columns=found.unused_columns,
         unread_files=unread,
@@ -101,7 +103,7 @@ def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEn
 
 def _count(folder: Folder, n_rows: int) -> Counts:
     """The manifest's totals, from the tables."""
-    packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images")
+    packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images", "n_patches")
     documents = _columns(folder, "documents.parquet", "piece", "truncated_tokens")
     packed = len(documents)
     if pc.max(documents["piece"]).as_py():  # an id is there once, except for documents in pieces
@@ -111,11 +113,13 @@ def _count(folder: Folder, n_rows: int) -> Counts:
         documents=packed,
         pieces=len(documents),
         rejected=n_rows - packed,
+        left_out=0,
         packs=len(packs),
         tokens=pc.sum(packs["n_tokens"]).as_py() or 0,
         padding_tokens=pc.sum(packs["n_padding"]).as_py() or 0,
         truncated_tokens=pc.sum(documents["truncated_tokens"]).as_py() or 0,
         images=pc.sum(packs["n_images"]).as_py() or 0,
+        patches=pc.sum(packs["n_patches"]).as_py() or 0,
     )
 
 
@@ -127,6 +131,8 @@ def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
 def _planned_rows(found: Survey, plan: Plan) -> pa.Table:
     """The columns of ``documents.parquet`` that the dataset's id is computed from, one row per planned document."""
     placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
+    for name in ("copy_number", "epoch"):
+        placed = placed.append_column(name, pa.array(np.zeros(len(placed), np.int64)))
     for name in ("pack_id", "start", "length", "aligned_length"):
         placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))
     return placed

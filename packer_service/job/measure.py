@@ -30,6 +30,8 @@ MEASURED = pa.schema(
         ("piece", pa.int64()),
         ("tokens", pa.int64()),
         ("images", pa.int64()),
+        ("patches", pa.int64()),
+        ("load", pa.int64()),
         ("area", pa.int64()),
         ("truncated", pa.int64()),
         ("stage", pa.string()),
@@ -93,6 +95,8 @@ def _measure_row(
             "piece": number,
             "tokens": len(piece),
             "images": piece.n_images,
+            "patches": int(piece.units.patches.sum()),
+            "load": int(piece.units.loads.sum()),
             "area": _area(piece),
             "truncated": lost,
         }

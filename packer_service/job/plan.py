@@ -25,6 +25,8 @@ class PlannedDocument:
     doc_id: str
     source: str
     piece: int
+    copy_number: int
+    epoch: int
     start: int
     length: int
     aligned_length: int
@@ -79,6 +81,8 @@ def _planned(file: SourceFile, row: dict[str, Any], start: int, length: int, ali
         doc_id=row["doc_id"],
         source=row["source"],
         piece=row["piece"],
+        copy_number=0,
+        epoch=0,
         start=start,
         length=length,
         aligned_length=aligned_length,

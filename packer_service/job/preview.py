@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from jaxtyping import Int64
 
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
@@ -60,7 +62,7 @@ def plan_sources(
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
     return plan_report(
         plan,
-        found.documents["images"].to_numpy().astype(np.int64),
+        _numbers(found.documents["images"]),
         sampled,
         config,
         dp_sizes=dp_sizes,
@@ -69,7 +71,12 @@ def plan_sources(
         documents=packed,
         rejected=found.n_rows - packed,
         lost=losses(found.rejects, found.documents, "truncated"),
+        patches=_numbers(found.documents["patches"]),
     )
+
+
+def _numbers(column: pa.ChunkedArray) -> Int64[np.ndarray, "measured"]:
+    return column.to_numpy().astype(np.int64)
 
 
 def _solve_task(task: PlannedShard, config: PackConfig) -> SampledPack:
@@ -84,5 +91,5 @@ def _solve_task(task: PlannedShard, config: PackConfig) -> SampledPack:
         pad_id=tokenizer.entry.pad_id,
     )
     rows = BalanceRows()
-    rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries)
+    rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
     return task.first_pack, whole_tiles(pack.index), rows.table()

@@ -25,7 +25,7 @@ from packer_service.job.measure import Measured, measure_fragment
 from packer_service.job.plan import PlannedShard
 from packer_service.job.write import BuiltShard, build_shard
 from packer_service.shards.store import Folder
-from schemas.codec import encode_index, encode_json, encode_table
+from schemas.codec import TAR_END, encode_index, encode_json, encode_table
 from schemas.config import PackConfig
 from schemas.errors import PreshardError
 from schemas.manifest import SHARDS, WORK, ShardEntry
@@ -162,7 +162,7 @@ def is_kept(name: str, out: str) -> bool:
         if shards.size(name) != entry.bytes:
             return False
         packs = pq.read_table(io.BytesIO(records.read(f"{name}/packs.parquet")), columns=["offset"])
-        index = encode_index(np.array([*packs["offset"].to_pylist(), entry.bytes], np.uint64))
+        index = encode_index(np.array([*packs["offset"].to_pylist(), entry.bytes - len(TAR_END)], np.uint64))
         if shards.read(f"{name}.idx") != index:
             return False
         with shards.open(name) as file:

@@ -14,14 +14,14 @@ from packer_service.job.plan import PlannedDocument, PlannedShard
 from packer_service.job.read import read_planned
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.crop import Crop
-from packer_service.packs.figures import pack_figures
+from packer_service.packs.figures import UnitTotals, pack_figures
 from packer_service.packs.pack import Pack, build_pack
 from packer_service.packs.rendered import RenderedDocument
 from packer_service.shards.store import Folder
 from packer_service.shards.write import Sample, WrittenShard, write_shard
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
-from schemas.manifest import DocumentSpan, SampleHead
+from schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, Unit
 from schemas.rejects import reject_row
 from schemas.tables import DOCUMENTS, PACKS, REJECTS
 
@@ -78,9 +78,11 @@ class _ShardRows:
         config: PackConfig,
     ) -> None:
         lengths = np.array([span.length for span in spans], np.int64)
-        n_images = sum(span.n_images for span in spans)
-        self.balance.add_pack(pack_id, pack.index, pack.layouts, pack.boundaries)
-        self.packs.append(pack_figures(pack_id, pack.sequence, pack.index, lengths, n_images, config))
+        self.balance.add_pack(
+            pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads
+        )
+        totals = UnitTotals.of(pack.units)
+        self.packs.append(pack_figures(pack_id, pack.sequence, pack.index, lengths, totals, config))
         self.documents += [
             {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.truncated}
             for span, document in zip(spans, planned, strict=True)
@@ -134,21 +136,44 @@ def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
     return DocumentSpan(
         doc_id=planned.doc_id,
         piece=planned.piece,
+        copy_number=planned.copy_number,
+        epoch=planned.epoch,
         source=planned.source,
         start=planned.start,
         length=planned.length,
         aligned_length=planned.aligned_length,
-        n_images=rendered.n_images,
+        **asdict(UnitTotals.of(rendered.units)),
     )
 
 
 def _head(pack_id: int, spans: list[DocumentSpan], pack: Pack) -> SampleHead:
-    """What ``KEY.json`` says, but for the crops' places, which the writer fills in."""
+    """What ``KEY.json`` says, but for the crops' places and the checksums, which the writer fills in."""
     return SampleHead(
         pack_id=pack_id,
+        crc32c={},
         documents=spans,
+        units=_units(pack),
         cum_image_bounds=pack.cum_image_bounds.tolist(),
         cum_token_pooling_bounds=pack.cum_token_pooling_bounds.tolist(),
         image_shard_boundaries=pack.boundaries,
         images=[],
     )
+
+
+def _units(pack: Pack) -> list[Unit]:
+    units = pack.units
+    return [
+        Unit(
+            document=int(document),
+            medium=int(units.media[i]),
+            kind=UNIT_KINDS[units.kinds[i]],
+            start=int(units.edges[i, 0]),
+            end=int(units.edges[i, 1]),
+            grid=units.grids[i].tolist(),
+            patches=int(units.patches[i]),
+            rows=int(units.rows[i]),
+            load=int(units.loads[i]),
+            time_step=float(units.time_steps[i]),
+        )
+        for i, document in enumerate(pack.unit_documents)
+    ]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
+from packer_service.layout.images import smallest_limit
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
 from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
@@ -34,16 +35,23 @@ class BalanceRows:
         index: MaskIndex,
         layouts: Sequence[TokenLayout],
         boundaries: dict[str, dict[str, RankImages]],
+        cum_image_bounds: Int64[np.ndarray, "units"],
+        unit_loads: Int64[np.ndarray, "units"],
     ) -> None:
         """Adds the rows of one pack: its layouts in their order, then its image boundaries by CP size."""
         for layout in layouts:
             for kind, of_rank in layout_loads(measure_layout(index, layout)).items():
                 self._add(pack_id, kind, layout.scheme, layout.ring_degree, of_rank.tolist())
+        crops_before = np.concatenate([[0], cum_image_bounds])
+        load_before = np.concatenate([[0], np.cumsum(unit_loads)])
         for size, ranks in boundaries.items():
             parts = [ranks[str(rank)] for rank in range(int(size))]
             crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
             pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
-            for kind, loads in zip(IMAGE_KINDS, (crops, pooled), strict=True):
+            edges = np.searchsorted(crops_before, [0, *(part["end_image_idx"] for part in parts)])
+            work = np.diff(load_before[edges]).tolist()
+            least = [smallest_limit(unit_loads.tolist(), int(size))] * int(size)
+            for kind, loads in zip(IMAGE_KINDS, (crops, pooled, work, least), strict=True):
                 self._add(pack_id, kind, None, int(size), loads)
 
     def _add(self, pack_id: int, kind: str, scheme: str | None, degree: int, loads: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Which units' crops each CP rank encodes."""
+"""Which units each CP rank encodes."""
 
 from __future__ import annotations
 

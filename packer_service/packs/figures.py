@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Int64
 
 from packer_service.layout.area import attention_area
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import whole_tiles
+from packer_service.packs.units import Units
 from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
 from schemas.codec import sample_key
 from schemas.config import PackConfig
@@ -15,21 +18,40 @@ from schemas.layout import TILE
 from schemas.sequence import PackedSequence
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitTotals:
+    """What the units of a document or of a pack come to: their number, crops, patches, and the encoder's work."""
+
+    n_units: int
+    n_images: int
+    n_patches: int
+    load: int
+
+    @classmethod
+    def of(cls, units: Units) -> UnitTotals:
+        return cls(
+            n_units=len(units),
+            n_images=int(units.crops.sum()),
+            n_patches=int(units.patches.sum()),
+            load=int(units.loads.sum()),
+        )
+
+
 def pack_figures(
     pack_id: int,
     sequence: PackedSequence,
     index: MaskIndex,
     lengths: Int64[np.ndarray, "docs"],
-    n_images: int,
+    units: UnitTotals,
     config: PackConfig,
 ) -> dict[str, int | float | str]:
-    """The columns that follow from a pack's arrays, its documents' lengths and its number of crops."""
+    """The columns that follow from a pack's arrays, its documents' lengths and its units."""
     area = attention_area(index)
     cost = pack_cost(
         CostModel.of(config),
         seq_len=config.seq_len,
         tiles=np.array([_estimated_tiles(lengths, area)]),
-        crops=np.array([n_images]),
+        loads=np.array([units.load]),
     )
     return {
         "pack_id": pack_id,
@@ -37,8 +59,11 @@ def pack_figures(
         "n_tokens": int((sequence.doc_ids >= 0).sum()),
         "n_padding": int((sequence.doc_ids < 0).sum()),
         "n_documents": len(lengths),
-        "n_images": n_images,
+        "n_units": units.n_units,
+        "n_images": units.n_images,
+        "n_patches": units.n_patches,
         "n_pooled_tokens": int((sequence.pool_ids >= 0).sum()),
+        "load": units.load,
         "attention_area": area,
         "attention_tiles": whole_tiles(index),
         "cost": float(cost[0]),

@@ -22,11 +22,16 @@ from schemas.sequence import PackedSequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """A pack's arrays, the index of its mask, its layouts and its image boundaries."""
+    """A pack's arrays, the index of its mask, its layouts, its units and its image boundaries.
+
+    ``unit_documents`` is the number of each unit's document; ``units.edges`` are natural positions in the pack.
+    """
 
     sequence: PackedSequence
     index: MaskIndex
     layouts: list[TokenLayout]
+    units: Units
+    unit_documents: Int64[np.ndarray, "units"]
     cum_image_bounds: Int64[np.ndarray, "units"]
     cum_token_pooling_bounds: Int64[np.ndarray, "units"]
     boundaries: dict[str, dict[str, RankImages]]
@@ -39,6 +44,7 @@ def build_pack(
     *,
     config: PackConfig,
     pad_id: int,
+    axes: int = 1,
 ) -> Pack:
     """Builds a pack's arrays, and solves its layouts and boundaries from the real mask.
 
@@ -48,19 +54,23 @@ def build_pack(
         aligned_lengths: tokens that each takes up, including the padding at its end.
         config: the job's configuration.
         pad_id: token of the padding.
+        axes: axes of the documents' positions.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
-    sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id)
+    sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes)
     index = MaskIndex.of(sequence.mask)
     layouts = configured_layouts(index, np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config)
-    units = Units.joined([document.units for document in documents])
+    units = Units.joined([document.units.moved(start) for document, start in zip(documents, starts, strict=True)])
+    counts = [len(document.units) for document in documents]
     images, pooled = np.cumsum(units.crops), np.cumsum(units.rows)
     return Pack(
         sequence=sequence,
         index=index,
         layouts=layouts,
+        units=units,
+        unit_documents=np.repeat(np.arange(len(documents)), counts),
         cum_image_bounds=images,
         cum_token_pooling_bounds=pooled,
         boundaries=image_boundaries(units.loads, images, pooled, config.cp_sizes),

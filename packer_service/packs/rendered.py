@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from packer_service.packs.positions import grid_positions
 from packer_service.packs.units import Units
 from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
@@ -18,21 +20,23 @@ class RenderedDocument:
 
     ``unit_ids`` is the unit that a pooled image token belongs to, -1 elsewhere; ``group_ids`` are counted from 0 inside
     the document, -1 for tokens that see no later one. The first ``n_shared`` tokens are the prefix that all
-    ``n_branches`` annotations see; both are 0 for a document without annotations. ``media`` holds what decoding needs
-    of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), and nothing here looks at
-    it.
+    ``n_branches`` annotations see; both are 0 for a document without annotations. ``merge`` is the
+    side of the square of patches that one row stands for, where positions have three axes. ``media`` holds what
+    decoding needs of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), and nothing
+    here looks at it.
     """
 
     tokens: Int32[np.ndarray, "doc"]
     labels: Int32[np.ndarray, "doc"]
     loss_weights: Float32[np.ndarray, "doc"]
-    position_ids: Int32[np.ndarray, "doc"]
+    position_ids: Int32[np.ndarray, "axes doc"]
     branch_ids: Int32[np.ndarray, "doc"]
     group_ids: Int32[np.ndarray, "doc"]
     unit_ids: Int32[np.ndarray, "doc"]
     units: Units
     n_shared: int
     n_branches: int
+    merge: int = 1
     media: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
@@ -64,6 +68,32 @@ def branch_positions(branch_ids: Int32[np.ndarray, "doc"]) -> Int32[np.ndarray, 
     return np.where(branch_ids == 0, every, n_shared + every - starts).astype(np.int32)
 
 
+def document_positions(
+    branch_ids: Int32[np.ndarray, "doc"], unit_ids: Int32[np.ndarray, "doc"], units: Units, *, axes: int, merge: int = 1
+) -> Int32[np.ndarray, "axes doc"]:
+    """Positions of a document that stands alone; an annotation's are those that it has right after the shared prefix.
+
+    Args:
+        branch_ids: 0 for the shared prefix or without annotations, then the annotations in order.
+        unit_ids: the unit that a row belongs to, -1 for any other token.
+        units: the document's units.
+        axes: 1, or 3 for time, height and width.
+        merge: see :func:`~packer_service.packs.positions.grid_positions`.
+    """
+    if axes == 1:
+        return branch_positions(branch_ids)[None]
+    edges = [*np.searchsorted(branch_ids, np.arange(branch_ids.max(initial=0) + 1)).tolist(), len(branch_ids)]
+    n_shared, parts = edges[1], []
+    for start, end in pairwise(edges[1:]):
+        if start == end:  # a part of a document may lack its first annotations
+            continue
+        alone = np.concatenate([unit_ids[:n_shared], unit_ids[start:end]])
+        parts.append(grid_positions(alone, units.grids, units.media, units.time_steps.astype(np.float32), merge))
+    if not parts:
+        return grid_positions(unit_ids, units.grids, units.media, units.time_steps.astype(np.float32), merge)
+    return np.concatenate([parts[0], *(part[:, n_shared:] for part in parts[1:])], axis=1)
+
+
 def groups_of_units(unit_ids: Int32[np.ndarray, "doc"], bidirectional: str) -> Int32[np.ndarray, "doc"]:
     """Groups of a document's tokens that see each other in both directions, counted from 0 inside the document.
 
@@ -87,7 +117,8 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
     edges = rendered.units.edges
     units = np.flatnonzero((edges[:, 0] >= start) & (edges[:, 1] <= end))
     unit_ids = rendered.unit_ids[start:end]
-    branch_ids = rendered.branch_ids[start:end]
+    unit_ids = np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32)
+    branch_ids, inside = rendered.branch_ids[start:end], rendered.units.of(units).moved(-start)
     labels = rendered.labels[start:end].copy()
     labels[-1:] = IGNORE_INDEX
     return replace(
@@ -95,10 +126,12 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
         tokens=rendered.tokens[start:end],
         labels=labels,
         loss_weights=np.where(labels == IGNORE_INDEX, 0, rendered.loss_weights[start:end]).astype(np.float32),
-        position_ids=branch_positions(branch_ids),
+        position_ids=document_positions(
+            branch_ids, unit_ids, inside, axes=len(rendered.position_ids), merge=rendered.merge
+        ),
         branch_ids=branch_ids,
         group_ids=renumbered(rendered.group_ids[start:end]),
-        unit_ids=np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32),
-        units=rendered.units.of(units).moved(-start),
+        unit_ids=unit_ids,
+        units=inside,
         n_branches=int(branch_ids.max(initial=0)),
     )

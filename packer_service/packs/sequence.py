@@ -17,7 +17,7 @@ from schemas.sequence import (
     PackedSequence,
 )
 
-COPIED = ("tokens", "labels", "loss_weights", "position_ids", "branch_ids")
+COPIED = ("tokens", "labels", "loss_weights", "branch_ids")
 """Arrays that a pack takes from its documents as they are."""
 
 
@@ -27,6 +27,7 @@ def build_sequence(
     *,
     seq_len: int,
     pad_id: int,
+    axes: int = 1,
 ) -> PackedSequence:
     """Lays documents at their starts into a sequence; whatever they leave free is padding.
 
@@ -37,11 +38,12 @@ def build_sequence(
         starts: position of each one's first token, ascending, without overlap.
         seq_len: tokens of the pack.
         pad_id: token of the padding.
+        axes: axes of the documents' positions.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
-    arrays = _padding(seq_len, pad_id)
+    arrays = _padding(seq_len, pad_id, axes)
     free_from = next_group = next_row = 0
     for number, (document, start) in enumerate(zip(documents, starts, strict=True)):
         end = start + len(document)
@@ -50,6 +52,7 @@ def build_sequence(
         free_from = end
         for name in COPIED:
             arrays[name][start:end] = getattr(document, name)
+        arrays["position_ids"][:, start:end] = document.position_ids
         arrays["doc_ids"][start:end] = number
         groups = document.group_ids
         arrays["group_ids"][start:end] = np.where(groups >= 0, groups + next_group, CAUSAL_ONLY)
@@ -60,7 +63,7 @@ def build_sequence(
     return PackedSequence(**arrays)
 
 
-def _padding(seq_len: int, pad_id: int) -> dict[str, np.ndarray]:
+def _padding(seq_len: int, pad_id: int, axes: int) -> dict[str, np.ndarray]:
     """The arrays of a pack without documents."""
     fill = {
         "tokens": pad_id,
@@ -72,4 +75,5 @@ def _padding(seq_len: int, pad_id: int) -> dict[str, np.ndarray]:
         "group_ids": CAUSAL_ONLY,
         "pool_ids": NOT_POOLED,
     }
-    return {name: np.full(seq_len, fill[name], dtype) for name, dtype in SEQUENCE_DTYPES.items()}
+    shapes = dict.fromkeys(SEQUENCE_DTYPES, (seq_len,)) | {"position_ids": (axes, seq_len)}
+    return {name: np.full(shapes[name], fill[name], dtype) for name, dtype in SEQUENCE_DTYPES.items()}

@@ -31,7 +31,7 @@ class CostModel:
     Attributes:
         model: dimensions of decoder and vision encoder. The connector's SwiGLU is as wide as the decoder's, and encoder
             layers that do not run are not counted, both as in Molmo2.
-        vision: the size of a crop, from which its patches and pooled rows follow.
+        vision: the size of a square crop, from which its patches and pooled rows follow.
     """
 
     model: CostConfig
@@ -65,8 +65,10 @@ class CostModel:
         return _TRAINING * 2 * 2 * TILE * TILE * model.num_attention_heads * model.head_dim * model.num_layers
 
     @property
-    def vision_flops_per_crop(self) -> int:
-        """Patch embedding, encoder, attention pooling and connector for one crop, in training FLOPs.
+    def vision_work_per_crop(self) -> int:
+        """Patch embedding, encoder, attention pooling and connector for one square crop, in multiplications.
+
+        This is the forward pass; training takes :data:`_TRAINING` times as many, and as many additions.
 
         An encoder layer has four square projections, an MLP of two matrices and full attention inside the crop
         (Dosovitskiy et al. 2021). As in Molmo2, the pooling attends with one query a window over two layers' features
@@ -78,7 +80,7 @@ class CostModel:
         layer = patches * (4 * width * width + 2 * width * model.vision_intermediate_size) + 2 * patches**2 * width
         pooling = (pooled + 2 * patches) * 2 * width * width + pooled * width * width + 2 * patches * width
         connector = pooled * model.intermediate_size * (2 * width + model.hidden_size)
-        return _TRAINING * 2 * (embedding + model.vision_num_layers * layer + pooling + connector)
+        return embedding + model.vision_num_layers * layer + pooling + connector
 
 
 def causal_area(lengths: Int64[np.ndarray, "docs"]) -> Int64[np.ndarray, "docs"]:
@@ -113,17 +115,17 @@ def pack_cost(
     *,
     seq_len: int,
     tiles: Float64[np.ndarray, "packs"],
-    crops: Int64[np.ndarray, "packs"],
+    loads: Int64[np.ndarray, "packs"],
 ) -> Float64[np.ndarray, "packs"]:
-    """Cost of packs in GFLOP: ``seq_len`` tokens of linear work each, padding included, their tiles and their crops.
+    """Cost of packs in GFLOP: ``seq_len`` tokens of linear work each, padding included, their tiles and their units.
 
     Args:
         model: dimensions of the model.
         seq_len: tokens of every pack.
         tiles: attention tiles of each pack: :func:`document_tiles`, summed over its documents.
-        crops: crops of each pack.
+        loads: vision encoder's work of each pack, in multiplications of its forward pass.
     """
     linear = np.float64(model.linear_flops_per_token * seq_len)
     attention = tiles * np.float64(model.attention_flops_per_tile)
-    vision = crops.astype(np.float64) * np.float64(model.vision_flops_per_crop)
+    vision = loads.astype(np.float64) * np.float64(_TRAINING * 2)
     return ((linear + attention) + vision) / _GIGA

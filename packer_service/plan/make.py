@@ -37,8 +37,11 @@ def make_plan(
     tokens: Int64[np.ndarray, "docs"],
     images: Int64[np.ndarray, "docs"],
     areas: Int64[np.ndarray, "docs"],
+    patches: Int64[np.ndarray, "docs"] | None = None,
+    loads: Int64[np.ndarray, "docs"] | None = None,
     seq_len: int,
     max_images: int | None,
+    max_patches: int | None = None,
     alignment: int,
     window: int,
     seed: int,
@@ -50,8 +53,11 @@ def make_plan(
         tokens: real tokens of each document, at least 1.
         images: crops of each document.
         areas: allowed pairs of each document's mask.
+        patches: patches that the vision encoder sees of each document; None for those of square crops.
+        loads: the vision encoder's work for each document; None for that of square crops.
         seq_len: tokens of a pack.
         max_images: crops that a pack may hold; None for no limit.
+        max_patches: patches that a pack may hold; None for no limit.
         alignment: documents start at multiples of this many tokens.
         window: packs of a group of nearly equal cost, see :func:`~packer_service.plan.order.step_order`.
         seed: chooses the order of the groups.
@@ -67,13 +73,18 @@ def make_plan(
     check_window(window)
     _check_columns(tokens, areas)
     aligned = align_lengths(tokens, alignment)
-    opened_in = pack_documents(aligned, images, seq_len=seq_len, max_images=max_images)
+    if max_patches is not None:
+        patches = images * cost_model.vision.patches_per_crop if patches is None else np.asarray(patches, np.int64)
+    opened_in = pack_documents(
+        aligned, images, seq_len=seq_len, max_images=max_images, patches=patches, max_patches=max_patches
+    )
     n_packs = int(opened_in.max(initial=-1)) + 1
+    loads = images * cost_model.vision_work_per_crop if loads is None else np.asarray(loads, np.int64)
     cost = pack_cost(
         cost_model,
         seq_len=seq_len,
         tiles=np.bincount(opened_in, weights=document_tiles(tokens, areas), minlength=n_packs),
-        crops=_sum_by_pack(opened_in, images, n_packs),
+        loads=_sum_by_pack(opened_in, loads, n_packs),
     )
     order = step_order(cost, window=window, seed=seed)
     position = np.empty(n_packs, np.int64)
@@ -97,8 +108,8 @@ def plan_documents(columns: Columns, config: PackConfig) -> Plan:
     """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
 
     Args:
-        columns: ``tokens``, ``images`` and ``area`` of the documents. Only columns are held here, and no array made of
-            one, since those would live as long as the planning.
+        columns: ``tokens``, ``images``, ``patches``, ``load`` and ``area`` of the documents. Only columns are held
+            here, and no array made of one, since those would live as long as the planning.
         config: the configuration of the job.
 
     Raises:
@@ -108,8 +119,11 @@ def plan_documents(columns: Columns, config: PackConfig) -> Plan:
         tokens=np.asarray(columns["tokens"]),
         images=np.asarray(columns["images"]),
         areas=np.asarray(columns["area"]),
+        patches=np.asarray(columns["patches"]),
+        loads=np.asarray(columns["load"]),
         seq_len=config.seq_len,
         max_images=config.max_images,
+        max_patches=config.max_patches,
         alignment=config.alignment,
         window=config.order.window,
         seed=config.order.seed,

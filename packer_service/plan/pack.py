@@ -1,7 +1,8 @@
-"""Packs documents under two budgets, tokens and images, into few packs."""
+"""Packs documents under two budgets, tokens and images (crops, patches, or both), into few packs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -46,6 +47,9 @@ _SAMPLE = 50_000
 _VERY_FEW = 20_000
 """Up to this many documents the single recipes are tried, too."""
 
+_LARGEST_BUDGET = 1 << 31
+"""Most that a joint budget of images and patches may count, so that sums over many documents stay in 64 bits."""
+
 _POWER = 8
 """How fast a free token or image loses weight as its budget is used less: at nine tenths it counts less than half."""
 
@@ -59,8 +63,11 @@ def pack_documents(
     *,
     seq_len: int,
     max_images: int | None,
+    patches: Int64[np.ndarray, "docs"] | None = None,
+    max_patches: int | None = None,
 ) -> Int64[np.ndarray, "docs"]:
-    """The pack of each document, so that no pack holds more than ``seq_len`` tokens or ``max_images`` images.
+    """The pack of each document, so that no pack holds more than ``seq_len`` tokens, ``max_images`` images or
+    ``max_patches`` patches.
 
     Takes the best of several packings: plain best-fit decreasing, so that no plan has more packs than that, then guided
     fit by several sets of recipes. It stops as soon as it is near enough to the lower bound, the larger of
@@ -71,6 +78,8 @@ def pack_documents(
         images: images of each document.
         seq_len: tokens of a pack.
         max_images: images that a pack may hold; None for no limit.
+        patches: patches of each document, where they are limited.
+        max_patches: patches that a pack may hold; None for no limit.
 
     Returns:
         Pack numbers from 0, without gaps. They depend only on the arguments; the order of the documents decides nothing
@@ -81,6 +90,8 @@ def pack_documents(
     """
     tokens, images = np.asarray(tokens, np.int64), np.asarray(images, np.int64)
     _check_budgets(tokens, images, seq_len, max_images)
+    if max_patches is not None:
+        images, max_images = _both_budgets(images, max_images, np.asarray(patches, np.int64), max_patches)
     packs = np.zeros(len(tokens), np.int64)
     if len(tokens):
         kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
@@ -175,6 +186,25 @@ def _most_documents(kinds: Kinds) -> int:
         return whole
     room = kinds.max_tokens - int((tokens * count)[fits].sum())
     return whole + room // int(tokens[~fits][0])
+
+
+def _both_budgets(
+    images: Int64[np.ndarray, "docs"], max_images: int | None, patches: Int64[np.ndarray, "docs"], max_patches: int
+) -> tuple[Int64[np.ndarray, "docs"], int]:
+    """One budget that keeps both: of each document the larger of its shares in images and in patches.
+
+    Shares count in the least common multiple of the two limits, or if that is too large in one that is rounded up, so
+    that packs may be filled a little less but never too much. A pack could hold more where some of its documents lean
+    to images and others to patches; with crops of one size, nothing is lost.
+    """
+    _check_sizes(patches, max_patches, "patches", "raise max_patches, or leave the document out")
+    if max_images is None:
+        return patches, max_patches
+    whole = math.lcm(max(max_images, 1), max(max_patches, 1))
+    if whole > _LARGEST_BUDGET:
+        whole = _LARGEST_BUDGET // max(max_images, 1) * max(max_images, 1)
+    shares = [-(-sizes * whole // max(limit, 1)) for sizes, limit in ((images, max_images), (patches, max_patches))]
+    return np.maximum(*shares), whole
 
 
 def _check_budgets(tokens: np.ndarray, images: np.ndarray, seq_len: int, max_images: int | None) -> None:

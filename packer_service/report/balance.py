@@ -94,7 +94,16 @@ def image_balance(loads: ImageLoadColumns, cp_size: int) -> ImageBalance:
         pooled_tokens=RankLoads(
             rank_mean=_rank_mean(loads.rank_pooled_tokens, packs), imbalance=spread(loads.pooled_tokens)
         ),
+        image_load=RankLoads(rank_mean=_rank_mean(loads.rank_image_load, packs), imbalance=spread(loads.image_load)),
+        weighted_imbalance=_ratio(loads.largest_load, loads.mean_load),
+        excess=_ratio(loads.largest_load, loads.least_load),
     )
+
+
+def _ratio(loads: Float64[np.ndarray, "packs"], of: Float64[np.ndarray, "packs"]) -> float | None:
+    """Sum over sum: a pack counts by what it has to share, so that one with a single unit hardly counts."""
+    whole = float(of.sum())
+    return float(loads.sum()) / whole if whole else None
 
 
 def spread(values: Float64[np.ndarray, "packs"]) -> Spread:
@@ -112,5 +121,5 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _rank_mean(total: Int64[np.ndarray, "ranks"], packs: int) -> list[float]:
+def _rank_mean(total: np.ndarray, packs: int) -> list[float]:
     return [round(float(load) / max(packs, 1), RANK_MEAN_DIGITS) for load in total]

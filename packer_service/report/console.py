@@ -108,12 +108,16 @@ def _layout_table(balances: Balances) -> Table:
 
 
 def _image_table(balances: Balances) -> Table:
-    table = Table("image boundaries", "imbalance", "crops of each rank")
+    table = Table("image boundaries", "imbalance by work", "over the best possible", "crops of each rank")
     for size, row in balances.images.items():
         crops = " ".join(f"{round(load, 1):g}" for load in row.images.rank_mean)
-        table.add_row(f"cp {size}", _mean(row.images.imbalance), crops)
+        table.add_row(f"cp {size}", _shown(row.weighted_imbalance), _shown(row.excess), crops)
     return table
 
 
 def _mean(spread: Spread) -> str:
-    return "none" if spread.mean is None else f"{spread.mean:.3f}"
+    return _shown(spread.mean)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

@@ -66,6 +66,8 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         _written(packs, documents, config.seq_len),
         images=documents["n_images"].to_numpy(),
         max_images=config.max_images,
+        patches=documents["n_patches"].to_numpy(),
+        max_patches=config.max_patches,
         window=config.order.window,
         dp_sizes=dp_sizes,
     )

@@ -52,6 +52,16 @@ class ImageBalance(Figures):
     packs: int
     images: RankLoads = Field(description="Crops of each rank.")
     pooled_tokens: RankLoads = Field(description="Pooled rows of each rank.")
+    image_load: RankLoads = Field(description="Vision encoder's work of each rank, in multiplications.")
+    weighted_imbalance: float | None = Field(
+        description="Largest work of a rank, summed over packs, over the sum of the means; null without images.",
+        examples=[1.03],
+    )
+    excess: float | None = Field(
+        description="Largest work of a rank, summed over packs, over the sum of what is least possible with whole "
+        "units; null without images.",
+        examples=[1.0],
+    )
 
 
 class Balances(Figures):
@@ -71,11 +81,13 @@ class Fill(Figures):
     seq_len: int = Field(description="Tokens of a pack.", examples=[36864])
     fill: float = Field(description="Real tokens over all tokens of the packs; 0 without packs.", examples=[0.934])
     padding: dict[str, int] = Field(
-        description="Padding tokens by cause: `alignment` (behind documents), `image_budget` (packs that images need "
-        "beyond tokens), `packing` (packs beyond both), `remainder` (what keeps the tokens from filling whole packs).",
+        description="Padding tokens by cause: `alignment` (behind documents), `image_budget` (packs that images or "
+        "their patches need beyond tokens), `packing` (packs beyond all), `remainder` (what keeps the tokens from "
+        "filling whole packs).",
     )
     packs_for_tokens: int = Field(description="Packs that the aligned tokens need at least.")
     packs_for_images: int = Field(description="Packs that the images need at least.")
+    packs_for_patches: int = Field(description="Packs that the images' patches need at least.")
     straggler_ratio: dict[int, float] = Field(
         description="By data-parallel size: mean over steps of the step's largest cost over its mean cost.",
         examples=[{"1": 1.0, "2": 1.0004}],

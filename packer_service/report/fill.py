@@ -21,6 +21,8 @@ def plan_fill(
     max_images: int | None,
     window: int,
     dp_sizes: Sequence[int] = (),
+    patches: Int64[np.ndarray, "measured"] | None = None,
+    max_patches: int | None = None,
 ) -> PlanFill:
     """The fill of a plan's packs.
 
@@ -31,6 +33,8 @@ def plan_fill(
         window: packs per group of nearly equal cost.
         dp_sizes: data-parallel sizes to give the straggler ratio for; by default the powers of two that divide the
             window.
+        patches: patches of each measured document, where they are limited.
+        max_patches: patches that a pack may hold; None for no limit.
 
     Raises:
         PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
@@ -41,7 +45,8 @@ def plan_fill(
     tokens, aligned = int(plan.length.sum()), int(plan.aligned_length.sum())
     for_tokens = -(-aligned // plan.seq_len)
     for_images = -(-int(images[plan.document].sum()) // max_images) if max_images else 0
-    needed = max(for_tokens, for_images)
+    for_patches = -(-int(patches[plan.document].sum()) // max_patches) if max_patches and patches is not None else 0
+    needed = max(for_tokens, for_images, for_patches)
     room = plan.n_packs * plan.seq_len
     return PlanFill(
         seq_len=plan.seq_len,
@@ -58,6 +63,7 @@ def plan_fill(
         },
         packs_for_tokens=for_tokens,
         packs_for_images=for_images,
+        packs_for_patches=for_patches,
         straggler_ratio={size: straggler_ratio(plan.cost, size) for size in sizes},
         cost_percentiles=_percentiles(plan.cost),
     )

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float64, Int64
 
 from packer_service.layout.cost import gather_cost, key_weight, ring_cost
-from schemas.balance import BalanceOrder, LoadGroup, Stretch
+from schemas.balance import IMAGE_KINDS, BalanceOrder, LoadGroup, Stretch
 from schemas.config import PackConfig
 
 Block = Int64[np.ndarray, "kinds ranks packs"]
@@ -91,19 +91,30 @@ class ImageLoadColumns:
     Attributes:
         images: imbalance of crops, nan in a pack without any.
         pooled_tokens: imbalance of pooled rows, nan in a pack without any.
+        image_load: imbalance of the encoder's work, nan in a pack without any.
+        largest_load: the largest work of a rank.
+        mean_load: the mean work of a rank.
+        least_load: the least possible largest work of a rank.
         rank_images: crops of each rank, summed over packs.
         rank_pooled_tokens: pooled rows of each rank, summed over packs.
+        rank_image_load: work of each rank, summed over packs: in float64, as 64 bits do not hold that of a million.
     """
 
     images: Float64[np.ndarray, "packs"]
     pooled_tokens: Float64[np.ndarray, "packs"]
+    image_load: Float64[np.ndarray, "packs"]
+    largest_load: Float64[np.ndarray, "packs"]
+    mean_load: Float64[np.ndarray, "packs"]
+    least_load: Float64[np.ndarray, "packs"]
     rank_images: Int64[np.ndarray, "ranks"]
     rank_pooled_tokens: Int64[np.ndarray, "ranks"]
+    rank_image_load: Float64[np.ndarray, "ranks"]
 
     @classmethod
     def of(cls, blocks: Iterable[Block], cp_size: int) -> ImageLoadColumns:
         """The loads of a CP size's boundaries, by ``IMAGE_KINDS``, CP rank and pack, in order of packs."""
-        return _joined([_images_of(block) for block in blocks] or [_images_of(np.zeros((2, cp_size, 0), np.int64))])
+        empty = np.zeros((len(IMAGE_KINDS), cp_size, 0), np.int64)
+        return _joined([_images_of(block) for block in blocks] or [_images_of(empty)])
 
 
 Loads = TypeVar("Loads", LayoutLoadColumns, ImageLoadColumns)
@@ -138,12 +149,17 @@ def _empty_layout(ring_degree: int) -> LayoutLoadColumns:
 
 
 def _images_of(block: Block) -> ImageLoadColumns:
-    images, pooled = block
+    images, pooled, work, least = block
     return ImageLoadColumns(
         images=imbalances(images),
         pooled_tokens=imbalances(pooled),
+        image_load=imbalances(work),
+        largest_load=work.max(axis=0).astype(np.float64),
+        mean_load=work.mean(axis=0),
+        least_load=least.max(axis=0).astype(np.float64),
         rank_images=images.sum(axis=1),
         rank_pooled_tokens=pooled.sum(axis=1),
+        rank_image_load=work.sum(axis=1, dtype=np.float64),
     )
 
 

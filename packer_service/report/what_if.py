@@ -17,7 +17,7 @@ from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.boundaries import image_boundaries
 from packer_service.packs.pack import configured_layouts
-from packer_service.plan.cost import causal_area
+from packer_service.plan.cost import CostModel, causal_area
 from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
 from packer_service.plan.plan import Plan
@@ -37,6 +37,9 @@ SAMPLED_PACKS = 8
 
 LENGTHS = ("doc_id", "tokens", "images")
 
+SIZES = ("tokens", "images", "patches", "load")
+"""Columns of a document's sizes that a plan needs."""
+
 SampledPack = tuple[int, int, pa.Table]
 """A pack's id, its attention tiles, and its rows of balance.parquet."""
 
@@ -55,15 +58,18 @@ def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -
 def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> PlanReport:
     """The same for a table: ``doc_id`` and ``source`` string, ``tokens`` and ``images`` int64 from 0, without nulls.
 
+    ``patches`` and ``load`` (the vision encoder's work) may be given, too, else they are those of square crops.
+
     Raises:
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    kept, rejects = _within_budgets(table, config)
-    images = kept["images"].to_numpy()
+    kept, rejects = _within_budgets(_with_patches(table, config), config)
+    columns = {name: kept[name].to_numpy() for name in SIZES}
+    images = columns["images"]
+    columns["area"] = causal_area(columns["tokens"])
     started = time.perf_counter()
-    tokens = kept["tokens"].to_numpy()
-    plan = plan_documents({"tokens": tokens, "images": images, "area": causal_area(tokens)}, config)
+    plan = plan_documents(columns, config)
     seconds = time.perf_counter() - started
     sampled = [solve_lengths(plan, pack, images, config) for pack in sampled_packs(plan)]
     return plan_report(
@@ -77,7 +83,18 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
         rejected=len(rejects),
         lost=losses(rejects, kept, "truncated"),
+        patches=columns["patches"],
     )
+
+
+def _with_patches(table: pa.Table, config: PackConfig) -> pa.Table:
+    """The table with the patches and loads of square crops, where it has none."""
+    images = table["images"].to_numpy()
+    each = {"patches": config.vision.patches_per_crop, "load": CostModel.of(config).vision_work_per_crop}
+    for name, of_one in each.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array(images * of_one))
+    return table
 
 
 def sampled_packs(plan: Plan) -> list[int]:
@@ -97,6 +114,7 @@ def plan_report(
     documents: int,
     rejected: int,
     lost: Losses,
+    patches: Int64[np.ndarray, "measured"],
 ) -> PlanReport:
     """The figures of a plan, with the balance of the packs whose layouts were solved.
 
@@ -111,8 +129,17 @@ def plan_report(
         documents: those of them that are packed, however many pieces each has.
         rejected: those of them that are not.
         lost: what is lost.
+        patches: patches of each measured document.
     """
-    fill = plan_fill(plan, images=images, max_images=config.max_images, window=config.order.window, dp_sizes=dp_sizes)
+    fill = plan_fill(
+        plan,
+        images=images,
+        max_images=config.max_images,
+        patches=patches,
+        max_patches=config.max_patches,
+        window=config.order.window,
+        dp_sizes=dp_sizes,
+    )
     found = [fill, lost, _sample_balances(sampled, config)]
     return PlanReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
@@ -143,8 +170,9 @@ def solve_lengths(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], conf
     units = np.arange(1, int(crops.sum()) + 1)
     balance = BalanceRows()
     pooled = units * config.vision.pooled_per_crop
-    boundaries = image_boundaries(np.ones_like(units), units, pooled, config.cp_sizes)
-    balance.add_pack(pack, index, layouts, boundaries)
+    loads = np.full_like(units, CostModel.of(config).vision_work_per_crop)
+    boundaries = image_boundaries(loads, units, pooled, config.cp_sizes)
+    balance.add_pack(pack, index, layouts, boundaries, units, loads)
     return pack, whole_tiles(index), balance.table()
 
 
@@ -193,21 +221,28 @@ def _read_lengths(file: Path) -> pa.Table:
 
 def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.Table]:
     """Documents as they can be packed, with what each loses, and those that cannot."""
-    tokens, images = table["tokens"].to_numpy(), table["images"].to_numpy()
-    max_images = np.iinfo(np.int64).max if config.max_images is None else config.max_images
+    sizes = {name: table[name].to_numpy() for name in SIZES}
+    unlimited = np.iinfo(np.int64).max
+    limits = {
+        "tokens": config.seq_len,
+        "images": unlimited if config.max_images is None else config.max_images,
+        "patches": unlimited if config.max_patches is None else config.max_patches,
+    }
     code = np.select(
-        [tokens == 0, tokens > config.seq_len, images > max_images], ["empty", "too_long", "too_many_images"], ""
+        [sizes["tokens"] == 0, *(sizes[name] > limit for name, limit in limits.items())],
+        ["empty", "too_long", "too_many_images", "too_many_patches"],
+        "",
     )
     rejected = code == "empty" if config.oversize != "reject" else code != ""
     pieces = np.ones(len(table), np.int64)
     if config.oversize == "split":
-        pieces = np.maximum(-(-tokens // config.seq_len), -(-images // max_images)).clip(1)
+        pieces = np.maximum.reduce([-(-sizes[name] // limit) for name, limit in limits.items()]).clip(1)
     fitting = np.repeat(np.flatnonzero(~rejected), pieces[~rejected])
     number = np.arange(len(fitting)) - np.searchsorted(fitting, fitting)
-    share = [(column[fitting] + number) // pieces[fitting] for column in (tokens, images)]
-    kept_tokens, kept_images = np.minimum(share[0], config.seq_len), np.minimum(share[1], max_images)
+    share = {name: (column[fitting] + number) // pieces[fitting] for name, column in sizes.items()}
     kept = table.take(pa.array(fitting)).select(["doc_id", "source"])
-    kept = kept.append_column("tokens", pa.array(kept_tokens)).append_column("images", pa.array(kept_images))
+    for name in SIZES:
+        kept = kept.append_column(name, pa.array(np.minimum(share[name], limits.get(name, unlimited))))
     lost = table.filter(pa.array(rejected))
     rejects = rejects_table(
         len(lost),
@@ -218,4 +253,6 @@ def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.T
         code=pa.array(code[rejected], pa.string()),
         message=None,
     )
-    return kept.append_column("truncated", pa.array(share[0] - kept_tokens)), rejects
+    return kept.append_column(
+        "truncated", pa.array(share["tokens"] - np.minimum(share["tokens"], config.seq_len))
+    ), rejects

@@ -10,6 +10,7 @@ import numpy as np
 
 from packer_service.packs.crop import Crop
 from packer_service.shards.store import Folder, Sink
+from schemas.checksum import crc32c
 from schemas.codec import (
     HEAD,
     LAYOUTS,
@@ -30,7 +31,7 @@ from schemas.sequence import PackedSequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A pack ready to be written. ``head.images`` is empty: the writer fills it in with the crops' places."""
+    """A pack ready to be written. The writer fills in ``head.images``, the crops' places, and ``head.crc32c``."""
 
     head: SampleHead
     sequence: PackedSequence
@@ -40,10 +41,11 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplePlace:
-    """Where a sample lies in its tar, in bytes: see ``schemas.tables.PACKS``."""
+    """Where a sample lies in its tar, in bytes, and its head's checksum: see ``schemas.tables.PACKS``."""
 
     offset: int
     header_size: int
+    head_crc32c: int
     size: int
 
 
@@ -59,24 +61,39 @@ class WrittenShard:
 def write_shard(folder: Folder, name: str, samples: Iterable[Sample], image_format: str) -> WrittenShard:
     """Writes ``NAME`` and ``NAME.idx`` into a folder, one sample in memory at a time.
 
-    The index appears before the tar: a tar under its final name is never without one.
+    The index appears before the tar: a tar under its final name is never without one. It is what Megatron Energon's
+    ``prepare`` writes for the tar: the last offset is where the last sample ends, before the two zero blocks.
     """
     places: list[SamplePlace] = []
     with folder.writer(name) as sink:
         tar = _CountingSink(sink)
         for sample in samples:
-            header, images = encode_sample(sample, image_format)
-            places.append(SamplePlace(offset=tar.size, header_size=len(header), size=len(header) + len(images)))
-            tar.write(header)
-            tar.write(images)
-        tar.write(TAR_END)
+            encoded = encode_sample(sample, image_format)
+            places.append(encoded.place(tar.size))
+            tar.write(encoded.header)
+            tar.write(encoded.crops)
         offsets = np.array([*(place.offset for place in places), tar.size], np.uint64)
+        tar.write(TAR_END)
         folder.write(f"{name}.idx", encode_index(offsets))
     return WrittenShard(size=tar.size, sha256=tar.hash.hexdigest(), places=places)
 
 
-def encode_sample(sample: Sample, image_format: str) -> tuple[bytes, bytes]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedSample:
     """A sample's members as tar bytes: the header part (head, sequence, layouts), and the crops."""
+
+    header: bytes
+    crops: bytes
+    head_crc32c: int
+
+    def place(self, offset: int) -> SamplePlace:
+        """Where it lies when it begins at this byte."""
+        size = len(self.header) + len(self.crops)
+        return SamplePlace(offset=offset, header_size=len(self.header), head_crc32c=self.head_crc32c, size=size)
+
+
+def encode_sample(sample: Sample, image_format: str) -> EncodedSample:
+    """Encodes a sample's members, with the places and checksums that follow from them."""
     key = sample_key(sample.head.pack_id)
     stored, parts, offset = [], [], 0
     for number, crop in enumerate(sample.crops):
@@ -90,14 +107,16 @@ def encode_sample(sample: Sample, image_format: str) -> tuple[bytes, bytes]:
                 timestamp=crop.timestamp,
                 offset=offset,
                 size=len(crop.data),
+                crc32c=crc32c(crop.data),
             )
         )
         offset += len(parts[-1])
-    head = sample.head.model_copy(update={"images": stored})
-    members = {HEAD: encode_json(head), SEQUENCE: encode_sequence(sample.sequence)}
-    members[LAYOUTS] = encode_layouts(sample.layouts)
+    arrays = {SEQUENCE: encode_sequence(sample.sequence), LAYOUTS: encode_layouts(sample.layouts)}
+    checksums = {extension: crc32c(data) for extension, data in arrays.items()}
+    head = encode_json(sample.head.model_copy(update={"images": stored, "crc32c": checksums}))
+    members = {HEAD: head, **arrays}
     header = b"".join(tar_member(f"{key}.{extension}", data) for extension, data in members.items())
-    return header, b"".join(parts)
+    return EncodedSample(header=header, crops=b"".join(parts), head_crc32c=crc32c(head))
 
 
 class _CountingSink:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 
+from packer_service.verify.independent.positions import expected_positions
+from packer_service.verify.units import unit_documents, unit_of_row
 from packer_service.verify.verdict import Finding
 from schemas.config import PackConfig
 from schemas.errors import (
@@ -22,7 +24,7 @@ from schemas.errors import (
     SpansInvalid,
     WeightsInvalid,
 )
-from schemas.manifest import DocumentSpan, SampleHead, TokenizerEntry
+from schemas.manifest import DocumentSpan, ModelEntry, SampleHead, TokenizerEntry
 from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, PackedSequence
 
 
@@ -86,7 +88,6 @@ def check_padding(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterat
         "tokens": tokenizer.pad_id,
         "labels": IGNORE_INDEX,
         "loss_weights": 0,
-        "position_ids": 0,
         "branch_ids": 0,
         "group_ids": CAUSAL_ONLY,
         "pool_ids": NOT_POOLED,
@@ -95,6 +96,9 @@ def check_padding(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterat
     for name, value in inert.items():
         array = getattr(sequence, name)
         yield from _where(PaddingInvalid, name, array, padding & (array != value), f"{value} (padding)")
+    for axis, positions in enumerate(sequence.position_ids):
+        wrong = padding & (positions != 0)
+        yield from _where(PaddingInvalid, f"position_ids[{axis}]", positions, wrong, "0 (padding)")
 
 
 def _document_starts(sequence: PackedSequence) -> Bool[np.ndarray, "seq"]:
@@ -113,22 +117,14 @@ def check_branches(sequence: PackedSequence) -> Iterator[Finding]:
     yield from _where(BranchesInvalid, "branch_ids", branch, wrong, "the branch before it, or the next")
 
 
-def _start_of(first: Bool[np.ndarray, "seq"]) -> Int64[np.ndarray, "seq"]:
-    """Where the stretch that each token belongs to begins, given the first token of each."""
-    return np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
-
-
-def check_positions(sequence: PackedSequence, n_documents: int) -> Iterator[Finding]:
-    """Positions count from 0 in each document; each annotation continues from the end of the shared prefix."""
-    doc, branch = sequence.doc_ids, sequence.branch_ids
-    real, first = doc >= 0, _document_starts(sequence)
-    stretch = first | np.concatenate([[True], branch[1:] != branch[:-1]])
-    every = np.arange(sequence.seq_len)
-    shared = np.bincount(doc[real & (branch == 0)], minlength=n_documents + 1)
-    in_prefix, in_branch = every - _start_of(first), shared[doc] + every - _start_of(stretch)
-    expected = np.where(branch == 0, in_prefix, in_branch)
-    found = sequence.position_ids
-    yield from _where(PositionsInvalid, "position_ids", found, real & (found != expected), expected)
+def check_positions(sequence: PackedSequence, head: SampleHead, model: ModelEntry | None) -> Iterator[Finding]:
+    """Positions are those of each document alone; each annotation continues from the end of the shared prefix."""
+    merge = 1 if model is None else model.merge
+    expected = expected_positions(sequence, head.units, len(head.documents), axes=sequence.axes, merge=merge)
+    real, found = sequence.doc_ids >= 0, sequence.position_ids
+    for axis in range(sequence.axes):
+        wrong = real & (found[axis] != expected[axis])
+        yield from _where(PositionsInvalid, f"position_ids[{axis}]", found[axis], wrong, expected[axis])
 
 
 def check_labels(sequence: PackedSequence) -> Iterator[Finding]:
@@ -169,35 +165,8 @@ def _check_annotation_weights(sequence: PackedSequence, n_documents: int, config
     yield from _where(WeightsInvalid, "loss_weights", weights, labelled & (weights != expected), expected)
 
 
-def check_units(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
-    """Both cumulative bounds count up, unit by unit, and every unit lies in one document."""
-    images, pooled, each = head.cum_image_bounds, head.cum_token_pooling_bounds, config.vision.pooled_per_crop
-    most = config.vision.max_crops + 1 if config.vision.max_crops > 1 else 1
-    if len(images) != len(pooled):
-        yield PoolingInvalid, f"cum_image_bounds has {len(images)} units, cum_token_pooling_bounds {len(pooled)}"
-    for unit, (before, upto) in enumerate(zip([0, *images], images, strict=False)):
-        if not 1 <= upto - before <= most:
-            yield PoolingInvalid, f"unit {unit} has {upto - before} crops by cum_image_bounds, not 1 to {most}"
-    for unit, (crops, rows) in enumerate(zip(images, pooled, strict=False)):
-        if rows != crops * each:
-            yield PoolingInvalid, f"cum_token_pooling_bounds[{unit}] is {rows}, not {crops} x {each}"
-    total = 0
-    for number, span in enumerate(head.documents):
-        total += span.n_images
-        if span.n_images and total not in images:
-            yield PoolingInvalid, f"documents[{number}].n_images {span.n_images} ends at crop {total}, inside a unit"
-    if total != (images[-1] if images else 0):
-        yield PoolingInvalid, f"the documents have {total} crops, cum_image_bounds {images[-1] if images else 0}"
-
-
-def unit_documents(head: SampleHead) -> Int64[np.ndarray, "units"]:
-    """The span that each unit belongs to, given bounds that :func:`check_units` finds sound."""
-    ends = np.cumsum(np.array([span.n_images for span in head.documents], np.int64))
-    return np.searchsorted(ends, np.array(head.cum_image_bounds, np.int64), side="left")
-
-
-def check_pooling(sequence: PackedSequence, head: SampleHead, tokenizer: TokenizerEntry) -> Iterator[Finding]:
-    """``pool_ids`` name every pooled row once, in order, on image tokens of the unit's own document and one branch."""
+def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[int]) -> Iterator[Finding]:
+    """``pool_ids`` name every pooled row once, in order, on row tokens of the unit's own document and one branch."""
     at = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
     rows, n_rows = sequence.pool_ids[at], head.cum_token_pooling_bounds[-1] if head.cum_token_pooling_bounds else 0
     if len(at) != n_rows:
@@ -208,9 +177,9 @@ def check_pooling(sequence: PackedSequence, head: SampleHead, tokenizer: Tokeniz
         yield PoolingInvalid, f"pool_ids[{at[wrong[0]]}] is {rows[wrong[0]]}, not {wrong[0]}, the next pooled row"
         return
     pooled, tokens = sequence.pool_ids != NOT_POOLED, sequence.tokens
-    legal = f"the image token {tokenizer.image_id} (a vision feature fills it)"
-    yield from _where(PoolingInvalid, "tokens", tokens, pooled & (tokens != tokenizer.image_id), legal)
-    unit = _unit_of_row(head)
+    legal = f"the image token {' or '.join(map(str, row_ids))} (a vision feature fills it)"
+    yield from _where(PoolingInvalid, "tokens", tokens, pooled & ~np.isin(tokens, row_ids), legal)
+    unit = unit_of_row(head)
     owner = np.full(sequence.seq_len, PADDING_DOC, np.int64)
     owner[at] = unit_documents(head)[unit]
     wrong_doc = pooled & (sequence.doc_ids != owner)
@@ -220,19 +189,16 @@ def check_pooling(sequence: PackedSequence, head: SampleHead, tokenizer: Tokeniz
         yield PoolingInvalid, f"unit {unit[:-1][apart][0]} lies in two branches, at token {at[1:][apart][0]}"
 
 
-def _unit_of_row(head: SampleHead) -> Int64[np.ndarray, "rows"]:
-    """The unit of each pooled row."""
-    bounds = np.array(head.cum_token_pooling_bounds, np.int64)
-    return np.repeat(np.arange(len(bounds)), np.diff(bounds, prepend=0))
-
-
-def check_groups(sequence: PackedSequence, head: SampleHead, bidirectional: str) -> Iterator[Finding]:
-    """Groups follow the rule ``bidirectional``, numbered from 0 in the order of their first tokens."""
+def check_groups(
+    sequence: PackedSequence, head: SampleHead, bidirectional: str, model: ModelEntry | None
+) -> Iterator[Finding]:
+    """Groups follow the model's rule, or ``bidirectional``, numbered from 0 in the order of their first tokens."""
     expected = np.full(sequence.seq_len, CAUSAL_ONLY, np.int64)
     pooled = sequence.pool_ids != NOT_POOLED
-    if bidirectional == "within_image":
-        expected[pooled] = _unit_of_row(head)
-    elif bidirectional == "image_tokens":
-        expected[pooled] = np.unique(sequence.doc_ids[pooled], return_inverse=True)[1]
+    inside = pooled if model is None else (sequence.doc_ids >= 0) & np.isin(sequence.tokens, model.group_ids)
+    if model is None and bidirectional == "within_image":
+        expected[pooled] = unit_of_row(head)
+    elif model is not None or bidirectional == "image_tokens":
+        expected[inside] = np.unique(sequence.doc_ids[inside], return_inverse=True)[1]
     wrong = (sequence.doc_ids >= 0) & (sequence.group_ids != expected)
     yield from _where(GroupsInvalid, "group_ids", sequence.group_ids, wrong, expected)

@@ -141,6 +141,7 @@ class _Dataset:
                 entry=entry,
                 config=self.config,
                 tokenizer=self.manifest.tokenizer,
+                model=self.manifest.model,
                 pack_rows=None if packs is None else packs[min(first, len(packs)) :][:n_packs].to_pylist(),
                 document_rows=documents.of_packs(first, first + n_packs),
                 balance_rows=reader.take(first * per_pack, n_packs * per_pack),

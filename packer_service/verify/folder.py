@@ -34,6 +34,10 @@ def check_manifest(manifest: Manifest) -> Iterator[Finding]:
         token = getattr(tokenizer, field)
         if token is not None and token >= tokenizer.vocab_size:
             yield ManifestInvalid, f"tokenizer.{field} is {token}, not below vocab_size {tokenizer.vocab_size}"
+    for field in ("row_ids", "group_ids") if manifest.model else ():
+        for token in getattr(manifest.model, field):
+            if token >= tokenizer.vocab_size:
+                yield ManifestInvalid, f"model.{field} has {token}, not below vocab_size {tokenizer.vocab_size}"
 
 
 def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding]:
@@ -74,7 +78,8 @@ def check_counts(manifest: Manifest, tables: Mapping[str, pa.Table]) -> Iterator
     counts, derived = manifest.counts, {}
     if packs is not None:
         derived["packs"] = len(packs)
-        for name, column in (("tokens", "n_tokens"), ("padding_tokens", "n_padding"), ("images", "n_images")):
+        columns = {"tokens": "n_tokens", "padding_tokens": "n_padding", "images": "n_images", "patches": "n_patches"}
+        for name, column in columns.items():
             derived[name] = pc.sum(packs[column]).as_py() or 0
     if documents is not None:
         derived["documents"] = pc.count_distinct(documents["doc_id"]).as_py()
@@ -83,8 +88,8 @@ def check_counts(manifest: Manifest, tables: Mapping[str, pa.Table]) -> Iterator
     for name, value in derived.items():
         if getattr(counts, name) != value:
             yield ManifestContradiction, f"counts.{name} is {getattr(counts, name)}; the tables hold {value}"
-    if counts.documents + counts.rejected != counts.source_documents:
-        given = f"documents {counts.documents} and rejected {counts.rejected}"
+    if counts.documents + counts.rejected + counts.left_out != counts.source_documents:
+        given = f"documents {counts.documents}, rejected {counts.rejected} and left_out {counts.left_out}"
         yield ManifestContradiction, f"counts.source_documents is {counts.source_documents}, not the sum of {given}"
     if documents is not None and rejects is not None:
         yield from _check_total(manifest, documents, rejects)
@@ -92,7 +97,7 @@ def check_counts(manifest: Manifest, tables: Mapping[str, pa.Table]) -> Iterator
 
 def _check_total(manifest: Manifest, documents: pa.Table, rejects: pa.Table) -> Iterator[Finding]:
     packed, rejected = count_documents(documents, rejects)
-    source = manifest.counts.source_documents
+    source = manifest.counts.source_documents - manifest.counts.left_out
     if packed + rejected < source:
         yield DocumentLost, f"of {source} source documents {packed} are packed and {rejected} rejected"
     elif packed + rejected > source:
@@ -102,13 +107,13 @@ def _check_total(manifest: Manifest, documents: pa.Table, rejects: pa.Table) -> 
 def check_dataset_id(
     manifest: Manifest, config: PackConfig, documents: pa.Table, rejects: pa.Table
 ) -> Iterator[Finding]:
-    """``dataset_id`` hashes configuration, tokenizer and plan.
+    """``dataset_id`` hashes configuration, tokenizer, model and plan.
 
     The plan is ``documents.parquet`` unless a document was lost between plan and writing: the place that it had is not
     stored, and the id cannot be derived.
     """
     if len(rejected_rows(rejects)[2]):
         return
-    derived = dataset_id(config, manifest.tokenizer, documents)
+    derived = dataset_id(config, manifest.tokenizer, manifest.model, documents)
     if manifest.dataset_id != derived:
         yield ManifestContradiction, f"dataset_id is {manifest.dataset_id!r}, not {derived!r}"

@@ -6,18 +6,19 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 from PIL import Image
 
-from packer_service.verify.arrays import unit_documents
 from packer_service.verify.independent.boundaries import least_largest_load
 from packer_service.verify.tar import Member
+from packer_service.verify.units import unit_documents
 from packer_service.verify.verdict import Finding
 from schemas.config import PackConfig
 from schemas.errors import BoundariesInvalid, BoundariesNotOptimal, ImagesInvalid
 from schemas.layout import RankImages
-from schemas.manifest import SampleHead, StoredImage
+from schemas.manifest import ModelEntry, SampleHead
 
 
 def check_boundaries(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
@@ -56,18 +57,27 @@ def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int]) -> It
 
 def check_optimal(head: SampleHead) -> Iterator[Finding]:
     """The largest load of a rank is the least possible, and no rank is empty while there are enough units."""
-    loads = np.diff(np.array(head.cum_image_bounds, np.int64), prepend=0).tolist()
+    loads = [unit.load for unit in head.units]
     for size, ranks in head.image_shard_boundaries.items():
-        parts = [part["end_image_idx"] - part["start_image_idx"] for part in ranks.values()]
-        least = least_largest_load(loads, len(parts))
-        if max(parts) != least:
-            yield BoundariesNotOptimal, f"CP size {size}: a rank holds {max(parts)} crops; {least} is possible"
-        if len(loads) >= len(parts) and not all(parts):
-            empty = parts.index(0)
+        crops = [part["end_image_idx"] - part["start_image_idx"] for part in ranks.values()]
+        largest, least = max(rank_loads(head, size)), least_largest_load(loads, len(crops))
+        if largest != least:
+            yield BoundariesNotOptimal, f"CP size {size}: a rank has the load {largest}; {least} is possible"
+        if len(loads) >= len(crops) and not all(crops):
+            empty = crops.index(0)
             yield BoundariesNotOptimal, f"CP size {size}: rank {empty} is empty, with {len(loads)} units to share"
 
 
-def check_places(head: SampleHead, members: Sequence[Member], config: PackConfig) -> Iterator[Finding]:
+def rank_loads(head: SampleHead, size: str) -> list[int]:
+    """The encoder's work of each rank of a CP size, whose boundaries must be sound."""
+    before = dict(zip([0, *head.cum_image_bounds], accumulate((u.load for u in head.units), initial=0), strict=True))
+    ranks = head.image_shard_boundaries[size].values()
+    return [before[part["end_image_idx"]] - before[part["start_image_idx"]] for part in ranks]
+
+
+def check_places(
+    head: SampleHead, members: Sequence[Member], config: PackConfig, model: ModelEntry | None
+) -> Iterator[Finding]:
     """``images`` lists the crops that lie in the tar, with their documents and units, which must be sound."""
     listed, bounds = head.images, np.array(head.cum_image_bounds, np.int64)
     total = int(bounds[-1]) if len(bounds) else 0
@@ -82,29 +92,26 @@ def check_places(head: SampleHead, members: Sequence[Member], config: PackConfig
         asked = {
             "doc_id": head.documents[owners[unit]].doc_id,
             "unit": unit,
-            "width": side,
-            "height": side,
+            **({"width": side, "height": side} if model is None else {}),
             "offset": member.offset - members[0].offset,
             "size": len(member.data),
         }
         for name, value in asked.items():
             if getattr(image, name) != value:
                 yield ImagesInvalid, f"images[{number}].{name} is {getattr(image, name)!r}, not {value!r}"
-    yield from _check_timestamps(listed, owners[units] if total else units)
+    yield from _check_timestamps(head, owners[units] if total else units)
 
 
-def _check_timestamps(images: Sequence[StoredImage], documents: np.ndarray) -> Iterator[Finding]:
+def _check_timestamps(head: SampleHead, documents: np.ndarray) -> Iterator[Finding]:
     """Null for a still image; of a document's frames, each is later than the one before it, or begins a clip at 0."""
-    crops: dict[int, int] = {}
-    for image in images:
-        crops[image.unit] = crops.get(image.unit, 0) + 1
     before: float | None = None
-    for number, image in enumerate(images):
+    for number, image in enumerate(head.images):
         now, name = image.timestamp, f"images[{number}].timestamp"
+        kind = head.units[image.unit].kind if image.unit < len(head.units) else "image"
         if now is not None and not (math.isfinite(now) and now >= 0):
             yield ImagesInvalid, f"{name} is {now}, neither null nor a time in a clip"
-        if now is not None and crops[image.unit] > 1:
-            yield ImagesInvalid, f"{name} is {now}, not null: its unit has {crops[image.unit]} crops, a frame has one"
+        if (now is None) != (kind == "image"):
+            yield ImagesInvalid, f"{name} is {now}, and its unit's kind is {kind}; null is for a still image"
         if number and documents[number] != documents[number - 1]:
             before = None
         if now is not None and before is not None and 0 < now <= before:
@@ -112,21 +119,24 @@ def _check_timestamps(images: Sequence[StoredImage], documents: np.ndarray) -> I
         before = now
 
 
-def check_pixels(members: Sequence[Member], config: PackConfig) -> Iterator[Finding]:
-    """Every crop decodes as an RGB image of the configured format and size."""
-    for member in members:
-        if wrong := _wrong_pixels(member.data, config):
+def check_pixels(
+    members: Sequence[Member], sizes: Sequence[tuple[int, int] | None], config: PackConfig
+) -> Iterator[Finding]:
+    """Every crop decodes as an RGB image of the configured format and of its size; None where that is not known."""
+    for member, size in zip(members, sizes, strict=True):
+        if wrong := _wrong_pixels(member.data, size, config):
             yield ImagesInvalid, f"{member.name}: {wrong}"
 
 
-def _wrong_pixels(data: bytes, config: PackConfig) -> str:
-    kind, side = config.image_format.upper(), config.vision.image_size
+def _wrong_pixels(data: bytes, size: tuple[int, int] | None, config: PackConfig) -> str:
+    kind = config.image_format.upper()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=[kind]) as image:
-                if image.size != (side, side) or image.mode != "RGB":
-                    return f"is {image.mode} of {image.size[0]} x {image.size[1]}, not RGB of {side} x {side}"
+                wide, high = size or image.size
+                if image.size != (wide, high) or image.mode != "RGB":
+                    return f"is {image.mode} of {image.size[0]} x {image.size[1]}, not RGB of {wide} x {high}"
                 # At an eighth, a JPEG decoder still reads every byte of its entropy code, which is where damage shows.
                 image.draft("RGB", (1, 1))
                 image.load()

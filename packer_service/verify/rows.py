@@ -8,14 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from packer_service.verify.images import rank_loads
 from packer_service.verify.independent.attention import LayoutLoads
+from packer_service.verify.independent.boundaries import least_largest_load
 from packer_service.verify.independent.cost import pack_cost
 from packer_service.verify.tar import RawSample
 from packer_service.verify.verdict import Finding
 from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
+from schemas.checksum import crc32c
 from schemas.codec import HEADER_MEMBERS, sample_key
 from schemas.config import PackConfig
-from schemas.errors import BalanceInvalid, DocumentRowInvalid, PackRowInvalid
+from schemas.errors import BalanceInvalid, DocumentRowInvalid, MemberChanged, PackRowInvalid, SampleHeadInvalid
 from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead
 from schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
@@ -51,6 +54,19 @@ def check_document_rows(head: SampleHead, rows: list[dict[str, Any]]) -> Iterato
                 )
 
 
+def check_checksums(raw: RawSample, head: SampleHead, expected: Expected) -> Iterator[Finding]:
+    """Every member has the checksum that KEY.json gives, and KEY.json the one that ``packs.parquet`` gives."""
+    stored: list[int | None] = [None if expected.pack_row is None else expected.pack_row["head_crc32c"]]
+    if list(head.crc32c) != list(HEADER_MEMBERS[1:]):
+        yield SampleHeadInvalid, f"crc32c has {list(head.crc32c)}, not {list(HEADER_MEMBERS[1:])}"
+    stored += [head.crc32c.get(extension) for extension in HEADER_MEMBERS[1:]]
+    stored += [image.crc32c for image in head.images]
+    for member, asked in zip(raw.members, stored, strict=False):
+        found = crc32c(member.data)
+        if asked is not None and found != asked:
+            yield MemberChanged, f"{member.name} has the CRC-32C {found}, not {asked}"
+
+
 def check_pack_row(
     raw: RawSample,
     head: SampleHead,
@@ -65,6 +81,7 @@ def check_pack_row(
     crops = raw.members[len(HEADER_MEMBERS) :]
     first_crop = crops[0].offset if crops else raw.end
     n_images = head.cum_image_bounds[-1] if head.cum_image_bounds else 0
+    load = sum(unit.load for unit in head.units)
     derived = {
         "pack_id": expected.pack_id,
         "key": sample_key(expected.pack_id),
@@ -76,14 +93,17 @@ def check_pack_row(
         "n_tokens": int((sequence.doc_ids != PADDING_DOC).sum()),
         "n_padding": int((sequence.doc_ids == PADDING_DOC).sum()),
         "n_documents": len(head.documents),
+        "n_units": len(head.units),
         "n_images": n_images,
+        "n_patches": sum(unit.patches for unit in head.units),
         "n_pooled_tokens": int((sequence.pool_ids != NOT_POOLED).sum()),
+        "load": load,
         "attention_area": area,
         "attention_tiles": tiles,
-        "cost": pack_cost(config, lengths=[span.length for span in head.documents], area=area, crops=n_images),
+        "cost": pack_cost(config, lengths=[span.length for span in head.documents], area=area, load=load),
     }
     for name, found in expected.pack_row.items():
-        if found != derived[name]:
+        if name != "head_crc32c" and found != derived[name]:
             yield PackRowInvalid, f"packs.parquet has {name} {found!r}, not {derived[name]!r}"
 
 
@@ -122,6 +142,7 @@ def _image_rows(head: SampleHead) -> Iterator[_Row]:
         parts = [ranks[str(rank)] for rank in range(int(size))]
         crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
         pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
-        for kind, of_rank in zip(IMAGE_KINDS, (crops, pooled), strict=True):
+        least = [least_largest_load([unit.load for unit in head.units], len(parts))] * len(parts)
+        for kind, of_rank in zip(IMAGE_KINDS, (crops, pooled, rank_loads(head, size), least), strict=True):
             for rank, load in enumerate(of_rank):
                 yield kind, None, int(size), rank, load

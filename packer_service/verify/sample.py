@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from packer_service.verify import arrays, images, layouts, rows
+from packer_service.verify import arrays, images, layouts, rows, units
 from packer_service.verify.figures import IndependentFigures, MaskFigures, SparseFigures
 from packer_service.verify.independent.attention import LayoutLoads
 from packer_service.verify.rows import Expected
@@ -35,6 +35,7 @@ from schemas.errors import (
     LayoutNotPartition,
     LayoutSchemeInvalid,
     LayoutsInvalid,
+    MemberChanged,
     MembersInvalid,
     PackRowInvalid,
     PaddingInvalid,
@@ -43,10 +44,11 @@ from schemas.errors import (
     SampleHeadInvalid,
     SequenceInvalid,
     SpansInvalid,
+    UnitsInvalid,
     WeightsInvalid,
 )
 from schemas.layout import TokenLayout
-from schemas.manifest import SampleHead, TokenizerEntry
+from schemas.manifest import ModelEntry, SampleHead, TokenizerEntry
 from schemas.sequence import PackedSequence
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class SampleCheck:
 
     config: PackConfig
     tokenizer: TokenizerEntry
+    model: ModelEntry | None = None
     findings: list[Finding] = field(default_factory=list)
     figures: MaskFigures | None = None
     loads: dict[str, LayoutLoads] = field(default_factory=dict)
@@ -74,14 +77,19 @@ class SampleCheck:
             return self.findings
         config = self.config
         head = self._decoded(lambda: decode_head(header[0].data, ""), SampleHeadInvalid)
-        sequence = self._decoded(lambda: decode_sequence(header[1].data, config.seq_len, ""), SequenceInvalid)
+        axes = 1 if self.model is None else self.model.axes
+        sequence = self._decoded(
+            lambda: decode_sequence(header[1].data, config.seq_len, "", axes=axes), SequenceInvalid
+        )
         stored = self._decoded(
             lambda: decode_layouts(header[2].data, config.seq_len, config.block_size, ""), LayoutsInvalid
         )
         if sequence is not None:
             self.figures = (IndependentFigures if expected.independent else SparseFigures)(sequence.mask)
         spans_hold = head is not None and self._head(head, expected)
-        units_hold = head is not None and self._holds(PoolingInvalid, arrays.check_units(head, config))
+        units_hold = head is not None and self._units(head, spans_hold=spans_hold)
+        if head is not None:
+            self._holds(MemberChanged, rows.check_checksums(raw, head, expected))
         boundaries_hold = head is not None and units_hold and self._boundaries(head)
         if (
             head is not None
@@ -92,7 +100,7 @@ class SampleCheck:
             self._pack_row(raw, head, sequence, expected)
         layouts_hold = stored is not None and self._layouts(stored, head if spans_hold else None)
         if crops is not None:
-            self._crops(head if units_hold else None, crops)
+            self._crops(head, crops, units_hold=units_hold)
         if head is not None and stored is not None and layouts_hold and boundaries_hold:
             self._holds(BalanceInvalid, rows.check_balance(expected, list(stored.values()), self.loads, head))
         return self.findings
@@ -142,6 +150,13 @@ class SampleCheck:
             self._holds(DocumentRowInvalid, rows.check_document_rows(head, expected.document_rows))
         return self._holds(SpansInvalid, arrays.check_spans(head.documents, self.config))
 
+    def _units(self, head: SampleHead, *, spans_hold: bool) -> bool:
+        """Whether the bounds and the list of units are sound."""
+        if not self._holds(PoolingInvalid, units.check_bounds(head, self.config, self.model)):
+            return False
+        listed = self._holds(UnitsInvalid, units.check_units(head, self.config, self.model))
+        return listed and (not spans_hold or self._holds(UnitsInvalid, units.check_ranges(head)))
+
     def _boundaries(self, head: SampleHead) -> bool:
         if not self._holds(BoundariesInvalid, images.check_boundaries(head, self.config)):
             return False
@@ -155,13 +170,18 @@ class SampleCheck:
         n_documents = len(head.documents)
         self._holds(SequenceInvalid, arrays.check_tokens(sequence, self.tokenizer))
         self._holds(PaddingInvalid, arrays.check_padding(sequence, self.tokenizer))
-        if self._holds(BranchesInvalid, arrays.check_branches(sequence)):
-            self._holds(PositionsInvalid, arrays.check_positions(sequence, n_documents))
+        branches_hold = self._holds(BranchesInvalid, arrays.check_branches(sequence))
+        if branches_hold:
             self._holds(LabelsInvalid, arrays.check_labels(sequence))
             self._holds(WeightsInvalid, arrays.check_weights(sequence, n_documents, self.config))
-        pooling = units_hold and self._holds(PoolingInvalid, arrays.check_pooling(sequence, head, self.tokenizer))
+        row_ids = [self.tokenizer.image_id] if self.model is None else self.model.row_ids
+        pooling = units_hold and self._holds(PoolingInvalid, arrays.check_pooling(sequence, head, row_ids))
+        if branches_hold and (pooling or self.model is None):  # without a model, units do not touch positions
+            self._holds(PositionsInvalid, arrays.check_positions(sequence, head, self.model))
         if pooling:
-            self._holds(GroupsInvalid, arrays.check_groups(sequence, head, self.config.bidirectional))
+            self._holds(UnitsInvalid, units.check_unit_tokens(sequence, head))
+            groups = arrays.check_groups(sequence, head, self.config.bidirectional, self.model)
+            self._holds(GroupsInvalid, groups)
         return pooling
 
     def _layouts(self, stored: dict[str, TokenLayout], head: SampleHead | None) -> bool:
@@ -188,7 +208,12 @@ class SampleCheck:
             whole = self.figures.whole()
             self._holds(PackRowInvalid, rows.check_pack_row(raw, head, sequence, whole, expected, self.config))
 
-    def _crops(self, head: SampleHead | None, crops: list[Member]) -> None:
-        if head is not None:
-            self._holds(ImagesInvalid, images.check_places(head, crops, self.config))
-        self._holds(ImagesInvalid, images.check_pixels(crops, self.config))
+    def _crops(self, head: SampleHead | None, crops: list[Member], *, units_hold: bool) -> None:
+        sizes: list[tuple[int, int] | None] = [None] * len(crops)
+        if self.model is None:
+            sizes = [(self.config.vision.image_size,) * 2] * len(crops)
+        elif head is not None and len(head.images) == len(crops):
+            sizes = [(image.width, image.height) for image in head.images]
+        if head is not None and units_hold:
+            self._holds(ImagesInvalid, images.check_places(head, crops, self.config, self.model))
+        self._holds(ImagesInvalid, images.check_pixels(crops, sizes, self.config))

@@ -14,10 +14,10 @@ from packer_service.verify.rows import Expected
 from packer_service.verify.sample import SampleCheck
 from packer_service.verify.tar import RawSample, TarScan
 from packer_service.verify.verdict import Faults, Finding
-from schemas.codec import HEADER_MEMBERS, decode_index, sample_key
+from schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key
 from schemas.config import PackConfig
 from schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
-from schemas.manifest import SHARDS, ShardEntry, TokenizerEntry
+from schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,7 @@ class ShardTask:
     entry: ShardEntry
     config: PackConfig
     tokenizer: TokenizerEntry
+    model: ModelEntry | None
     pack_rows: list[dict[str, Any]] | None
     document_rows: list[dict[str, Any]] | None
     balance_rows: pa.Table | None
@@ -88,7 +89,7 @@ def check_shard(task: ShardTask) -> ShardVerdict:
     faults.extend(tar.findings, task.file)
     faults.extend(index_findings, f"{task.file}.idx")
     if offsets is not None and not tar.broken:
-        faults.extend(_check_index(offsets, [*found, size]), f"{task.file}.idx")
+        faults.extend(_check_index(offsets, [*found, size - len(TAR_END)]), f"{task.file}.idx")
     if not tar.broken:
         faults.extend(_missing(task.entry, indices), task.file)
     if task.pack_rows is not None and len(task.pack_rows) != task.entry.packs:
@@ -106,7 +107,7 @@ def _check_sample(task: ShardTask, raw: RawSample, before: list[int], verdict: S
         verdict.faults.extend([(MembersInvalid, f"{raw.key!r:.80} at byte {raw.offset} {wrong}")], task.file)
         return
     before.append(index)
-    check = SampleCheck(config=task.config, tokenizer=task.tokenizer)
+    check = SampleCheck(config=task.config, tokenizer=task.tokenizer, model=task.model)
     verdict.faults.extend(check.run(raw, task.expected(index)), task.file, raw.key)
     verdict.checked["packs"] += 1
     verdict.checked["independent"] += check.independently
@@ -138,7 +139,7 @@ def _changed(entry: ShardEntry, size: int, sha256: str) -> Iterator[Finding]:
 
 def _check_index(offsets: list[int], found: list[int]) -> Iterator[Finding]:
     if len(offsets) != len(found):
-        yield IndexInvalid, f"has {len(offsets)} offsets, not {len(found)}: one per sample, and the tar's end"
+        yield IndexInvalid, f"has {len(offsets)} offsets, not {len(found)}: one per sample, and where the last one ends"
     for number, (said, asked) in enumerate(zip(offsets, found, strict=False)):
         if said != asked:
             yield IndexInvalid, f"offset {number} is {said}, not {asked}"

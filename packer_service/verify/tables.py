@@ -152,8 +152,11 @@ def check_documents(documents: pa.Table, rejects: pa.Table, config: PackConfig) 
     """Every id is packed once, or rejected once; its pieces are all there."""
     own, again, written = rejected_rows(rejects)
     packed = pc.unique(documents["doc_id"])
-    for row in _repeated(documents, ["doc_id", "piece"]):
+    for row in _repeated(documents, ["doc_id", "piece", "copy_number", "epoch"]):
         yield DocumentTwice, f"document {row['doc_id']!r}, piece {row['piece']}, is packed {row['count_all']} times"
+    copies = documents.group_by(["doc_id", "pack_id", "copy_number", "epoch"], use_threads=False).aggregate([])
+    for row in _repeated(copies, ["doc_id", "pack_id"]):
+        yield DocumentTwice, f"pack {row['pack_id']} holds {row['count_all']} copies of document {row['doc_id']!r}"
     for row in _repeated(own, ["doc_id"]):
         yield DocumentTwice, f"document {row['doc_id']!r} is rejected {row['count_all']} times"
     whole = written if config.oversize != "split" else written.slice(0, 0)

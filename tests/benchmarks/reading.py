@@ -124,7 +124,7 @@ def print_bound(dataset: Path, cp_size: int) -> None:
     config, packs = PackedDataset(dataset).config, files.packs()
     excess, spread = [], []
     for place in (packs[pack_id] for pack_id in range(len(packs))):
-        head = read_header(files, place, config).head
+        head = read_header(files, place, config, files.manifest.axes).head
         if not head.images:
             continue
         members = np.array([512 + -(-image.size // 512) * 512 for image in head.images])

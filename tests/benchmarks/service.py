@@ -42,7 +42,7 @@ from packer_service.report.what_if import solve_lengths  # noqa: E402
 from schemas.balance import BalanceOrder  # noqa: E402
 from schemas.codec import encode_json, sample_key, seal_manifest, shard_name  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry  # noqa: E402
+from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry  # noqa: E402
 from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402
 
 SOLVED = 128
@@ -135,11 +135,15 @@ def packs_table(plan: Plan, images: np.ndarray, tiles: np.ndarray, config: PackC
         "index_in_shard": numbers % each,
         "offset": numbers % each * SAMPLE_BYTES,
         "header_size": np.full(n, SAMPLE_BYTES // 2),
+        "head_crc32c": np.zeros(n, np.int64),
         "size": np.full(n, SAMPLE_BYTES),
         "n_tokens": tokens,
         "n_padding": config.seq_len - tokens,
         "n_documents": np.diff(plan.pack_edges),
+        "n_units": crops,
         "n_images": crops,
+        "n_patches": crops * config.vision.patches_per_crop,
+        "load": crops * CostModel.of(config).vision_work_per_crop,
         "n_pooled_tokens": crops * config.vision.pooled_per_crop,
         "attention_area": tiles * 16000,
         "attention_tiles": tiles,
@@ -152,7 +156,7 @@ def documents_table(plan: Plan, images: np.ndarray) -> pa.Table:
     n = plan.n_documents
     columns = {
         "doc_id": [f"document-{i:09d}" for i in plan.document.tolist()],
-        "piece": np.zeros(n, np.int64),
+        **dict.fromkeys(("piece", "copy_number", "epoch", "n_units", "n_patches", "load"), np.zeros(n, np.int64)),
         "source": np.take(["web", "books", "code"], plan.document % 3),
         "pack_id": plan.pack_id,
         "start": plan.start,
@@ -200,16 +204,26 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         padding_tokens=plan.n_packs * config.seq_len - tokens,
         truncated_tokens=0,
         images=int(images[plan.document].sum()),
+        left_out=0,
+        patches=int(images[plan.document].sum()) * config.vision.patches_per_crop,
     )
     tokenizer = TokenizerEntry(
-        name="tekken", sha256="0" * 64, vocab_size=131072, bos_id=1, eos_id=2, pad_id=11, image_id=10
+        name="tekken",
+        sha256="0" * 64,
+        vocab_size=131072,
+        bos_id=1,
+        eos_id=2,
+        pad_id=11,
+        image_id=10,
+        chat_template_sha256=None,
     )
     manifest = Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         dataset_id="0" * 64,
         preshard_version="0",
         config=config.model_dump(mode="json"),
         tokenizer=tokenizer,
+        model=None,
         sources=["lengths"],
         unused_columns={},
         unread_files={},

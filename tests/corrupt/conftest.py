@@ -26,13 +26,15 @@ from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import key_blocks_needed
 from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
 from packer_service.packs.balance import BalanceRows
-from packer_service.packs.figures import pack_figures
+from packer_service.packs.figures import UnitTotals, pack_figures
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import Verdict, verify_dataset
 from schemas.balance import BalanceOrder
+from schemas.checksum import crc32c
 from schemas.codec import decode_arrays, encode_arrays, encode_index, seal_manifest, tar_member
 from schemas.codec import encode_json as encode_record
 from schemas.config import parse_config
+from schemas.header import read_member
 from schemas.identity import dataset_id
 from schemas.layout import TokenLayout
 from schemas.manifest import Manifest
@@ -115,13 +117,14 @@ def verify() -> Callable[[Path], Verdict]:
 
 @dataclass(kw_only=True)
 class Sample:
-    """A sample taken apart. ``names`` and ``crops`` are those of its crops."""
+    """A sample taken apart. ``names`` and ``crops`` are those of its crops. ``repaired``: checksums follow from it."""
 
     head: dict[str, Any]
     sequence: dict[str, np.ndarray]
     layouts: dict[str, np.ndarray]
     names: list[str]
     crops: list[bytes]
+    repaired: bool = True
 
     @property
     def key(self) -> str:
@@ -145,18 +148,19 @@ class Sample:
         ]
 
     def members(self, key: str) -> list[bytes]:
-        """The sample as tar members, with ``images`` as the crops come to lie."""
+        """The sample as tar members, with ``images`` as the crops come to lie, and the checksums of all."""
         crops = [tar_member(name, data) for name, data in zip(self.names, self.crops, strict=True)]
         at = 0
         for image, member, data in zip(self.head["images"], crops, self.crops, strict=False):
             image["offset"], image["size"] = at, len(data)
+            if self.repaired:
+                image["crc32c"] = crc32c(data)
             at += len(member)
+        arrays = {"sequence.npz": encode_arrays(self.sequence), "layouts.npz": encode_arrays(self.layouts)}
+        if self.repaired:
+            self.head["crc32c"] = {extension: crc32c(data) for extension, data in arrays.items()}
         head = json.dumps(self.head, ensure_ascii=False, separators=(",", ":")).encode()
-        header = {
-            "json": head,
-            "sequence.npz": encode_arrays(self.sequence),
-            "layouts.npz": encode_arrays(self.layouts),
-        }
+        header = {"json": head, **arrays}
         return [*(tar_member(f"{key}.{extension}", data) for extension, data in header.items()), *crops]
 
 
@@ -197,12 +201,21 @@ class Editable:
             sample.layouts[f"{layout.name}.needs"] = needs
         pack_id, head = sample.head["pack_id"], sample.head
         lengths = np.array([span["length"] for span in head["documents"]], np.int64)
-        n_images = head["cum_image_bounds"][-1] if head["cum_image_bounds"] else 0
+        bounds, loads = (
+            np.array(column, np.int64)
+            for column in (head["cum_image_bounds"], [unit["load"] for unit in head["units"]])
+        )
+        totals = UnitTotals(
+            n_units=len(loads),
+            n_images=int(bounds[-1]) if len(bounds) else 0,
+            n_patches=sum(unit["patches"] for unit in head["units"]),
+            load=int(loads.sum()),
+        )
         self.tables["packs.parquet"][pack_id].update(
-            pack_figures(pack_id, sample.arrays, index, lengths, n_images, config)
+            pack_figures(pack_id, sample.arrays, index, lengths, totals, config)
         )
         rows = BalanceRows()
-        rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"])
+        rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"], bounds, loads)
         order = BalanceOrder.of(config, self.manifest["counts"]["packs"])
         written = pa.Table.from_pylist(self.tables["balance.parquet"], schema=TABLES["balance.parquet"])
         others = pa.concat_tables(order.by_pack([written])).to_pylist()
@@ -234,7 +247,8 @@ class Editable:
         documents, counts = self.tables["documents.parquet"], self.manifest["counts"]
         counts["documents"], counts["pieces"] = len({row["doc_id"] for row in documents}), len(documents)
         counts["rejected"] = counts["source_documents"] - counts["documents"]
-        for name, column in (("tokens", "n_tokens"), ("padding_tokens", "n_padding"), ("images", "n_images")):
+        columns = {"tokens": "n_tokens", "padding_tokens": "n_padding", "images": "n_images", "patches": "n_patches"}
+        for name, column in columns.items():
             counts[name] = sum(row[column] for row in self.tables["packs.parquet"])
 
     def save(self, *, places: bool = True) -> None:
@@ -255,6 +269,8 @@ class Editable:
             if places:
                 header = sum(map(len, members[:3]))
                 place = {"offset": at, "header_size": header, "size": sum(map(len, members))}
+                head, _ = read_member(members[0], 0, f"{entry['first_pack'] + index:010d}.json", "")
+                place["head_crc32c"] = crc32c(head)
                 self.tables["packs.parquet"][entry["first_pack"] + index].update(place)
         self.write_shard_bytes(number, b"".join(parts) + bytes(1024), offsets)
 
@@ -264,7 +280,7 @@ class Editable:
         entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         self.shard_file(number).write_bytes(data)
         index = self.shard_file(number).with_suffix(".tar.idx")
-        index.write_bytes(encode_index(np.array([*offsets, len(data)], np.uint64)))
+        index.write_bytes(encode_index(np.array([*offsets, len(data) - 1024], np.uint64)))
 
     def offsets(self, number: int) -> list[int]:
         shard = self.manifest["shards"][number]["name"]
@@ -286,7 +302,7 @@ class Editable:
         manifest = Manifest.model_validate(self.manifest)
         if new_id:
             rows = pa.Table.from_pylist(self.tables["documents.parquet"], schema=TABLES["documents.parquet"])
-            identity = dataset_id(parse_config(manifest.config), manifest.tokenizer, rows)
+            identity = dataset_id(parse_config(manifest.config), manifest.tokenizer, manifest.model, rows)
             manifest = manifest.model_copy(update={"dataset_id": identity})
         (self.path / "manifest.json").write_bytes(encode_record(seal_manifest(manifest)))
 
@@ -339,6 +355,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def corrupt_rules(request: pytest.FixtureRequest) -> set[str]:
     """Rules for which the module has a corrupt dataset."""
     return {mark.args[0] for mark, _ in cases_of(request.module)}
+
+
+@pytest.fixture(scope="session")
+def editable_of() -> Callable[[Path], Editable]:
+    """A dataset as Python objects; the folder is written when it is saved."""
+    return lambda path: Editable(path=path).load()
 
 
 @pytest.fixture

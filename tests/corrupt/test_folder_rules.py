@@ -48,7 +48,18 @@ def manifest_is_nested_too_deeply(data: Any) -> None:
 
 @breaks("D2")
 def manifest_of_another_version(data: Any) -> None:
-    data.write_manifest({**data.manifest, "format_version": 2})
+    data.write_manifest({**data.manifest, "format_version": 3})
+
+
+@breaks("D2")
+def manifest_of_the_first_format(data: Any) -> None:
+    data.write_manifest({**data.manifest, "format_version": 1})
+
+
+@breaks("D2")
+def hash_of_no_chat_template(data: Any) -> None:
+    tokenizer = {**data.manifest["tokenizer"], "chat_template_sha256": "none"}
+    data.write_manifest({**data.manifest, "tokenizer": tokenizer})
 
 
 @breaks("D2")
@@ -253,6 +264,20 @@ def _reject(data: Any, **values: str) -> None:
 
 
 @breaks("D8")
+def copies_of_a_document_in_one_pack(data: Any) -> None:
+    """Under one id and two numbers, so that neither is packed twice."""
+    sample = data.sample_where(lambda s: len(s.head["documents"]) > 1)
+    one, other = sample.head["documents"][:2]
+    for image in sample.head["images"]:
+        image["doc_id"] = one["doc_id"] if image["doc_id"] == other["doc_id"] else image["doc_id"]
+    other.update(doc_id=one["doc_id"], copy_number=1)
+    data.relist()
+    data.manifest["counts"]["source_documents"] -= 1
+    data.manifest["counts"]["rejected"] -= 1
+    data.save()
+
+
+@breaks("D8")
 def document_packed_and_rejected(data: Any) -> None:
     _reject(data, doc_id=data.tables["documents.parquet"][0]["doc_id"])
 
@@ -281,7 +306,7 @@ def document_lost_from_its_pack(data: Any) -> None:
         "pool_ids": -1,
     }
     for name, array in sample.sequence.items():
-        array[inside] = inert.get(name, 0)
+        array[..., inside] = inert.get(name, 0)
     data.zigzag(sample)
     data.derive(sample)
     data.relist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from schemas.errors import FORMAT_RULES
 from schemas.layout import boundaries_from_edges
 
 breaks = pytest.mark.breaks
+
+NOTHING = dict.fromkeys(("n_units", "n_images", "n_patches", "load"), 0)
+"""Counts of a document without images."""
 
 
 def test_a_broken_rule_is_named(
@@ -77,6 +81,25 @@ def boundaries_with_an_unknown_field(data: Any) -> None:
 @breaks("P1")
 def head_with_a_number_that_no_column_holds(data: Any) -> None:
     data.samples()[0].head["documents"][0]["start"] = 2**63
+
+
+@breaks("P1")
+def head_without_a_checksum(data: Any) -> None:
+    sample = data.samples()[0]
+    sample.members(sample.key)
+    sample.repaired = False
+    del sample.head["crc32c"]["layouts.npz"]
+
+
+@breaks("P1")
+def head_with_a_unit_of_no_kind(data: Any) -> None:
+    pictured(data).head["units"][0]["kind"] = "clip"
+
+
+@breaks("P2")
+def positions_of_more_axes(data: Any) -> None:
+    sequence = data.samples()[0].sequence
+    sequence["position_ids"] = np.repeat(sequence["position_ids"], 3, axis=0)
 
 
 @breaks("P2")
@@ -150,7 +173,7 @@ def document_without_a_token(data: Any) -> None:
     sample = padded(data)[0]
     spans = sample.head["documents"]
     end = spans[-1]["start"] + spans[-1]["aligned_length"]
-    spans.append({**spans[-1], "doc_id": "empty", "start": end, "length": 0, "aligned_length": 0, "n_images": 0})
+    spans.append({**spans[-1], "doc_id": "empty", "start": end, "length": 0, "aligned_length": 0, **NOTHING})
     data.relist()
     data.manifest["counts"]["source_documents"] += 1
     data.manifest["counts"]["rejected"] += 1
@@ -159,7 +182,7 @@ def document_without_a_token(data: Any) -> None:
 @breaks("P4")
 def padding_with_a_position(data: Any) -> None:
     sample, at = padded(data)
-    sample.sequence["position_ids"][at] = 5
+    sample.sequence["position_ids"][0, at] = 5
 
 
 @breaks("P4")
@@ -185,14 +208,14 @@ def prefix_after_an_annotation(data: Any) -> None:
 
 @breaks("P6")
 def position_off_by_one(data: Any) -> None:
-    data.samples()[0].sequence["position_ids"][3] += 1
+    data.samples()[0].sequence["position_ids"][0, 3] += 1
 
 
 @breaks("P6")
 def annotation_that_counts_on_from_the_one_before(data: Any) -> None:
     sample, doc = annotated(data)
     inside = sample.sequence["doc_ids"] == doc
-    sample.sequence["position_ids"][inside] = np.arange(inside.sum())
+    sample.sequence["position_ids"][0, inside] = np.arange(inside.sum())
 
 
 @breaks("P7")
@@ -317,7 +340,7 @@ def unit_half_in_the_prefix_and_half_in_an_annotation(data: Any) -> None:
     data.derive(sample)
 
 
-@breaks("P9")
+@breaks("P19")
 def crops_of_another_document(data: Any) -> None:
     sample = data.sample_where(lambda s: sum(span["n_images"] > 0 for span in s.head["documents"]) > 1)
     first, second = [span for span in sample.head["documents"] if span["n_images"]][:2]
@@ -473,7 +496,7 @@ def boundaries_that_are_not_the_best(data: Any) -> None:
 
 
 def _loads(sample: Any) -> np.ndarray:
-    return np.diff(np.array(sample.head["cum_image_bounds"], np.int64), prepend=0)
+    return np.array([unit["load"] for unit in sample.head["units"]], np.int64)
 
 
 @breaks("P15")
@@ -596,3 +619,126 @@ def balanced_layout_out_of_natural_order(data: Any) -> None:
     rows = [[0, 256, 256], [0, 0, 256], [1, 512, 512]]
     sample.layouts["balanced_ring.ring2"] = np.array(rows, np.int32)
     data.derive(sample)
+
+
+@breaks("P19")
+def unit_that_is_not_listed(data: Any) -> None:
+    pictured(data).head["units"].pop()
+
+
+@breaks("P19")
+def unit_of_another_document(data: Any) -> None:
+    sample = data.sample_where(lambda s: len({unit["document"] for unit in s.head["units"]}) > 1)
+    sample.head["units"][0]["document"] = sample.head["units"][-1]["document"]
+
+
+@breaks("P19")
+def unit_with_a_row_more(data: Any) -> None:
+    pictured(data).head["units"][0]["rows"] += 1
+
+
+@breaks("P19")
+def unit_of_another_grid(data: Any) -> None:
+    pictured(data).head["units"][0]["grid"][2] += 1
+
+
+def _and_its_document(sample: Any, field: str, total: str, more: int) -> None:
+    """Changes a unit, and the total of its document with it."""
+    unit = sample.head["units"][0]
+    unit[field] += more
+    sample.head["documents"][unit["document"]][total] += more
+
+
+@breaks("P19")
+def unit_with_a_patch_more(data: Any) -> None:
+    sample = pictured(data)
+    _and_its_document(sample, "patches", "n_patches", 1)
+    data.derive(sample)
+    data.relist()
+
+
+@breaks("P19")
+def unit_of_another_load(data: Any) -> None:
+    """Too little to move a boundary."""
+    sample = pictured(data)
+    _and_its_document(sample, "load", "load", 1)
+    data.derive(sample)
+    data.relist()
+
+
+@breaks("P19")
+def document_of_another_load(data: Any) -> None:
+    sample = pictured(data)
+    sample.head["documents"][sample.head["units"][0]["document"]]["load"] += 1
+    data.relist()
+
+
+@breaks("P19")
+def document_with_a_unit_more(data: Any) -> None:
+    data.samples()[0].head["documents"][0]["n_units"] += 1
+    data.relist()
+
+
+@breaks("P19")
+def unit_that_ends_before_its_last_row(data: Any) -> None:
+    sample = pictured(data)
+    unit = sample.head["units"][0]
+    unit["end"] = int(np.flatnonzero(sample.sequence["pool_ids"] == unit["rows"] - 1)[0])
+
+
+@breaks("P19")
+def units_that_overlap(data: Any) -> None:
+    units = pictured(data).head["units"]
+    units[1]["start"] = units[0]["end"] - 1
+
+
+@breaks("P19")
+def unit_that_reaches_past_its_document(data: Any) -> None:
+    sample = pictured(data)
+    unit = sample.head["units"][-1]
+    span = sample.head["documents"][unit["document"]]
+    unit["end"] = span["start"] + span["length"] + 1
+
+
+@breaks("P19")
+def unit_in_two_branches(data: Any) -> None:
+    """The marks behind the last row belong to an annotation."""
+    sample, doc = annotated(data)
+    last = max(i for i, unit in enumerate(sample.head["units"]) if unit["document"] == doc)
+    branch = sample.sequence["branch_ids"]
+    ends = np.flatnonzero((sample.sequence["doc_ids"] == doc) & (branch == 0))
+    sample.head["units"][last]["end"] = int(ends[-1]) + 2
+
+
+@breaks("P19")
+def two_images_that_count_as_one(data: Any) -> None:
+    sample = data.sample_where(
+        lambda s: any(a["document"] == b["document"] for a, b in pairwise(s.head["units"]) if a["kind"] == "image")
+    )
+    for a, b in pairwise(sample.head["units"]):
+        if a["kind"] == "image" and a["document"] == b["document"]:
+            b["medium"] = a["medium"]
+            return
+
+
+@breaks("P19")
+def image_left_out_of_the_count(data: Any) -> None:
+    units = pictured(data).head["units"]
+    units[0]["medium"] += 1
+
+
+@breaks("P16")
+def image_that_is_called_a_frame(data: Any) -> None:
+    sample = data.sample_where(lambda s: any(unit["kind"] == "image" for unit in s.head["units"]))
+    next(unit for unit in sample.head["units"] if unit["kind"] == "image")["kind"] = "frame"
+
+
+@breaks("P19")
+def frame_that_is_called_an_image(data: Any) -> None:
+    sample = data.sample_where(lambda s: any(unit["kind"] == "frame" for unit in s.head["units"]))
+    next(unit for unit in sample.head["units"] if unit["kind"] == "frame")["kind"] = "image"
+
+
+@breaks("P19")
+def time_step_where_positions_have_one_axis(data: Any) -> None:
+    pictured(data).head["units"][0]["time_step"] = 1.0

@@ -46,7 +46,7 @@ def manifest_with_another_hash(data: Any) -> None:
     data.seal()
 
 
-@breaks("S2", "P16")
+@breaks("S2", "S7", "P16")
 def flipped_byte_in_a_picture(data: Any) -> None:
     number = next(i for i, shard in enumerate(data.shards) if shard[0].crops)
     tar = bytearray(data.shard_file(number).read_bytes())
@@ -55,10 +55,10 @@ def flipped_byte_in_a_picture(data: Any) -> None:
     data.shard_file(number).write_bytes(tar)
 
 
-@breaks("S2", "P2")
+@breaks("S2", "S7", "P2")
 def flipped_byte_in_the_arrays(data: Any) -> None:
     tar = bytearray(data.shard_file().read_bytes())
-    at = tar.index(b"sequence.npz")
+    at = tar.index(b"0000000000.sequence.npz")
     tar[at + 2000] ^= 4
     data.shard_file().write_bytes(tar)
 
@@ -115,7 +115,7 @@ def member_not_filled_up_with_zeros(data: Any) -> None:
 
 def test_reading_goes_on_after_a_broken_header(editable: Any, assert_breaks: Any) -> None:
     """Fails when one flipped byte in a header hides the samples after it."""
-    editable.sample_where(lambda s: s.head["pack_id"] == 1).sequence["position_ids"][3] += 1
+    editable.sample_where(lambda s: s.head["pack_id"] == 1).sequence["position_ids"][0, 3] += 1
     editable.save()
     tar = bytearray(editable.shard_file().read_bytes())
     tar[100] ^= 1
@@ -141,6 +141,14 @@ def index_off_by_one_block(data: Any) -> None:
 def index_without_the_end(data: Any) -> None:
     path = data.shard_file().with_suffix(".tar.idx")
     path.write_bytes(path.read_bytes()[:-8])
+
+
+@breaks("S4")
+def index_that_ends_with_the_tar(data: Any) -> None:
+    """As in version 1: other readers stop before the zero blocks."""
+    path = data.shard_file().with_suffix(".tar.idx")
+    size = data.shard_file().stat().st_size
+    path.write_bytes(path.read_bytes()[:-8] + size.to_bytes(8, "little"))
 
 
 @breaks("S4")
@@ -224,3 +232,29 @@ def area_that_is_not_that_of_the_mask(data: Any) -> None:
 def cost_that_is_not_that_of_the_pack(data: Any) -> None:
     data.tables["packs.parquet"][2]["cost"] *= 1.0000001
     data.save()
+
+
+def _unrepaired(sample: Any) -> Any:
+    """The sample with its checksums as they are, to be changed."""
+    sample.members(sample.key)
+    sample.repaired = False
+    return sample
+
+
+@breaks("S7")
+def picture_with_another_checksum(data: Any) -> None:
+    _unrepaired(data.sample_where(lambda s: s.crops)).head["images"][0]["crc32c"] ^= 1
+    data.save()
+
+
+@breaks("S7")
+def arrays_with_another_checksum(data: Any) -> None:
+    _unrepaired(data.samples()[0]).head["crc32c"]["layouts.npz"] ^= 1
+    data.save()
+
+
+@breaks("S7")
+def head_with_another_checksum(data: Any) -> None:
+    data.save()
+    data.tables["packs.parquet"][1]["head_crc32c"] ^= 1
+    data.save(places=False)

@@ -44,7 +44,7 @@ def sample(path: Path, pack_id: int) -> tuple[SampleHead, PackedSequence, dict[s
     parts = members(path)[f"{pack_id:010d}"]
     return (
         decode_head(parts["json"], ""),
-        decode_sequence(parts["sequence.npz"], SEQ_LEN, ""),
+        decode_sequence(parts["sequence.npz"], SEQ_LEN, "", axes=1),
         decode_layouts(parts["layouts.npz"], SEQ_LEN, BLOCK_SIZE, ""),
     )
 

@@ -48,7 +48,7 @@ def half_manifest(root: Path) -> None:
 
 def manifest_of_another_version(root: Path) -> None:
     manifest = root / "one" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format_version":1', b'"format_version":9'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format_version":2', b'"format_version":9'))
 
 
 def flipped_bit_in_the_manifest(root: Path) -> None:

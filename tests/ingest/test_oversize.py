@@ -34,7 +34,7 @@ def document(
         tokens=tokens,
         labels=labels,
         loss_weights=(labels != X).astype(np.float32),
-        position_ids=branch_positions(branch_ids),
+        position_ids=branch_positions(branch_ids)[None],
         branch_ids=branch_ids,
         group_ids=groups_of_units(unit_ids, "within_image"),
         unit_ids=unit_ids,
@@ -100,7 +100,7 @@ def test_a_split_of_annotations_repeats_the_prefix() -> None:
     np.testing.assert_array_equal(first.tokens, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     np.testing.assert_array_equal(second.tokens, [0, 1, 2, 11, 12, 13, 14])
     np.testing.assert_array_equal(second.branch_ids, [0, 0, 0, 1, 1, 1, 1])
-    np.testing.assert_array_equal(second.position_ids, range(7))
+    np.testing.assert_array_equal(second.position_ids, [range(7)])
     np.testing.assert_array_equal(second.unit_ids, [0, 0, -1, -1, -1, -1, -1])
     assert [lost for _, lost in pieces] == [0, 0]
 
@@ -161,3 +161,17 @@ def test_pieces_of_a_split_are_the_document(crops: list[int], seq_len: int, max_
         np.testing.assert_array_equal(
             np.bincount(piece.unit_ids[piece.unit_ids >= 0], minlength=0), 2 * piece.units.crops
         )
+
+
+def test_patches_are_a_limit_of_their_own() -> None:
+    """Fails when a document above max_patches is packed, is refused for its crops, or is cut inside a unit."""
+    whole = document([(1, 1), (4, 2)], 12)  # 4 and 8 patches
+    [(piece, _)] = fit(whole, seq_len=12, max_images=None, max_patches=12, oversize="reject")
+    assert piece is whole
+    with pytest.raises(DocumentError, match="has 12 patches, more than max_patches 11") as refused:
+        fit(whole, seq_len=12, max_images=None, max_patches=11, oversize="reject")
+    assert refused.value.code == "too_many_patches"
+    [(kept, lost)] = fit(whole, seq_len=12, max_images=None, max_patches=11, oversize="truncate")
+    assert (len(kept), lost, kept.units.patches.tolist()) == (4, 8, [4])
+    pieces = fit(whole, seq_len=12, max_images=None, max_patches=8, oversize="split")
+    assert [piece.units.patches.tolist() for piece, _ in pieces] == [[4], [8]]

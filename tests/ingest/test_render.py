@@ -37,7 +37,16 @@ class TwoRows(VisionConfig):
 
 
 TOKENIZER = Tokenizer(
-    entry=TokenizerEntry(name="letters", sha256="", vocab_size=128, bos_id=BOS, eos_id=EOS, pad_id=PAD, image_id=IMG),
+    entry=TokenizerEntry(
+        name="letters",
+        sha256="",
+        vocab_size=128,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_id=PAD,
+        image_id=IMG,
+        chat_template_sha256=None,
+    ),
     chat=ChatFormat(
         before={"system": (), "user": (USER,), "assistant": ()},
         end={"system": (), "user": (SLASH,), "assistant": (EOS,)},
@@ -53,7 +62,7 @@ IMAGE = Medium(kind="image", uri="x")
 VIDEO = Medium(kind="video", uri="v")
 
 
-FAMILY = SquareFamily(TwoRows(image_size=14, max_crops=9), TOKENIZER.image)
+FAMILY = SquareFamily(TwoRows(image_size=14, max_crops=9), TOKENIZER.image, 1)
 
 
 def crops(n: int) -> ImageSize:
@@ -98,7 +107,7 @@ def test_text_has_loss_on_every_token_but_none_on_its_last() -> None:
     np.testing.assert_array_equal(TEXT.tokens, [BOS, A, B, EOS])
     np.testing.assert_array_equal(TEXT.labels, [A, B, EOS, X])
     np.testing.assert_array_equal(TEXT.loss_weights, [1, 1, 1, 0])
-    np.testing.assert_array_equal(TEXT.position_ids, [0, 1, 2, 3])
+    np.testing.assert_array_equal(TEXT.position_ids, [[0, 1, 2, 3]])
     np.testing.assert_array_equal(TEXT.branch_ids, [0, 0, 0, 0])
 
 
@@ -107,7 +116,7 @@ def test_a_conversation_has_loss_on_assistant_turns_only() -> None:
     np.testing.assert_array_equal(CHAT.tokens, [BOS, USER, IMG, IMG, END, Q, SLASH, A, B, EOS, USER, R, SLASH, C, EOS])
     np.testing.assert_array_equal(CHAT.labels, [X, X, X, X, X, X, A, B, EOS, X, X, X, C, EOS, X])
     np.testing.assert_array_equal(CHAT.loss_weights > 0, CHAT.labels != X)
-    np.testing.assert_array_equal(CHAT.position_ids, np.arange(15))
+    np.testing.assert_array_equal(CHAT.position_ids, [np.arange(15)])
     np.testing.assert_array_equal(CHAT.unit_ids, [-1, -1, 0, 0, *[-1] * 11])
 
 
@@ -117,7 +126,7 @@ def test_annotations_share_the_prefix_and_continue_its_positions() -> None:
     prefix = [BOS, *zero, IMG, IMG, END, *half, IMG, IMG, END]
     np.testing.assert_array_equal(TREE.tokens, [*prefix, USER, Q, SLASH, A, B, EOS, USER, R, SLASH, C, EOS])
     np.testing.assert_array_equal(TREE.labels, [*[X] * 15, X, X, A, B, EOS, X, X, X, C, EOS, X])
-    np.testing.assert_array_equal(TREE.position_ids, [*range(15), *range(15, 21), *range(15, 20)])
+    np.testing.assert_array_equal(TREE.position_ids, [[*range(15), *range(15, 21), *range(15, 20)]])
     np.testing.assert_array_equal(TREE.branch_ids, [*[0] * 15, *[1] * 6, *[2] * 5])
     np.testing.assert_array_equal(TREE.unit_ids[:15], [-1] * 5 + [0, 0] + [-1] * 5 + [1, 1] + [-1])
     np.testing.assert_allclose(TREE.loss_weights[TREE.labels != X], 1 / np.sqrt(2), rtol=1e-7)

@@ -62,7 +62,7 @@ def test_the_same_bytes_as_in_this_process(tmp_path: Path, tiny_config: PackConf
     shape = media_calls.probe(medium, str(tmp_path), tiny_config)
     assert repr(shape) == repr(here)
     marks = ImageFormat(begin=(), token=0, separator=(), end=())
-    placed = place(SquareFamily(tiny_config.vision, marks), medium, here)
+    placed = place(SquareFamily(tiny_config.vision, marks, 1), medium, here)
     crops = media_calls.crops(medium, str(tmp_path), placed, tiny_config, doc_id="d", first_unit=3)
     assert crops == list(encoded_crops(medium, str(tmp_path), placed, **options))
     assert [Image.open(io.BytesIO(crop.data)).size for crop in crops] == [(56, 56)] * (6 if kind == "video" else 1)

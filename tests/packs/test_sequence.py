@@ -26,7 +26,7 @@ def document(length: int, units: list[tuple[int, int]], bidirectional: str = "wi
         tokens=tokens,
         labels=labels,
         loss_weights=(labels != X).astype(np.float32),
-        position_ids=branch_positions(branch_ids),
+        position_ids=branch_positions(branch_ids)[None],
         branch_ids=branch_ids,
         group_ids=groups_of_units(unit_ids, bidirectional),
         unit_ids=unit_ids,
@@ -49,7 +49,7 @@ def test_a_pack_numbers_documents_groups_and_pooled_rows_throughout() -> None:
     np.testing.assert_array_equal(pack.group_ids[[2, 3, 26, 27]], [0, 0, 1, 1])
     assert (pack.group_ids >= 0).sum() == 4
     np.testing.assert_array_equal(pack.labels[:16], [*IMAGE.labels, X])
-    np.testing.assert_array_equal(pack.position_ids[14:22], [14, 0, 0, 1, 2, 3, 0, 0])
+    np.testing.assert_array_equal(pack.position_ids[0, 14:22], [14, 0, 0, 1, 2, 3, 0, 0])
     padding = pack.doc_ids < 0
     for array, inert in (
         (pack.tokens, PAD),

@@ -38,7 +38,7 @@ def test_every_term_written_out() -> None:
     encoder = patches * (4 * 53 * 53 + 2 * 53 * 401) + 2 * patches * patches * 53
     pooling = pooled * 2 * 53 * 53 + 2 * patches * 2 * 53 * 53 + pooled * 53 * 53 + 2 * patches * 53
     connector = pooled * 211 * (2 * 53 + 101)
-    assert model.vision_flops_per_crop == 6 * (3 * patches * 17 * 17 * 53 + 13 * encoder + pooling + connector)
+    assert model.vision_work_per_crop == (3 * patches * 17 * 17 * 53 + 13 * encoder + pooling + connector)
 
 
 def test_attention_is_twelve_operations_a_pair_layer_and_channel() -> None:
@@ -53,7 +53,7 @@ def test_vision_work_is_that_of_siglip_so400m() -> None:
         model_with(vision_num_layers=27),
         model_with(vision_num_layers=26),
     )
-    one_layer = layers[0].vision_flops_per_crop - layers[1].vision_flops_per_crop
+    one_layer = 6 * (layers[0].vision_work_per_crop - layers[1].vision_work_per_crop)
     scores = 6 * 2 * 729 * 729 * 1152
     assert round(27 * (one_layer - scores) / (6 * 729) / 1e6) == 411
 
@@ -97,7 +97,9 @@ def test_the_estimate_is_close_to_the_tiles_of_real_packs(image_tokens: int, err
 def test_a_pack_pays_for_its_padding_its_tiles_and_its_crops() -> None:
     """Fails when linear work is counted for real tokens alone, or a term is scaled differently from the others."""
     model = CostModel.of(PackConfig())
-    costs = pack_cost(model, seq_len=256, tiles=np.array([0.0, 3.0]), crops=np.array([0, 2]))
+    costs = pack_cost(
+        model, seq_len=256, tiles=np.array([0.0, 3.0]), loads=np.array([0, 2 * model.vision_work_per_crop])
+    )
     empty = 256 * model.linear_flops_per_token
-    full = empty + 3 * model.attention_flops_per_tile + 2 * model.vision_flops_per_crop
+    full = empty + 3 * model.attention_flops_per_tile + 12 * model.vision_work_per_crop
     assert costs.tolist() == [empty / 1e9, full / 1e9]

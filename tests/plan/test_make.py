@@ -102,7 +102,7 @@ def test_the_cost_of_a_pack_can_be_computed_again_from_what_is_written() -> None
             model,
             seq_len=4096,
             tiles=document_tiles(lengths, spread).sum(keepdims=True),
-            crops=images[documents].sum(keepdims=True),
+            loads=images[documents].sum(keepdims=True) * model.vision_work_per_crop,
         )
         assert again[0] == plan.cost[pack]
 

@@ -31,6 +31,41 @@ def test_each_document_has_a_pack_and_no_budget_is_exceeded(
     assert max_images is None or np.bincount(packs, images, minlength=1).max() <= max_images
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, SEQ_LEN), st.integers(0, MAX_IMAGES), st.integers(0, 700)), max_size=60),
+    max_images=st.sampled_from([MAX_IMAGES, 100, None]),
+    max_patches=st.sampled_from([700, 701, 2**40]),
+)
+def test_patches_are_a_budget_beside_images(
+    sizes: list[tuple[int, int, int]], max_images: int | None, max_patches: int
+) -> None:
+    """Fails when a pack holds more patches than it may, or the joint budget lets too many images through."""
+    tokens, images, patches = np.array(sizes, np.int64).reshape(-1, 3).T
+    packs = pack_documents(
+        tokens, images, seq_len=SEQ_LEN, max_images=max_images, patches=patches, max_patches=max_patches
+    )
+    assert sorted(set(packs.tolist())) == list(range(int(packs.max(initial=-1)) + 1))
+    for sizes_of, limit in ((tokens, SEQ_LEN), (images, max_images), (patches, max_patches)):
+        assert limit is None or np.bincount(packs, sizes_of, minlength=1).max() <= limit
+
+
+def test_patches_of_crops_of_one_size_pack_as_the_crops_do() -> None:
+    """Fails when the joint budget is rounded, so that packs are left with room that a document would fit in."""
+    rng = np.random.default_rng(0)
+    tokens, images = rng.integers(1, 12, 500), rng.integers(0, MAX_IMAGES, 500)
+    by_images = pack_documents(tokens, images, seq_len=SEQ_LEN, max_images=MAX_IMAGES)
+    for max_images in (None, MAX_IMAGES):
+        found = pack_documents(
+            tokens, images, seq_len=SEQ_LEN, max_images=max_images, patches=images * 729, max_patches=MAX_IMAGES * 729
+        )
+        np.testing.assert_array_equal(found, by_images)
+    with pytest.raises(PlanError, match="document 1 has 730 patches, a pack holds at most 729; raise max_patches"):
+        pack_documents(
+            np.ones(2), np.zeros(2), seq_len=9, max_images=None, patches=np.array([729, 730]), max_patches=729
+        )
+
+
 @settings(deadline=None)
 @given(sizes=DOCUMENTS, data=st.data())
 def test_the_order_of_the_table_only_renames_documents(sizes: list[tuple[int, int]], data: st.DataObject) -> None:

@@ -35,7 +35,7 @@ def config_of(key_weight: float, layouts: tuple[str, ...]) -> PackConfig:
     )
 
 
-NO_IMAGES = np.zeros((2, DEGREE, 1), np.int64)
+NO_IMAGES = np.zeros((4, DEGREE, 1), np.int64)
 FAR = layout(tiles=[1, 1], ring_step=[1, 0], keys_fetched=[0, 4])
 NEAR = layout(tiles=[2, 3], ring_step=[2, 0], keys_fetched=[0, 0])
 
@@ -79,9 +79,21 @@ def test_a_pack_without_any_load_has_no_imbalance() -> None:
     """Fails on a division by zero, or when a pack of text counts as perfectly balanced images."""
     found = image_balance(ImageLoadColumns.of([NO_IMAGES], DEGREE), DEGREE)
     assert (found.packs, found.images.imbalance.packs, found.pooled_tokens.imbalance.mean) == (1, 0, None)
-    both = np.concatenate([NO_IMAGES, np.array([[[3], [1]], [[12], [4]]])], axis=2)
+    both = np.concatenate([NO_IMAGES, np.array([[[3], [1]], [[12], [4]], [[30], [10]], [[24], [24]]])], axis=2)
     found = image_balance(ImageLoadColumns.of([both], DEGREE), DEGREE)
     assert (found.images.imbalance.packs, found.images.imbalance.mean, found.images.rank_mean) == (1, 1.5, [1.5, 0.5])
+    assert (found.image_load.imbalance.mean, found.weighted_imbalance, found.excess) == (1.5, 1.5, 1.25)
+
+
+def test_packs_count_in_the_imbalance_by_what_they_have_to_share() -> None:
+    """Fails when a pack with a single image weighs as much as one full of video: the mean of ratios says 1.505."""
+    video, single = [[101], [99]], [[1], [0]]
+    loads = np.concatenate([np.array([each] * 4) for each in (video, single)], axis=2)
+    loads[3] = [[100, 1], [100, 1]]
+    found = image_balance(ImageLoadColumns.of([loads], DEGREE), DEGREE)
+    assert found.image_load.imbalance.mean == pytest.approx((1.01 + 2) / 2)
+    assert (found.weighted_imbalance, found.excess) == (102 / 100.5, 102 / 101)
+    assert image_balance(ImageLoadColumns.of([NO_IMAGES], DEGREE), DEGREE).weighted_imbalance is None
 
 
 def test_blocks_give_what_the_whole_gives() -> None:

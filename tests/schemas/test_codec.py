@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import tarfile
 
@@ -39,6 +40,7 @@ from schemas.tables import REJECTS
 
 def arrays(**changed: np.ndarray | None) -> bytes:
     good = {name: np.zeros(4, dtype) for name, dtype in SEQUENCE_DTYPES.items()}
+    good["position_ids"] = good["position_ids"][None]
     return encode_arrays({name: array for name, array in (good | changed).items() if array is not None})
 
 
@@ -54,13 +56,14 @@ def arrays(**changed: np.ndarray | None) -> bytes:
         (encode_arrays({}), "holds the arrays"),
         (arrays(labels=np.zeros(4, np.int64)), r"labels is int64\(4,\), not int32\(4,\)"),
         (arrays(tokens=np.zeros(5, np.int32)), r"tokens is int32\(5,\)"),
+        (arrays(position_ids=np.zeros((3, 4), np.int32)), r"position_ids is int32\(3, 4\), not int32\(1, 4\)"),
     ],
 )
 def test_wrong_sequences_are_named(data: bytes, message: str) -> None:
     """Fails when an array of another type or length is taken as it is."""
     with pytest.raises(SequenceInvalid, match=message):
-        decode_sequence(data, 4, "x")
-    assert decode_sequence(arrays(), 4, "x").seq_len == 4
+        decode_sequence(data, 4, "x", axes=1)
+    assert decode_sequence(arrays(), 4, "x", axes=1).seq_len == 4
 
 
 RUNS, NEEDS = np.zeros((1, 3), np.int32), np.zeros((2, 4), np.bool_)
@@ -101,11 +104,23 @@ def test_records_with_other_fields_are_named() -> None:
         decode_head(b"{}", "x")
     with pytest.raises(SampleHeadInvalid):
         decode_head(b"\xff", "x")
-    with pytest.raises(ManifestInvalid, match="format_version is 99; this version of preshard reads 1"):
+    with pytest.raises(ManifestInvalid, match="format_version is 99; this version of preshard reads 2"):
         decode_manifest(b'{"format_version": 99}', "x")
-    for data in (b"", b"[]", b"{}", b'{"format_version": 1}'):
+    for data in (b"", b"[]", b"{}", b'{"format_version": 1}', b'{"format_version": 2}'):
         with pytest.raises(ManifestInvalid):
             decode_manifest(data, "x")
+
+
+def test_a_dataset_of_version_1_is_refused_with_the_command_that_packs_it_again() -> None:
+    """Fails when a user of an older dataset is left with a number, or without the settings that it was packed with."""
+    config = {"seq_len": 4096, "vision": {"max_crops": 4, "image_size": 378}, "layouts": ["zigzag"], "gone": 1}
+    data = json.dumps({"format_version": 1, "config": config}).encode()
+    with pytest.raises(ManifestInvalid) as refused:
+        decode_manifest(data, "manifest.json")
+    assert str(refused.value) == (
+        "manifest.json: format_version is 1; this version of preshard reads 2; pack its sources again: preshard pack "
+        "SOURCE --out NEW_DATASET --set seq_len=4096 --set vision.max_crops=4 --set 'layouts=[\"zigzag\"]'"
+    )
 
 
 def test_tables_and_indices() -> None:

@@ -14,16 +14,38 @@ from schemas.identity import dataset_id
 from schemas.manifest import TokenizerEntry
 from schemas.tables import DOCUMENTS
 
-TOKENIZER = TokenizerEntry(name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3)
+TOKENIZER = TokenizerEntry(
+    name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None
+)
 ROWS = [
-    {"doc_id": "a", "piece": 0, "source": "s", "pack_id": 0, "start": 0, "length": 5, "aligned_length": 16},
-    {"doc_id": "é", "piece": 1, "source": "s", "pack_id": 1, "start": 16, "length": 7, "aligned_length": 16},
+    {
+        "doc_id": "a",
+        "piece": 0,
+        "copy_number": 0,
+        "epoch": 2,
+        "source": "s",
+        "pack_id": 0,
+        "start": 0,
+        "length": 5,
+        "aligned_length": 16,
+    },
+    {
+        "doc_id": "é",
+        "piece": 1,
+        "copy_number": 1,
+        "epoch": 0,
+        "source": "s",
+        "pack_id": 1,
+        "start": 16,
+        "length": 7,
+        "aligned_length": 16,
+    },
 ]
-COLUMNS = ("piece", "pack_id", "start", "length", "aligned_length")
+COLUMNS = ("piece", "copy_number", "epoch", "pack_id", "start", "length", "aligned_length")
 
 
 def table(**changed: object) -> pa.Table:
-    rows = [{**row, "n_images": 0, "truncated_tokens": 0} for row in ROWS]
+    rows = [{**row, "n_units": 0, "n_images": 0, "n_patches": 0, "load": 0, "truncated_tokens": 0} for row in ROWS]
     return pa.Table.from_pylist([rows[0], {**rows[1], **changed}], schema=DOCUMENTS)
 
 
@@ -33,20 +55,24 @@ def test_the_id_is_the_hash_that_the_format_describes() -> None:
     kept = config.model_dump(mode="json")
     for path in ("tokenizer", "model", "chat_template"):
         del kept[path]
-    head = json.dumps({"config": kept, "tokenizer": TOKENIZER.model_dump(mode="json")}, sort_keys=True).encode()
+    head = json.dumps(
+        {"config": kept, "tokenizer": TOKENIZER.model_dump(mode="json"), "model": None}, sort_keys=True
+    ).encode()
     ids = b"".join(row["doc_id"].encode() + b"\0" for row in ROWS)  # type: ignore[attr-defined]
     columns = b"".join(np.array([row[name] for row in ROWS], "<i8").tobytes() for name in COLUMNS)
-    assert dataset_id(config, TOKENIZER, table()) == hashlib.sha256(head + ids + columns).hexdigest()
+    assert dataset_id(config, TOKENIZER, None, table()) == hashlib.sha256(head + ids + columns).hexdigest()
 
 
 @pytest.mark.parametrize("change", [{"doc_id": "b"}, *({name: 99} for name in COLUMNS)])
 def test_every_column_of_the_plan_counts(change: dict[str, object]) -> None:
     """Fails when two different plans have one id."""
     config = parse_config({})
-    assert dataset_id(config, TOKENIZER, table(**change)) != dataset_id(config, TOKENIZER, table())
+    assert dataset_id(config, TOKENIZER, None, table(**change)) != dataset_id(config, TOKENIZER, None, table())
 
 
 def test_the_tokenizers_path_and_the_sources_do_not_count() -> None:
     """Fails when the same job on another machine has another id."""
-    here, there = (dataset_id(parse_config({"tokenizer": path}), TOKENIZER, table()) for path in ("a.json", "b.json"))
-    assert here == there == dataset_id(parse_config({}), TOKENIZER, table(source="other"))
+    here, there = (
+        dataset_id(parse_config({"tokenizer": path}), TOKENIZER, None, table()) for path in ("a.json", "b.json")
+    )
+    assert here == there == dataset_id(parse_config({}), TOKENIZER, None, table(source="other"))

@@ -74,6 +74,7 @@ RANGES: dict[str, tuple[Any, Any, float]] = {
     "block_size": (1, 2**20, 1),
     "packs_per_shard": (1, 2**16, 1),
     "max_images": (1, 2**27, 1),
+    "max_patches": (1, 2**31, 1),
     "cost.hidden_size": (1, 2**24, 1),
     "cost.attention_tflops": (1e-9, 1e9, 1e-9),
     "cost.link_gb_per_s": (1e-9, 1e9, 1e-9),
@@ -200,7 +201,8 @@ def test_a_value_given_twice_is_refused() -> None:
 
 def test_numbers_of_the_format_fit_an_int64_column() -> None:
     """Fails when a head holds a number that no column can, or refuses one that a column can."""
-    span = {"doc_id": "a", "piece": 0, "source": "s", "length": 1, "aligned_length": 1, "n_images": 0}
+    span = {"doc_id": "a", "piece": 0, "source": "s", "length": 1, "aligned_length": 1}
+    span |= dict.fromkeys(("copy_number", "epoch", "n_units", "n_images", "n_patches", "load"), 0)
     assert DocumentSpan(**span, start=2**63 - 1).start == 2**63 - 1
     for outside in (2**63, -1):
         with pytest.raises(ValueError, match="start"):
@@ -220,12 +222,12 @@ def test_constants_of_the_format() -> None:
     assert (TILE, BLOCK_ROWS) == (128, 1_048_576)
     assert (IGNORE_INDEX, PADDING_DOC, CAUSAL_ONLY, NOT_POOLED) == (-100, -1, -1, -1)
     assert LAYOUT_KINDS == ("attention", "tiles", "ring_step", "keys_fetched")
-    assert IMAGE_KINDS == ("images", "pooled_tokens")
+    assert IMAGE_KINDS == ("images", "pooled_tokens", "image_load", "least_image_load")
     groups = load_groups(
         parse_config({"ring_degrees": [4, 2], "cp_sizes": [2, 1], "layouts": ["zigzag", "contiguous"]})
     )
     assert [(group.scheme, group.degree, group.rows) for group in groups] == [
-        ("contiguous", 2, 8), ("contiguous", 4, 16), ("zigzag", 2, 8), ("zigzag", 4, 16), (None, 1, 2), (None, 2, 4),
+        ("contiguous", 2, 8), ("contiguous", 4, 16), ("zigzag", 2, 8), ("zigzag", 4, 16), (None, 1, 4), (None, 2, 8),
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import tarfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from packer_service.packs.crop import Crop
 from packer_service.shards.store import Folder
 from packer_service.shards.write import Sample, write_shard
+from schemas.checksum import crc32c, plain_crc32c
 from schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
 from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead
@@ -22,6 +24,7 @@ from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 def sample(pack_id: int, sizes: list[int]) -> Sample:
     """A sample of eight tokens with crops of the given sizes."""
     arrays = {name: np.arange(8).astype(dtype) + pack_id for name, dtype in SEQUENCE_DTYPES.items()}
+    arrays["position_ids"] = arrays["position_ids"][None]
     layout = TokenLayout(
         scheme="contiguous",
         ring_degree=1,
@@ -31,7 +34,9 @@ def sample(pack_id: int, sizes: list[int]) -> Sample:
     )
     head = SampleHead(
         pack_id=pack_id,
+        crc32c={},
         documents=[],
+        units=[],
         cum_image_bounds=list(range(1, len(sizes) + 1)),
         cum_token_pooling_bounds=list(range(1, len(sizes) + 1)),
         image_shard_boundaries={},
@@ -62,7 +67,7 @@ def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -
     assert written.size == len(data)
     assert written.sha256 == hashlib.sha256(data).hexdigest()
     starts = [place.offset for place in written.places]
-    assert decode_index((tmp_path / "s.tar.idx").read_bytes()).tolist() == [*starts, len(data)]
+    assert decode_index((tmp_path / "s.tar.idx").read_bytes()).tolist() == [*starts, len(data) - 1024]
     members = members_of(data)
     assert [m.offset for m in members if m.name.endswith(".json")] == starts
     for given, place in zip(samples, written.places, strict=True):
@@ -73,7 +78,7 @@ def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -
         for stored, crop, member in zip(head.images, given.crops, inside[3:], strict=True):
             assert images_at + stored.offset == member.offset
             assert data[images_at + stored.offset + 512 :][: stored.size] == crop.data
-        sequence = decode_sequence(data[inside[1].offset_data :][: inside[1].size], 8, "sequence")
+        sequence = decode_sequence(data[inside[1].offset_data :][: inside[1].size], 8, "sequence", axes=1)
         np.testing.assert_array_equal(sequence.tokens, given.sequence.tokens)
         layouts = decode_layouts(data[inside[2].offset_data :][: inside[2].size], 8, 4, "layouts")
         np.testing.assert_array_equal(layouts["contiguous.ring1"].runs, [[0, 0, 8]])
@@ -99,3 +104,36 @@ def test_a_sample_that_fails_leaves_no_shard(tmp_path: Path, samples: list[Sampl
     with pytest.raises(RuntimeError, match="decoder died"):
         write_shard(Folder(str(tmp_path)), "s.tar", failing(), "jpeg")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_index_is_what_energon_writes(tmp_path: Path, samples: list[Sample]) -> None:
+    """Fails when the index differs from Megatron Energon's ``prepare``, which must then write it again.
+
+    It appends the offset of the first member of each name, and where tarfile stands after the last one.
+    """
+    write_shard(Folder(str(tmp_path)), "s.tar", samples, "jpeg")
+    offsets, last = [], None
+    with tarfile.open(tmp_path / "s.tar") as tar:
+        for member in tar:
+            if member.name.partition(".")[0] != last:
+                offsets.append(member.offset)
+            last = member.name.partition(".")[0]
+        offsets.append(tar.offset)
+    assert (tmp_path / "s.tar.idx").read_bytes() == b"".join(struct.pack("<Q", offset) for offset in offsets)
+
+
+def test_checksums_are_those_of_the_members(tmp_path: Path, samples: list[Sample]) -> None:
+    """Fails when a checksum covers other bytes than the member's content, or is another kind of CRC."""
+    written = write_shard(Folder(str(tmp_path)), "s.tar", samples, "jpeg")
+    for checksum in (crc32c, plain_crc32c):
+        assert checksum(b"123456789") == 0xE3069283, "the check value of the polynomial"
+        assert checksum(bytes(32)) == 0x8A9136AA, "of RFC 3720, appendix B.4"
+    with tarfile.open(tmp_path / "s.tar") as tar:
+        content = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    for place, key in zip(written.places, ("0000000007", "0000000008", "0000000009"), strict=True):
+        head = decode_head(content[f"{key}.json"], "head")
+        assert place.head_crc32c == crc32c(content[f"{key}.json"])
+        assert head.crc32c == {name: crc32c(content[f"{key}.{name}"]) for name in ("sequence.npz", "layouts.npz")}
+        assert [image.crc32c for image in head.images] == [
+            crc32c(content[f"{key}.{i:04d}.jpg"]) for i in range(len(head.images))
+        ]

@@ -27,5 +27,7 @@ def made_units(edges: Sequence[tuple[int, int]], crops: Sequence[int] | None = N
         rows=ranges[:, 1] - ranges[:, 0],
         crops=pictures,
         loads=pictures,
+        media=np.arange(len(edges)),
+        time_steps=np.zeros(len(edges)),
         numbers=np.arange(len(edges)),
     )

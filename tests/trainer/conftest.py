@@ -152,8 +152,8 @@ def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
     positions = torch.cat([batch.positions for batch in batches]).numpy()
     assert np.array_equal(np.sort(positions), np.arange(len(sample.arrays["tokens"])))
     for name in ARRAYS:
-        joined = torch.cat([getattr(batch, name) for batch in batches]).numpy()
-        np.testing.assert_array_equal(joined, sample.arrays[name][positions])
+        joined = torch.cat([getattr(batch, name) for batch in batches], dim=-1).numpy()
+        np.testing.assert_array_equal(joined, sample.arrays[name][..., positions])
     joined = torch.cat([batch.images for batch in batches]).numpy()
     assert len(joined) == len(sample.images)
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(joined, sample.images, strict=True))
@@ -162,6 +162,8 @@ def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
         found = {name: getattr(batch, name) for name in boundaries[str(rank)]}
         assert found == boundaries[str(rank)]
         assert len(batch.images) == batch.end_image_idx - batch.start_image_idx
+        assert all(torch.equal(mine, image) for mine, image in zip(batch.pictures, batch.images, strict=True))
+        assert sum(unit.rows for unit in batch.units) == batch.end_pool_idx - batch.start_pool_idx
         for name in ("doc_ids", "branch_ids", "group_ids"):
             np.testing.assert_array_equal(getattr(batch, name).numpy(), sample.arrays[name])
 

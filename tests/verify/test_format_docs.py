@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from schemas.errors import FORMAT_RULES, REJECT_CODES
-from schemas.manifest import Counts, Manifest, SampleHead, StoredImage
+from schemas.manifest import Counts, DocumentSpan, Manifest, ModelEntry, SampleHead, StoredImage, Unit
 from schemas.sequence import SEQUENCE_DTYPES
 from schemas.tables import TABLES
 
@@ -27,7 +27,7 @@ def test_every_field_column_and_array_is_named() -> None:
     """Fails when something is stored that the format does not describe."""
     names = [*SEQUENCE_DTYPES, *REJECT_CODES]
     names += [column for schema in TABLES.values() for column in schema.names]
-    for record in (Manifest, Counts, SampleHead, StoredImage):
+    for record in (Manifest, ModelEntry, Counts, SampleHead, DocumentSpan, Unit, StoredImage):
         names += list(record.model_fields)
     missing = [name for name in names if f"`{name}`" not in TEXT]
     assert not missing

@@ -18,8 +18,11 @@ from schemas.manifest import TableEntry
 from schemas.tables import BALANCE, DOCUMENTS, REJECTS
 
 
-def documents(*pieces: tuple[str, int]) -> pa.Table:
-    rows = [{**dict.fromkeys(DOCUMENTS.names, 0), "doc_id": name, "piece": n, "source": "s"} for name, n in pieces]
+def documents(*pieces: tuple[Any, ...]) -> pa.Table:
+    """Ids and pieces, and where they are given copies, epochs and packs."""
+    names = ("doc_id", "piece", "copy_number", "epoch", "pack_id")
+    blank = {**dict.fromkeys(DOCUMENTS.names, 0), "source": "s"}
+    rows = [{**blank, **dict(zip(names, piece, strict=False))} for piece in pieces]
     return pa.Table.from_pylist(rows, schema=DOCUMENTS)
 
 
@@ -52,6 +55,10 @@ LOST, AGAIN = ("write", "decode_failed"), ("plan", "duplicate_id")
         ([("a", 0), ("a", 2)], [], SPLIT, ["D9"], (1, 0)),
         ([("a", 0), ("a", 3)], [("a", *LOST)], SPLIT, ["D9"], (1, 0)),
         ([("b", 0)], [("a", *AGAIN)], WHOLE, ["D9"], (1, 1)),
+        ([("a", 0, 0, 0, 0), ("a", 0, 1, 0, 1), ("a", 0, 0, 1, 2)], [], WHOLE, [], (1, 0)),
+        ([("a", 0, 0, 0, 0), ("a", 0, 0, 0, 1)], [], WHOLE, ["D8"], (1, 0)),
+        ([("a", 0, 0, 0, 5), ("a", 0, 1, 0, 5)], [], WHOLE, ["D8"], (1, 0)),
+        ([("a", 0, 0, 0, 5), ("a", 0, 0, 1, 5)], [], WHOLE, ["D8"], (1, 0)),
     ],
 )
 def test_documents_are_packed_once_or_rejected_once(
@@ -71,9 +78,9 @@ def test_balance_comes_pack_by_pack_in_parts_whatever_the_row_groups(
     monkeypatch.setattr("schemas.balance.BLOCK_ROWS", 100)
     groups = (LoadGroup(scheme="zigzag", degree=2), LoadGroup(scheme=None, degree=3))
     order = BalanceOrder(groups=groups, n_packs=23)
-    assert (order.rows_per_pack, order.block_packs) == (14, 7)
-    n = 23 * 14
-    columns: dict[str, list[Any]] = {"pack_id": [i // 14 for i in range(n)], "kind": ["images"] * n}
+    assert (order.rows_per_pack, order.block_packs) == (20, 5)
+    n = 23 * 20
+    columns: dict[str, list[Any]] = {"pack_id": [i // 20 for i in range(n)], "kind": ["images"] * n}
     columns |= {"scheme": [None] * n, "degree": [1] * n, "rank": [0] * n, "load": list(range(n))}
     by_pack = pa.table({f.name: pa.array(columns[f.name], f.type) for f in BALANCE}, schema=BALANCE)
     written = pa.concat_tables(order.by_table([by_pack]))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from jaxtyping import Float32, Int32, Int64, UInt8
 from torch import Tensor
 
+from schemas.errors import ReaderError
 from schemas.layout import TokenLayout
+from schemas.manifest import ModelEntry, Unit
+from trainer.data.inputs import InputUnit, model_inputs
 
-ON_HOST = ("image_edges", "pool_edges", "pool_positions")
-"""Tensors that plan exchanges. They are read on the CPU, since reading them on a device would mean waiting for it."""
+ON_HOST = ("image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
+"""Tensors that plan exchanges and shapes. They are read on the CPU, since reading them on a device means waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +34,7 @@ class RankBatch:
         tokens: token ids.
         labels: the next token where there is loss, else ``IGNORE_INDEX``. They are shifted already; do not shift again.
         loss_weights: weight of each token's loss, 0 without loss.
-        position_ids: positions within the documents.
+        position_ids: positions within the documents, for each axis: one, or time, height and width.
         pool_ids: the row of the pack's pooled vision features that fills a token, -1 for text. Rows are numbered
             through the whole pack, so they index the concatenated features of all ranks.
         positions: the natural position of each local token: ``whole[positions]`` is the local slice of ``whole``.
@@ -38,7 +42,12 @@ class RankBatch:
         branch_ids: the same.
         group_ids: the same.
         layout: runs of every ring rank, and the key blocks that each needs.
-        images: this rank's crops as RGB, 0 to 255. Where the format says image, as here, it counts crops.
+        pixels: this rank's crops as RGB, 0 to 255, one after the other; see ``pictures`` and ``images``.
+        picture_sizes: height and width of each of these crops.
+        crop_side: side of every crop in the generic way; None for a dataset that was packed for a model.
+        units: this rank's units, as ``KEY.json`` lists them.
+        unit_edges: unit i of these has the crops ``unit_edges[i]:unit_edges[i + 1]`` of this rank.
+        model: the model that the dataset was packed for; None for the generic way.
         image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]`` of the pack.
         pool_positions: the natural position of the token that each pooled row of the pack fills, exactly one per row.
@@ -54,14 +63,19 @@ class RankBatch:
     tokens: Int64[Tensor, "local"]
     labels: Int64[Tensor, "local"]
     loss_weights: Float32[Tensor, "local"]
-    position_ids: Int64[Tensor, "local"]
+    position_ids: Int64[Tensor, "axes local"]
     pool_ids: Int64[Tensor, "local"]
     positions: Int64[Tensor, "local"]
     doc_ids: Int32[Tensor, "seq"]
     branch_ids: Int32[Tensor, "seq"]
     group_ids: Int32[Tensor, "seq"]
     layout: TokenLayout
-    images: UInt8[Tensor, "crops height width 3"]
+    pixels: UInt8[Tensor, "bytes"]
+    picture_sizes: Int64[Tensor, "crops 2"]
+    crop_side: int | None
+    units: tuple[Unit, ...]
+    unit_edges: Int64[Tensor, "units_plus_1"]
+    model: ModelEntry | None
     image_edges: Int64[Tensor, "cp_plus_1"]
     pool_edges: Int64[Tensor, "cp_plus_1"]
     pool_positions: Int64[Tensor, "pooled"]
@@ -72,6 +86,47 @@ class RankBatch:
     @property
     def seq_len(self) -> int:
         return len(self.doc_ids)
+
+    @property
+    def pictures(self) -> list[UInt8[Tensor, "height width 3"]]:
+        """This rank's crops, each of its own size: views of ``pixels``."""
+        shapes = [(height, width, 3) for height, width in self.picture_sizes.tolist()]
+        parts = self.pixels.split([height * width * channels for height, width, channels in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @property
+    def images(self) -> UInt8[Tensor, "crops height width 3"]:
+        """This rank's crops in the generic way, where all have one size. Where the format says image, it counts crops.
+
+        Raises:
+            ReaderError: the dataset was packed for a model, whose crops differ in size.
+        """
+        if self.crop_side is None:
+            raise ReaderError("crops of a dataset that was packed for a model differ in size: take batch.pictures")
+        return self.pixels.view(-1, self.crop_side, self.crop_side, 3)
+
+    def model_inputs(self) -> dict[str, Tensor]:
+        """This rank's vision inputs in the model's own names: ``pixel_values``, ``image_grid_thw`` ...
+
+        They are what its processor makes of these pictures, bit for bit if those are PNG. Empty without a unit.
+
+        Raises:
+            ReaderError: the dataset was packed for no model, or for one that reads only text.
+        """
+        pictures = [picture.cpu().numpy() for picture in self.pictures]
+        edges = self.unit_edges.tolist()
+        units = [
+            InputUnit(
+                document=unit.document,
+                medium=unit.medium,
+                kind=unit.kind,
+                grid=(unit.grid[0], unit.grid[1], unit.grid[2]),
+                pictures=tuple(pictures[start:end]),
+            )
+            for unit, (start, end) in zip(self.units, pairwise(edges), strict=True)
+        ]
+        found = model_inputs(self.model.settings if self.model is not None else {}, units)
+        return {name: torch.from_numpy(array).to(self.pixels.device) for name, array in found.items()}
 
     @property
     def start_image_idx(self) -> int:

@@ -171,7 +171,8 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     def _read(self, pack_id: int, step: int, state: dict[str, Any]) -> RankBatch:
         place, before = self._packs[pack_id], self.bytes_read
-        header = read_header(self.files, place, self.config)
+        manifest = self.files.manifest
+        header = read_header(self.files, place, self.config, manifest.axes)
         layout = token_layout(header, self.layout, self.config.seq_len, place.where)
         edges = crop_edges(header.head, self.cp_size, place.where)
         crops = read_crops(
@@ -179,9 +180,9 @@ class PackedDataset(IterableDataset[RankBatch]):
             place,
             header.head,
             range(int(edges.crops[self.cp_rank]), int(edges.crops[self.cp_rank + 1])),
-            image_size=self.config.vision.image_size,
             image_format=self.config.image_format,
         )
+        first_unit, end_unit = edges.units[self.cp_rank : self.cp_rank + 2].tolist()
         positions = rank_positions(
             layout.runs,
             ring_rank=self.ring_rank,
@@ -197,7 +198,12 @@ class PackedDataset(IterableDataset[RankBatch]):
             branch_ids=torch.from_numpy(header.sequence.branch_ids),
             group_ids=torch.from_numpy(header.sequence.group_ids),
             layout=layout,
-            images=torch.from_numpy(crops),
+            pixels=torch.from_numpy(crops.buffer),
+            picture_sizes=torch.from_numpy(crops.sizes),
+            crop_side=self.config.vision.image_size if manifest.model is None else None,
+            units=tuple(header.head.units[first_unit:end_unit]),
+            unit_edges=torch.from_numpy(edges.of_units[first_unit : end_unit + 1] - edges.crops[self.cp_rank]),
+            model=manifest.model,
             image_edges=torch.from_numpy(edges.crops),
             pool_edges=torch.from_numpy(edges.pooled),
             pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
@@ -208,7 +214,7 @@ class PackedDataset(IterableDataset[RankBatch]):
 
 
 def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Tensor]:
-    local = {name: torch.from_numpy(getattr(sequence, name))[positions].long() for name in LOCAL}
+    local = {name: torch.from_numpy(getattr(sequence, name))[..., positions].long() for name in LOCAL}
     return {**local, "loss_weights": torch.from_numpy(sequence.loss_weights)[positions], "positions": positions}
 
 

@@ -18,14 +18,14 @@ from trainer.data.files import DatasetFiles
 from trainer.data.pack_index import PackPlace
 
 
-def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig) -> SampleHeader:
+def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes: int) -> SampleHeader:
     """Reads and decodes a sample's header part, and no byte beyond it.
 
     Raises:
         FormatError: as :func:`schemas.header.decode_header` does.
     """
     data = files.read_range(place.shard, place.offset, place.header_size)
-    return decode_header(data, place.pack_id, config, place.where)
+    return decode_header(data, place.pack_id, place.head_crc32c, config, axes=axes, where=place.where)
 
 
 def token_layout(header: SampleHeader, name: str, seq_len: int, where: str) -> TokenLayout:
@@ -49,10 +49,14 @@ def token_layout(header: SampleHeader, name: str, seq_len: int, where: str) -> T
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CropEdges:
-    """Rank r holds the crops ``crops[r]:crops[r + 1]``, which make the pooled rows ``pooled[r]:pooled[r + 1]``."""
+    """Rank r holds the units ``units[r]:units[r + 1]``: the crops ``crops[r]:crops[r + 1]``, which make the pooled rows
+    ``pooled[r]:pooled[r + 1]``. Unit u has the crops ``of_units[u]:of_units[u + 1]``.
+    """
 
+    units: Int64[np.ndarray, "ranks_plus_1"]
     crops: Int64[np.ndarray, "ranks_plus_1"]
     pooled: Int64[np.ndarray, "ranks_plus_1"]
+    of_units: Int64[np.ndarray, "units_plus_1"]
 
 
 def crop_edges(head: SampleHead, cp_size: int, where: str) -> CropEdges:
@@ -77,12 +81,12 @@ def crop_edges(head: SampleHead, cp_size: int, where: str) -> CropEdges:
     edges = np.searchsorted(crops, [*starts, crops[-1]])
     if (
         len(starts) == cp_size
-        and len(crops) == len(pooled)
+        and len(crops) == len(pooled) == len(head.units) + 1
         and crops[-1] == len(head.images)
         and edges.max() < len(crops)
         and boundaries_from_edges(edges, crops[1:], pooled[1:]) == stored
     ):
-        return CropEdges(crops=crops[edges], pooled=pooled[edges])
+        return CropEdges(units=edges, crops=crops[edges], pooled=pooled[edges], of_units=crops)
     raise BoundariesInvalid(
         where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored}"
     )

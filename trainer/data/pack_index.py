@@ -11,13 +11,17 @@ from schemas.manifest import SHARDS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackPlace:
-    """A row of ``packs.parquet``: where a sample lies, in bytes. ``size`` covers its header part and all its crops."""
+    """A row of ``packs.parquet``: where a sample lies, in bytes, and the checksum of its head.
+
+    ``size`` covers its header part and all its crops.
+    """
 
     pack_id: int
     key: str
     shard: str
     offset: int
     header_size: int
+    head_crc32c: int
     size: int
 
     @property

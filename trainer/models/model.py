@@ -69,7 +69,7 @@ class VisionLanguageModel(nn.Module):
     def hidden(self, batch: RankBatch, attend: Attend, exchange: FeatureExchange) -> Float[Tensor, "local hidden"]:
         """The last hidden states of this rank's tokens. Do not call it on a sharded model, which needs ``forward``."""
         features = exchange(self.connector(self.vision(batch.images)))
-        hidden: Tensor = self.decoder(batch.tokens, batch.position_ids, features, exchange.slots, attend)
+        hidden: Tensor = self.decoder(batch.tokens, batch.position_ids[0], features, exchange.slots, attend)
         return hidden
 
 

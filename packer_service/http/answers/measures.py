@@ -28,6 +28,7 @@ def measures(
         "traffic": loads.traffic,
         "images": images.images[packs],
         "pooled_tokens": images.pooled_tokens[packs],
+        "image_load": images.image_load[packs],
     }
 
 

@@ -9,7 +9,7 @@ from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
 
 _COLUMNS = ("doc_id", "source", "length", "n_images")
-_OF_IMAGES = ("images", "pooled_tokens")
+_OF_IMAGES = ("images", "pooled_tokens", "image_load")
 
 _DOMINATES = 0.1
 """Share of tokens or pairs from which a document is named as the cause."""
@@ -21,6 +21,7 @@ _WORDS = {
     "traffic": "ranks fetch {value:.3f} of the keys that gathering everything moves ({at})",
     "images": "the busiest rank has {value:.3f} times the mean of crops (CP size {cp_size})",
     "pooled_tokens": "the busiest rank has {value:.3f} times the mean of pooled rows (CP size {cp_size})",
+    "image_load": "the busiest rank has {value:.3f} times the mean of the vision encoder's work (CP size {cp_size})",
 }
 
 

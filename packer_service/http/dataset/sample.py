@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int64
@@ -33,6 +34,7 @@ class Place:
     index_in_shard: int
     offset: int
     header_size: int
+    head_crc32c: int
     size: int
 
 
@@ -62,13 +64,20 @@ class ServedSample:
         return area_by_rank(self.index, self.spans.astype(np.int32), len(self.head.documents))
 
 
-def rows_per_crop(head: SampleHead) -> Int64[np.ndarray, "crops"]:
-    """Pooled rows of each crop. All crops of a unit have equally many."""
-    crops, pooled = (
-        np.diff(np.array(bounds, np.int64), prepend=0)
-        for bounds in (head.cum_image_bounds, head.cum_token_pooling_bounds)
-    )
-    return np.repeat(pooled // np.maximum(crops, 1), crops)
+def rows_of_crops(head: SampleHead) -> list[tuple[int, int]]:
+    """For each crop the half-open range of its pooled rows.
+
+    Where the rows of a unit do not divide into equal parts of its crops, each crop has the range of the whole unit:
+    some models pool over several crops.
+    """
+    ranges: list[tuple[int, int]] = []
+    edges = zip(pairwise([0, *head.cum_image_bounds]), pairwise([0, *head.cum_token_pooling_bounds]), strict=True)
+    for unit, ((first_crop, end_crop), (first, end)) in zip(head.units, edges, strict=True):
+        crops = end_crop - first_crop
+        divides = unit.grid[0] == crops and (end - first) % crops == 0
+        each = (end - first) // crops
+        ranges += [(first + i * each, first + (i + 1) * each) if divides else (first, end) for i in range(crops)]
+    return ranges
 
 
 def place_of(dataset: Dataset, pack_id: int) -> Place:
@@ -79,8 +88,9 @@ def place_of(dataset: Dataset, pack_id: int) -> Place:
     """
     if not 0 <= pack_id < dataset.n_packs:
         raise not_found("pack", f"There is no pack {pack_id}; this dataset has the packs 0 to {dataset.n_packs - 1}.")
-    offset, header, size = (
-        int(dataset.numbers("packs.parquet", name)[pack_id]) for name in ("offset", "header_size", "size")
+    offset, header, head_crc32c, size = (
+        int(dataset.numbers("packs.parquet", name)[pack_id])
+        for name in ("offset", "header_size", "head_crc32c", "size")
     )
     shard = dataset.manifest.shards[pack_id // dataset.config.packs_per_shard]
     with dataset.reading():
@@ -93,6 +103,7 @@ def place_of(dataset: Dataset, pack_id: int) -> Place:
         index_in_shard=pack_id - shard.first_pack,
         offset=offset,
         header_size=header,
+        head_crc32c=head_crc32c,
         size=size,
     )
 
@@ -111,7 +122,9 @@ def _read(dataset: Dataset, place: Place) -> ServedSample:
     data = dataset.read_range(place.shard, place.offset, place.header_size)
     where = f"{SHARDS}/{place.shard}, sample {place.key}"
     with dataset.reading():
-        header = decode_header(data, place.pack_id, dataset.config, where)
+        header = decode_header(
+            data, place.pack_id, place.head_crc32c, dataset.config, axes=dataset.manifest.axes, where=where
+        )
         return ServedSample(
             place=place,
             head=header.head,

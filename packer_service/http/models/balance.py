@@ -9,7 +9,7 @@ from pydantic import Field
 from packer_service.http.models.common import Answer, PageOf
 from packer_service.report.figures import ImageBalance, LayoutBalance, Spread
 
-Measure = Literal["attention", "gather_path", "ring_path", "traffic", "images", "pooled_tokens"]
+Measure = Literal["attention", "gather_path", "ring_path", "traffic", "images", "pooled_tokens", "image_load"]
 """What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""
 
 MEASURES: tuple[str, ...] = get_args(Measure)
@@ -67,6 +67,7 @@ class ShardRow(Answer):
     traffic: Spread
     image_imbalance: Spread = Field(description="Imbalance of crops.")
     pooled_imbalance: Spread = Field(description="Imbalance of pooled rows.")
+    image_load_imbalance: Spread = Field(description="Imbalance of the vision encoder's work.")
     worst: WorstPack | None = Field(description="Its worst pack by `sort`; null where no pack has the measure.")
 
 

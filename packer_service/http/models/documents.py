@@ -13,11 +13,16 @@ class DocumentRow(Answer):
 
     doc_id: str
     piece: int
+    copy_number: int = Field(description="Which copy of the document it is, where a mixture takes several.")
+    epoch: int
     source: str
     pack_id: int
     start: int
     length: int
+    n_units: int
     n_images: int
+    n_patches: int
+    load: int = Field(description="The vision encoder's work for it, in multiplications.")
     truncated_tokens: int = Field(description="Tokens that truncation cut off after this piece.")
 
 
@@ -35,7 +40,6 @@ class TokensOnRank(Answer):
 class PlacedPiece(DocumentRow):
     """Where a piece lies, and which ranks hold it."""
 
-    number: int = Field(description="Its number among the documents of the pack.")
     key: str
     shard: str
     aligned_length: int

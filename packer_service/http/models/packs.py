@@ -8,6 +8,7 @@ from pydantic import Field
 
 from packer_service.http.models.balance import Chosen
 from packer_service.http.models.common import Answer, PageOf
+from schemas.manifest import UnitKind
 
 
 class PackRow(Answer):
@@ -21,8 +22,11 @@ class PackRow(Answer):
     n_padding: int
     fill: float
     n_documents: int
+    n_units: int = Field(description="Still images and frames (or groups of frames) that stay whole on a rank.")
     n_images: int
+    n_patches: int = Field(description="Patches that the vision encoder sees.")
     n_pooled_tokens: int
+    load: int = Field(description="The vision encoder's work, in multiplications of its forward pass.")
     attention_area: int = Field(description="Allowed pairs of the mask.")
     attention_tiles: int = Field(description="128 x 128 tiles with an allowed pair, in natural order.")
     cost: float = Field(description="GFLOP.")
@@ -32,6 +36,7 @@ class PackRow(Answer):
     traffic: float | None
     images: float | None = Field(description="Imbalance of crops.")
     pooled_tokens: float | None = Field(description="Imbalance of pooled rows.")
+    image_load: float | None = Field(description="Imbalance of the vision encoder's work.")
 
 
 class PackPage(PageOf[PackRow]):
@@ -47,13 +52,36 @@ class DocumentInPack(Answer):
     number: int
     doc_id: str
     piece: int
+    copy_number: int = Field(description="Which copy of the document it is, where a mixture takes several.")
+    epoch: int
     source: str
     start: int
     length: int
     aligned_length: int
+    n_units: int
     n_images: int
+    n_patches: int
+    load: int = Field(description="The vision encoder's work for it, in multiplications.")
     branches: int = Field(description="Annotations; 0 where it has none.")
     attention_area: int = Field(description="Allowed pairs of the document.")
+
+
+class UnitInPack(Answer):
+    """What the vision encoder may not be split inside of: a still image with its crops, a frame, or several frames."""
+
+    index: int
+    document: int = Field(description="Number of its document in the pack.")
+    medium: int = Field(description="Number of its image or video in the document.")
+    kind: UnitKind
+    start: int = Field(description="Its first token, marks included.")
+    end: int = Field(description="One past its last token.")
+    grid: list[int] = Field(description="Patches along time, height and width.")
+    patches: int
+    rows: int = Field(description="Pooled rows, and so tokens that they fill.")
+    load: int = Field(description="The vision encoder's work, in multiplications.")
+    time_step: float = Field(description="Growth of the temporal position to the next unit of its video.")
+    first_image: int = Field(description="Its first crop.")
+    end_image: int = Field(description="One past its last crop.")
 
 
 class ImageInPack(Answer):
@@ -67,7 +95,9 @@ class ImageInPack(Answer):
     height: int
     timestamp: float | None = Field(description="Seconds from the clip's start; null for a still image.")
     bytes: int
-    start: int = Field(description="First token that its pooled rows fill.")
+    start: int = Field(
+        description="First token that its pooled rows fill; of its unit, where rows do not belong to single crops."
+    )
     end: int = Field(description="One past the last such token.")
 
 
@@ -95,13 +125,18 @@ class PackDetail(Answer):
     n_tokens: int
     n_padding: int
     n_documents: int
+    n_units: int
     n_images: int
+    n_patches: int
     n_pooled_tokens: int
+    load: int = Field(description="The vision encoder's work, in multiplications of its forward pass.")
+    axes: int = Field(description="Axes of the positions: 1, or 3 for time, height and width.")
     loss_tokens: int = Field(description="Tokens with a label.")
     attention_area: int
     attention_tiles: int
     cost: float
     documents: list[DocumentInPack]
+    units: list[UnitInPack]
     images: list[ImageInPack]
     boundaries: dict[str, list[RankBoundary]] = Field(description="By CP size.")
     layouts: list[str]
@@ -198,7 +233,11 @@ class TokenSpan(Answer):
     loss: bool = Field(description="Whether the token before each of these has it as its label.")
     weight: float = Field(description="Weight of that loss; 0 where there is none.")
     text: str | None
-    image: int | None = Field(description="The crop whose pooled rows these tokens are.")
+    image: int | None = Field(
+        description="The crop whose pooled rows these tokens are; the first of its unit, where rows do not belong to "
+        "single crops."
+    )
+    unit: int | None = Field(description="The unit whose pooled rows these tokens are.")
 
 
 class PackText(Answer):
@@ -211,4 +250,5 @@ class PackText(Answer):
     tokens: list[int]
     labels: list[int] = Field(description="The token to predict at each position; -100 for none.")
     loss_weights: list[float]
+    position_ids: list[list[int]] = Field(description="Positions, for each axis.")
     spans: list[TokenSpan]

@@ -32,7 +32,10 @@ from schemas.layout import TokenLayout
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
 
 DOCUMENTS, REJECTS = "documents.parquet", "rejects.parquet"
-ROW = ("doc_id", "piece", "source", "pack_id", "start", "length", "n_images", "truncated_tokens")
+ROW = (
+    "doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "start", "length", "n_units", "n_images",
+    "n_patches", "load", "truncated_tokens",
+)  # fmt: skip
 REJECT = ("doc_id", "source", "location", "stage", "code", "message")
 
 MENTIONED = 3
@@ -89,7 +92,6 @@ def _placed(dataset: Dataset, row: dict[str, int | str], chosen: Chosen) -> Plac
     return PlacedPiece.model_validate(
         {
             **row,
-            "number": _number(sample, int(row["start"])),
             "key": sample.place.key,
             "shard": sample.place.shard,
             "ranks": _ranks(stored, int(row["start"]), int(row["start"]) + int(row["length"])),
@@ -104,11 +106,6 @@ def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
     inside = np.maximum(np.minimum(stop, end) - np.maximum(begin, start), 0)
     tokens = np.bincount(stored.runs[:, 0], weights=inside, minlength=stored.ring_degree).astype(int)
     return [TokensOnRank(ring_rank=rank, tokens=number) for rank, number in enumerate(tokens.tolist()) if number]
-
-
-def _number(sample: ServedSample, start: int) -> int:
-    """The number of the document that begins at a token."""
-    return next((number for number, span in enumerate(sample.head.documents) if span.start == start), 0)
 
 
 def _crops(sample: ServedSample, start: int) -> list[int] | None:

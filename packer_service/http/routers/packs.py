@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -13,9 +14,17 @@ from packer_service.http.answers.choice import choose
 from packer_service.http.answers.measures import measures
 from packer_service.http.answers.shards import packs_of_shard
 from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import ServedSample, read_sample, rows_per_crop
+from packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from packer_service.http.models.balance import MEASURES, Chosen
-from packer_service.http.models.packs import DocumentInPack, ImageInPack, PackDetail, PackPage, PackRow, RankBoundary
+from packer_service.http.models.packs import (
+    DocumentInPack,
+    ImageInPack,
+    PackDetail,
+    PackPage,
+    PackRow,
+    RankBoundary,
+    UnitInPack,
+)
 from packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute
@@ -25,7 +34,8 @@ from schemas.sequence import IGNORE_INDEX
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 
 COLUMNS = (
-    "n_tokens", "n_padding", "n_documents", "n_images", "n_pooled_tokens", "attention_area", "attention_tiles", "cost",
+    "n_tokens", "n_padding", "n_documents", "n_units", "n_images", "n_patches", "n_pooled_tokens", "load",
+    "attention_area", "attention_tiles", "cost",
 )  # fmt: skip
 SORTS = ("pack_id", *COLUMNS, *MEASURES)
 
@@ -120,6 +130,8 @@ def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
         loss_tokens=int((sample.sequence.labels != IGNORE_INDEX).sum()),
         **{name: dataset.numbers("packs.parquet", name)[pack_id].item() for name in COLUMNS},
         documents=_documents(sample),
+        axes=dataset.manifest.axes,
+        units=_units(sample),
         images=_images(dataset, sample),
         boundaries={size: _boundaries(ranks) for size, ranks in sample.head.image_shard_boundaries.items()},
         layouts=list(config.layouts),
@@ -147,9 +159,15 @@ def _documents(sample: ServedSample) -> list[DocumentInPack]:
 def image_tokens(sample: ServedSample) -> list[tuple[int, int]]:
     """For each crop, the range from the first token that its pooled rows fill to one past the last."""
     filled = np.flatnonzero(sample.sequence.pool_ids >= 0)
-    each = rows_per_crop(sample.head)
-    ends = np.cumsum(each)
-    return [(int(filled[end - n]), int(filled[end - 1]) + 1) for n, end in zip(each, ends, strict=True)]
+    return [(int(filled[first]), int(filled[end - 1]) + 1) for first, end in rows_of_crops(sample.head)]
+
+
+def _units(sample: ServedSample) -> list[UnitInPack]:
+    edges = pairwise([0, *sample.head.cum_image_bounds])
+    return [
+        UnitInPack(index=index, first_image=first, end_image=end, **unit.model_dump())
+        for index, (unit, (first, end)) in enumerate(zip(sample.head.units, edges, strict=True))
+    ]
 
 
 def _images(dataset: Dataset, sample: ServedSample) -> list[ImageInPack]:

@@ -53,7 +53,14 @@ def _lengths_and_config(service: ServiceState, asked: PlanRequest) -> tuple[pa.T
         }
         return pa.table(columns), asked.config
     dataset = service.catalog.dataset(asked.dataset or "")
-    names = {"doc_id": "doc_id", "tokens": "length", "images": "n_images", "source": "source"}
+    names = {
+        "doc_id": "doc_id",
+        "tokens": "length",
+        "images": "n_images",
+        "patches": "n_patches",
+        "load": "load",
+        "source": "source",
+    }
     table = pa.table({to: dataset.column("documents.parquet", name) for to, name in names.items()})
     return table, _overridden(dataset.manifest.config, asked.config)
 

@@ -95,5 +95,6 @@ def _entry(dataset: Dataset, shard: ShardEntry, measured: PackMeasures, by: str,
         **{name: spreads[name] for name in ("attention", "gather_path", "ring_path", "traffic")},
         image_imbalance=spreads["images"],
         pooled_imbalance=spreads["pooled_tokens"],
+        image_load_imbalance=spreads["image_load"],
         worst=worst,
     )

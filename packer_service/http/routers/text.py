@@ -7,14 +7,15 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int64
 
 from packer_service.http.dataset.detokenizer import Decode, find_decoder
-from packer_service.http.dataset.sample import ServedSample, read_sample, rows_per_crop
+from packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from packer_service.http.models.packs import PackText, TokenSpan
 from packer_service.http.parameters import PackId, ServedDataset
 from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute, service_of
+from schemas.manifest import SampleHead
 from schemas.sequence import IGNORE_INDEX, PackedSequence
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
@@ -52,6 +53,7 @@ def text(
         tokens=tokens.tokens[start:end].tolist(),
         labels=tokens.labels[start:end].tolist(),
         loss_weights=tokens.loss_weights[start:end].tolist(),
+        position_ids=tokens.position_ids[:, start:end].tolist(),
         spans=_spans(sample, start, end, decode),
     )
 
@@ -63,15 +65,24 @@ def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float3
     return asked, weights
 
 
+def _owners(head: SampleHead) -> tuple[Int64[np.ndarray, "rows_plus_1"], Int64[np.ndarray, "rows_plus_1"]]:
+    """The unit and the crop of each pooled row, and -1 at the end."""
+    units = np.repeat(np.arange(len(head.units)), [unit.rows for unit in head.units])
+    crops = np.full(len(units), -1)
+    for crop, (first, end) in reversed(list(enumerate(rows_of_crops(head)))):  # the first of crops that share rows
+        crops[first:end] = crop
+    return np.append(units, -1), np.append(crops, -1)
+
+
 def _spans(sample: ServedSample, start: int, end: int, decode: Decode) -> list[TokenSpan]:
     sequence = sample.sequence
     asked, weights = predicted(sequence)
     pooled = sequence.pool_ids[start:end]
-    each = rows_per_crop(sample.head)
-    crops = np.append(np.repeat(np.arange(len(each)), each), -1)[pooled]  # pool_ids is -1 for other tokens
+    units, crops = (of_row[pooled] for of_row in _owners(sample.head))  # pool_ids is -1 for other tokens
     kinds = np.where(sequence.doc_ids[start:end] < 0, 2, np.where(pooled >= 0, 1, 0))
     columns = (
         kinds, sequence.doc_ids[start:end], sequence.branch_ids[start:end], asked[start:end], weights[start:end], crops,
+        units,
     )  # fmt: skip
     changed = np.zeros(max(end - start - 1, 0), bool)
     for column in columns:
@@ -88,6 +99,7 @@ def _spans(sample: ServedSample, start: int, end: int, decode: Decode) -> list[T
             weight=float(columns[4][first]),
             text=decode(sequence.tokens[start + first : start + behind].tolist()) if kinds[first] == 0 else None,
             image=int(crops[first]) if kinds[first] == 1 else None,
+            unit=int(units[first]) if kinds[first] == 1 else None,
         )
         for first, behind in pairwise(edges)
     ]

@@ -54,5 +54,6 @@ export const CODES = {
   bad_video: "a video cannot be decoded",
   too_long: "longer than a pack",
   too_many_images: "more crops than a pack may hold",
+  too_many_patches: "more patches than a pack may hold",
   decode_failed: "an image or video changed or broke between measuring and writing",
 };

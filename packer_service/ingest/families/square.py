@@ -18,6 +18,7 @@ class SquareFamily:
     Args:
         vision: size, patches and pooling of a crop.
         marks: the tokens around and between crops.
+        work_per_crop: what the vision encoder does for a crop, in multiplications.
     """
 
     model_type = "square"
@@ -27,9 +28,10 @@ class SquareFamily:
     group_tokens = tokens = ()
     settings: Mapping[str, Any] = {}
 
-    def __init__(self, vision: VisionConfig, marks: ImageFormat) -> None:
+    def __init__(self, vision: VisionConfig, marks: ImageFormat, work_per_crop: int) -> None:
         self.vision = vision
         self.marks = marks
+        self.work_per_crop = work_per_crop
 
     def placeholder(self, kind: MediumKind) -> str:  # noqa: ARG002
         """Chats are written by the packer itself, so nothing holds an image's place."""
@@ -62,7 +64,10 @@ class SquareFamily:
     def _unit(self, kind: UnitKind, crops: tuple[CropShape, ...]) -> UnitShape:
         side, n = self.vision.image_size // self.vision.patch_size, len(crops)
         rows, patches = n * self.vision.pooled_per_crop, n * self.vision.patches_per_crop
-        return UnitShape(kind=kind, grid=(n, side, side), patches=patches, rows=rows, load=n, crops=crops)
+        load = n * self.work_per_crop
+        return UnitShape(
+            kind=kind, grid=(n, side, side), patches=patches, rows=rows, load=load, crops=crops, time_step=0.0
+        )
 
     def _placement(self, units: Sequence[UnitShape], before: Sequence[tuple[str, ...]]) -> Placement:
         pieces: list[Piece] = []

@@ -39,7 +39,18 @@ def _load(model: str | None, tokenizer: str, template: str | None, special: Spec
     for one in {loaded.template, loaded.tool_template} - {None}:
         assert one is not None
         check_in_process(one)
-    return loaded
+    entry = loaded.entry.model_copy(update={"chat_template_sha256": _templates_sha256(loaded)})
+    return replace(loaded, entry=entry)
+
+
+def _templates_sha256(tokenizer: Tokenizer) -> str | None:
+    """Of the template's source; where there is one for conversations with tools, a zero byte and its source follow."""
+    if tokenizer.template is None:
+        return None
+    tools = tokenizer.tool_template
+    if tools is None:
+        return tokenizer.template.sha256
+    return hashlib.sha256(f"{tokenizer.template.source}\0{tools.source}".encode()).hexdigest()
 
 
 def folder_tokenizer(folder: str, special: SpecialTokensConfig, given: FolderTokenizer) -> Tokenizer:

@@ -231,6 +231,7 @@ def _with_specials(
         eos_id=eos,
         pad_id=eos if pad is None else pad,
         image_id=image,
+        chat_template_sha256=None,
     )
     return Tokenizer(
         entry=entry,

@@ -13,18 +13,18 @@ TRAINING = 6
 """Operations for each multiply-add of the forward pass: two, and three times as many in a training step."""
 
 
-def pack_cost(config: PackConfig, *, lengths: Sequence[int], area: int, crops: int) -> float:
+def pack_cost(config: PackConfig, *, lengths: Sequence[int], area: int, load: int) -> float:
     """Training work in GFLOP. Adds and multiplies in the order that makes a cost the same bits everywhere.
 
     Args:
         config: the dataset's configuration.
         lengths: real tokens of each document.
         area: allowed pairs of the whole pack.
-        crops: crops of the pack.
+        load: the vision encoder's work for the pack's units, in multiplications.
     """
     linear = float(_linear_flops(config.cost) * config.seq_len)
     attention = float(_estimated_tiles(lengths, area)) * float(_tile_flops(config.cost))
-    vision = float(crops) * float(_crop_flops(config.cost, config.vision))
+    vision = float(load) * float(TRAINING)
     return ((linear + attention) + vision) / 1e9
 
 
@@ -49,10 +49,11 @@ def _tile_flops(model: CostConfig) -> int:
     return TRAINING * model.num_layers * (scores + values)
 
 
-def _crop_flops(model: CostConfig, vision: VisionConfig) -> int:
+def crop_work(model: CostConfig, vision: VisionConfig) -> int:
+    """Multiplications that the encoder and its connector take for one square crop, forward."""
     h, p, q = model.vision_hidden_size, vision.patches_per_crop, vision.pooled_per_crop
     layer = p * (4 * h**2 + 2 * h * model.vision_intermediate_size) + 2 * p**2 * h
     patches = 3 * p * vision.patch_size**2 * h
     pooling = (3 * q + 4 * p) * h**2 + 2 * p * h
     connector = q * model.intermediate_size * (2 * h + model.hidden_size)
-    return TRAINING * (model.vision_num_layers * layer + patches + pooling + connector)
+    return model.vision_num_layers * layer + patches + pooling + connector

@@ -82,8 +82,8 @@ def test_a_failure_reaches_all_who_wait_and_is_tried_again() -> None:
 
 def test_sizes_count_what_is_inside() -> None:
     """Fails when a kept record counts as its shell alone, so that memory grows past the limit."""
-    arrays = ImageLoadColumns.of([np.ones((2, 4, 1000), np.int64)], 4)
-    assert 2 * 1000 * 8 < size_of(arrays) < 2 * 1000 * 8 + 1000
+    arrays = ImageLoadColumns.of([np.ones((4, 4, 1000), np.int64)], 4)
+    assert 6 * 1000 * 8 < size_of(arrays) < 6 * 1000 * 8 + 1000
     assert size_of({"key": [b"x" * 5000, ("y" * 3000,)]}) > 8000
-    few, many = (image_balance(ImageLoadColumns.of([np.ones((2, size, 3), np.int64)], size), size) for size in (2, 200))
+    few, many = (image_balance(ImageLoadColumns.of([np.ones((4, size, 3), np.int64)], size), size) for size in (2, 200))
     assert size_of(many) - size_of(few) >= 2 * 198 * 24

@@ -11,7 +11,7 @@ from schemas.config import VisionConfig
 
 VISION = VisionConfig(image_size=28, patch_size=14, pool_size=2, max_crops=4)
 BEGIN, TOKEN, SEPARATOR, END = 1, 2, 3, 4
-FAMILY = SquareFamily(VISION, ImageFormat(begin=(BEGIN,), token=TOKEN, separator=(SEPARATOR,), end=(END,)))
+FAMILY = SquareFamily(VISION, ImageFormat(begin=(BEGIN,), token=TOKEN, separator=(SEPARATOR,), end=(END,)), 1)
 
 
 def tokens(placement: Placement) -> list[int | str]:

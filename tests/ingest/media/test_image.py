@@ -34,7 +34,7 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
 
 def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> PlacedMedium:
     vision = VisionConfig(image_size=image_size, patch_size=image_size, max_crops=max_crops)
-    family = SquareFamily(vision, ImageFormat(begin=(), token=0, separator=(), end=()))
+    family = SquareFamily(vision, ImageFormat(begin=(), token=0, separator=(), end=()), 1)
     medium = Medium(kind="image", data=data)
     return place(family, medium, probe_image(medium, "/"))
 

@@ -75,6 +75,10 @@ def test_a_rank_is_a_piece_of_its_ring_ranks_slice(packed: Path, whole: list[Any
             np.testing.assert_array_equal(batch.layout.runs, runs)
 
 
+def _with_crops_of(batch: RankBatch, other: RankBatch) -> RankBatch:
+    return replace(batch, pixels=other.pixels, picture_sizes=other.picture_sizes)
+
+
 @pytest.mark.parametrize("planted", ["images", "tokens", "positions", "mask"])
 def test_the_check_of_the_union_sees_planted_errors(
     packed: Path, whole: list[Any], check_union: Callable[..., None], planted: str
@@ -85,7 +89,7 @@ def test_the_check_of_the_union_sees_planted_errors(
     sample = whole[first.pack_id]
     check_union([first, second], sample)
     wrong = {
-        "images": [replace(first, images=second.images), replace(second, images=first.images)],
+        "images": [_with_crops_of(first, second), _with_crops_of(second, first)],
         "tokens": [replace(first, tokens=torch.roll(first.tokens, 1)), second],
         "positions": [first, replace(second, positions=first.positions)],
         "mask": [first, replace(second, doc_ids=first.doc_ids + 1)],
@@ -97,9 +101,11 @@ def test_the_check_of_the_union_sees_planted_errors(
 def test_dtypes_and_shapes(packed: Path) -> None:
     """Fails when a dtype changes: embeddings and the scatter of features index with int64, pixels stay bytes."""
     batch = next(iter(PackedDataset(packed, ring_degree=4, cp_rank=3, layout="balanced_ring")))
-    for name in ("tokens", "labels", "position_ids", "pool_ids", "positions"):
+    for name in ("tokens", "labels", "pool_ids", "positions"):
         assert getattr(batch, name).dtype == torch.int64
         assert getattr(batch, name).shape == (512,)
+    assert batch.position_ids.dtype == torch.int64
+    assert batch.position_ids.shape == (1, 512)
     assert batch.loss_weights.dtype == torch.float32
     assert batch.doc_ids.dtype == torch.int32
     assert batch.doc_ids.shape == (batch.seq_len,) == (2048,)

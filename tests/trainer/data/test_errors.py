@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
 from schemas import errors
+from schemas.checksum import crc32c
+from schemas.codec import decode_manifest, encode_json, encode_table, seal_manifest
+from schemas.header import read_member
 from schemas.layout import TokenLayout
 from schemas.manifest import UNSEALED
+from schemas.tables import PACKS
 from trainer.data.crops import read_crops
 from trainer.data.dataset import PackedDataset
 from trainer.data.header import read_header, token_layout
@@ -118,11 +124,11 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 BROKEN_BYTES: dict[str, tuple[type[Exception], str, Callable[[bytes], bytes]]] = {
     "name of a member": (errors.MembersInvalid, "no tar header of", _replaced(b".sequence.npz", b".sequence.npy")),
-    "arrays": (errors.SequenceInvalid, "sequence.npz", _replaced(b"tokens.npy", b"tokems.npy")),
-    "layouts": (errors.LayoutsInvalid, "layouts.npz", _replaced(b"contiguous.ring2.npy", b"contiguous,ring2.npy")),
-    "head": (errors.SampleHeadInvalid, "json", _replaced(b'{"pack_id":', b'["pack_id":')),
+    "arrays": (errors.MemberChanged, "sequence.npz", _replaced(b"tokens.npy", b"tokems.npy")),
+    "layouts": (errors.MemberChanged, "layouts.npz", _replaced(b"contiguous.ring2.npy", b"contiguous,ring2.npy")),
+    "head": (errors.MemberChanged, "json", _replaced(b'{"pack_id":', b'["pack_id":')),
     "name of a crop": (errors.ImagesInvalid, "crop 0", _replaced(b".0000.jpg", b".0001.jpg")),
-    "pixels": (errors.ImagesInvalid, "0000.jpg: does not decode", _replaced(b"\xff\xd8\xff\xe0", b"\0\0\0\0")),
+    "pixels": (errors.MemberChanged, "0000.jpg: has the CRC-32C", _replaced(b"\xff\xd8\xff\xe0", b"\0\0\0\0")),
     "end": (errors.ShardChanged, "has only (700|0) of the .* cut short", lambda data: data[:700]),
 }
 
@@ -153,12 +159,29 @@ def test_a_crop_that_reaches_a_little_past_its_sample(copied: Path, past: int) -
     """Fails when a rank reads the next sample's bytes, or the tar's end, as its own last crop."""
     dataset = PackedDataset(copied)
     place = next(place for place in dataset.files.packs() if place.size > place.header_size)
-    head = read_header(dataset.files, place, dataset.config).head
+    head = read_header(dataset.files, place, dataset.config, 1).head
     last = head.images[-1]
     beyond = place.size - place.header_size - last.offset - 512 + past
     head = head.model_copy(update={"images": [*head.images[:-1], last.model_copy(update={"size": beyond})]})
     with pytest.raises(errors.ImagesInvalid, match="outside the sample"):
-        read_crops(dataset.files, place, head, range(len(head.images)), image_size=56, image_format="jpeg")
+        read_crops(dataset.files, place, head, range(len(head.images)), image_format="jpeg")
+
+
+def test_a_damaged_crop_is_named_and_no_more_is_read(copied: Path) -> None:
+    """Fails when a flipped bit in a picture that still decodes is trained on, or finding it costs further bytes."""
+    dataset = PackedDataset(copied)
+    place = next(place for place in dataset.files.packs() if place.size > place.header_size)
+    head = read_header(dataset.files, place, dataset.config, 1).head
+    shard = copied / "shards" / place.shard
+    data, at = bytearray(shard.read_bytes()), place.offset + place.header_size + head.images[0].offset + 512
+    data[at + head.images[0].size - 1] ^= 1  # of the end marker, which decoders do not look at
+    shard.write_bytes(data)
+    before, crops = dataset.bytes_read, range(len(head.images))
+    with pytest.raises(
+        errors.MemberChanged, match=rf"{place.shard}, sample {place.key}, {place.key}.0000.jpg: has the"
+    ):
+        read_crops(dataset.files, place, head, crops, image_format="jpeg")
+    assert dataset.bytes_read - before <= place.size - place.header_size
 
 
 def test_a_missing_shard(copied: Path) -> None:
@@ -233,6 +256,26 @@ def _edit_head(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
             assert len(edited) == member.size
             data = data[: place.start] + edited + data[place.stop :]
         path.write_bytes(data)
+    _repair_checksums(folder)
+
+
+def _repair_checksums(folder: Path) -> None:
+    """Makes ``packs.parquet`` and the manifest follow from the heads, so that only what the heads say is wrong."""
+    rows = pq.read_table(folder / "packs.parquet").to_pylist()
+    for row in rows:
+        shard = (folder / "shards" / row["shard"]).read_bytes()
+        row["head_crc32c"] = crc32c(read_member(shard[row["offset"] :], 0, f"{row['key']}.json", "")[0])
+    table = encode_table(pa.Table.from_pylist(rows, schema=PACKS))
+    (folder / "packs.parquet").write_bytes(table)
+    manifest = decode_manifest((folder / "manifest.json").read_bytes(), "manifest.json")
+    entries = [
+        entry.model_copy(update={"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()})
+        if entry.name == "packs.parquet"
+        else entry
+        for entry in manifest.tables
+    ]
+    sealed = seal_manifest(manifest.model_copy(update={"tables": entries}))
+    (folder / "manifest.json").write_bytes(encode_json(sealed))
 
 
 @pytest.mark.parametrize("broken", BROKEN_HEADS)
@@ -269,7 +312,7 @@ def test_a_layout_that_is_not_a_partition(packed: Path, broken: str) -> None:
     needs = np.ones((2, 1), np.bool_)
     layout = TokenLayout(scheme="zigzag", ring_degree=2, block_size=12, runs=np.array(runs, np.int32), needs=needs)
     dataset = PackedDataset(packed)
-    header = read_header(dataset.files, dataset.files.packs()[0], dataset.config)
+    header = read_header(dataset.files, dataset.files.packs()[0], dataset.config, 1)
     header = replace(header, layouts={layout.name: layout})
     if error is None:
         assert token_layout(header, layout.name, 12, "here") is layout
@@ -281,6 +324,6 @@ def test_a_layout_that_is_not_a_partition(packed: Path, broken: str) -> None:
 def test_a_missing_layout(packed: Path) -> None:
     """Fails when a layout that the configuration lists and the sample lacks ends in a KeyError."""
     dataset = PackedDataset(packed)
-    header = read_header(dataset.files, dataset.files.packs()[0], dataset.config)
+    header = read_header(dataset.files, dataset.files.packs()[0], dataset.config, 1)
     with pytest.raises(errors.LayoutsInvalid, match=r"zigzag.ring3 is missing; there are only contiguous.ring1"):
         token_layout(header, "zigzag.ring3", 12, "here")

@@ -138,7 +138,7 @@ def test_planted_errors_show(
     rows = int(batch.pool_edges[-1])
     changes: dict[str, dict[str, Any]] = {
         "labels": {"batch": dataclasses.replace(batch, labels=torch.where(batch.labels >= 0, batch.tokens, -100))},
-        "positions": {"batch": dataclasses.replace(batch, position_ids=batch.positions)},
+        "positions": {"batch": dataclasses.replace(batch, position_ids=batch.positions[None])},
         "features": {"exchange": _Replaced(right, functools.partial(_swapped, right, (rows // 2, rows - rows // 2)))},
         "pooled rows": {"exchange": _Replaced(right, lambda features: right(_transposed_crops(features)))},
         "tokens of images": {"attend": _attend(_without_groups(batch))},

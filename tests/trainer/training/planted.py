@@ -27,7 +27,7 @@ def _heavier(batch: RankBatch) -> RankBatch:
 
 def _late_positions(batch: RankBatch) -> RankBatch:
     """Positions counted from the start of the slice instead of the document."""
-    return replace(batch, position_ids=batch.position_ids - batch.position_ids[0])
+    return replace(batch, position_ids=batch.position_ids - batch.position_ids[:, :1])
 
 
 def _swapped_runs(batch: RankBatch) -> RankBatch:
@@ -47,7 +47,7 @@ def _swapped_runs(batch: RankBatch) -> RankBatch:
 
 def _exchanged_images(batch: RankBatch) -> RankBatch:
     """The rank's crops in the opposite order, so that features fill each other's tokens."""
-    return replace(batch, images=batch.images.flip(0))
+    return replace(batch, pixels=batch.images.flip(0).flatten())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from packer_service.layout.schemes.contiguous import contiguous_runs
 from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
 from packer_service.plan.cost import CostModel, causal_area, document_tiles
 from packer_service.plan.cost import pack_cost as planned_cost
-from packer_service.verify.independent.cost import pack_cost
+from packer_service.verify.independent.cost import crop_work, pack_cost
 from packer_service.verify.independent.sample import MOST_PACKS, chosen_packs
 from packer_service.verify.independent.schemes import contiguous, zigzag
 from schemas.config import parse_config
@@ -26,8 +26,10 @@ def test_a_cost_has_the_bits_of_the_plans(seed: int) -> None:
     causal = causal_area(lengths)
     areas = causal + np.array([area - causal.sum(), *[0] * 11])
     tiles = document_tiles(lengths, areas).sum(keepdims=True)
-    planned = planned_cost(CostModel.of(config), seq_len=config.seq_len, tiles=tiles, crops=np.array([37]))
-    assert pack_cost(config, lengths=lengths.tolist(), area=area, crops=37) == planned[0]
+    load = 37 * CostModel.of(config).vision_work_per_crop
+    assert load == 37 * crop_work(config.cost, config.vision)
+    planned = planned_cost(CostModel.of(config), seq_len=config.seq_len, tiles=tiles, loads=np.array([load]))
+    assert pack_cost(config, lengths=lengths.tolist(), area=area, load=load) == planned[0]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 8])

@@ -1,0 +1,187 @@
+"""Datasets for a model with three axes of positions and groups over marks, made from sound ones, and corrupted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packer_service.packs.positions import grid_positions
+from packer_service.verify import Verdict
+from schemas.checksum import crc32c
+
+MERGE = 2
+"""A crop of the tiny configuration has 4 x 4 patches and four rows."""
+
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"
+
+
+@pytest.fixture(scope="module")
+def for_a_model(packed: Callable[..., Path], editable_of: Callable[[Path], Any], tmp_path_factory: Any) -> Any:
+    """A sound dataset as if it had been packed for a model. Read only."""
+    data = editable_of(shutil.copytree(packed("image_format=png"), tmp_path_factory.mktemp("model") / "dataset"))
+    marks = sorted({int(s.sequence["tokens"][unit["end"] - 1]) for s in data.samples() for unit in s.head["units"]})
+    image_id = data.manifest["tokenizer"]["image_id"]
+    assert len(marks) == 1, "units end with a mark"
+    assert marks != [image_id], "units end with a mark"
+    data.manifest["model"] = {
+        "model_type": "three_axes",
+        "files": {"config.json": "0" * 64},
+        "axes": 3,
+        "merge": MERGE,
+        "row_ids": [image_id],
+        "group_ids": [image_id, *marks],
+        "settings": {"patch_size": 14},
+    }
+    for sample in data.samples():
+        _with_three_axes(sample, [image_id, *marks])
+        data.derive(sample)
+    data.save()
+    return data
+
+
+def _with_three_axes(sample: Any, in_groups: list[int]) -> None:
+    arrays, units = sample.sequence, sample.head["units"]
+    bounds = np.array(sample.head["cum_token_pooling_bounds"])
+    rows = np.where(arrays["pool_ids"] >= 0, np.searchsorted(bounds, arrays["pool_ids"], side="right"), -1)
+    grids, media = np.array([unit["grid"] for unit in units]).reshape(-1, 3), [unit["medium"] for unit in units]
+    positions = np.zeros((3, len(rows)), np.int32)
+    for number, span in enumerate(sample.head["documents"]):
+        inside = np.flatnonzero(arrays["doc_ids"] == number)
+        branch = arrays["branch_ids"][inside]
+        for which in range(branch.max() + 1):
+            alone = inside[(branch == 0) | (branch == which)]
+            steps = np.zeros(len(units), np.float32)
+            positions[:, alone] = grid_positions(rows[alone].astype(np.int32), grids, np.array(media), steps, MERGE)
+        assert span["length"] == len(inside)
+    arrays["position_ids"] = positions
+    grouped = np.isin(arrays["tokens"], in_groups) & (arrays["doc_ids"] >= 0)
+    arrays["group_ids"][:] = -1
+    arrays["group_ids"][grouped] = np.unique(arrays["doc_ids"][grouped], return_inverse=True)[1]
+
+
+def test_a_dataset_of_three_axes_is_sound(for_a_model: Any, verify: Callable[[Path], Verdict]) -> None:
+    """Fails when verifying reads positions or groups of a model as those of the generic way."""
+    verdict = verify(for_a_model.path)
+    assert not verdict.broken, verdict.as_lines()
+    heights = np.concatenate(
+        [s.sequence["position_ids"][0] - s.sequence["position_ids"][1] for s in for_a_model.samples()]
+    )
+    assert (heights < 0).any(), "rows lie below each other"
+    grouped = np.concatenate([s.sequence["group_ids"][s.sequence["pool_ids"] < 0] for s in for_a_model.samples()])
+    assert (grouped >= 0).any(), "groups cover marks"
+
+
+def _time(data: Any) -> None:
+    sample = data.sample_where(lambda s: (s.sequence["pool_ids"] >= 0).any())
+    sample.sequence["position_ids"][0, np.flatnonzero(sample.sequence["pool_ids"] >= 0)[0]] += 1
+
+
+def _text_after_an_image(data: Any) -> None:
+    """Text that goes on from the number of rows instead of the larger side."""
+    sample = data.sample_where(lambda s: s.head["units"])
+    unit = sample.head["units"][0]
+    span = sample.head["documents"][unit["document"]]
+    sample.sequence["position_ids"][:, unit["end"] : span["start"] + span["length"]] += 1
+
+
+def _padding(data: Any) -> None:
+    sample = data.sample_where(lambda s: (s.sequence["doc_ids"] < 0).any())
+    sample.sequence["position_ids"][2, np.flatnonzero(sample.sequence["doc_ids"] < 0)[-1]] = 1
+
+
+def _one_axis(data: Any) -> None:
+    sequence = data.samples()[0].sequence
+    sequence["position_ids"] = sequence["position_ids"][:1]
+
+
+def _mark_without_its_group(data: Any) -> None:
+    sample = data.sample_where(lambda s: ((s.sequence["group_ids"] >= 0) & (s.sequence["pool_ids"] < 0)).any())
+    arrays = sample.sequence
+    arrays["group_ids"][np.flatnonzero((arrays["group_ids"] >= 0) & (arrays["pool_ids"] < 0))[0]] = -1
+    data.derive(sample)
+
+
+def _row_on_another_token(data: Any) -> None:
+    sequence = data.sample_where(lambda s: (s.sequence["pool_ids"] >= 0).any()).sequence
+    sequence["tokens"][np.flatnonzero(sequence["pool_ids"] >= 0)[0]] = data.manifest["model"]["group_ids"][1]
+
+
+def _grid_of_other_rows(data: Any) -> None:
+    data.sample_where(lambda s: s.head["units"]).head["units"][0]["grid"] = [1, 4, 6]
+
+
+def _size_that_the_picture_has_not(data: Any) -> None:
+    data.sample_where(lambda s: s.crops).head["images"][0]["width"] += 14
+
+
+def _id_outside_of_the_vocabulary(data: Any) -> None:
+    data.manifest["model"]["row_ids"].append(data.manifest["tokenizer"]["vocab_size"])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (_time, "P6"),
+        (_text_after_an_image, "P6"),
+        (_padding, "P4"),
+        (_one_axis, "P2"),
+        (_mark_without_its_group, "P10"),
+        (_row_on_another_token, "P9"),
+        (_grid_of_other_rows, "P19"),
+        (_size_that_the_picture_has_not, "P16"),
+        (_id_outside_of_the_vocabulary, "D2"),
+    ],
+)
+def test_a_broken_rule_is_named(
+    change: Callable[[Any], None],
+    rule: str,
+    for_a_model: Any,
+    editable_of: Callable[[Path], Any],
+    tmp_path: Path,
+    assert_breaks: Callable[..., Verdict],
+) -> None:
+    """Fails when positions, groups or units of a model are not derived again."""
+    data = editable_of(shutil.copytree(for_a_model.path, tmp_path / "dataset"))
+    change(data)
+    data.save()
+    assert_breaks(data, rule)
+
+
+def test_pictures_of_different_sizes_are_read(
+    for_a_model: Any, editable_of: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """Fails when the reader takes every crop for a square, or gives a rank another rank's units."""
+    import io
+
+    from PIL import Image
+
+    from trainer.data import PackedDataset
+
+    data = editable_of(shutil.copytree(for_a_model.path, tmp_path / "dataset"))
+    noise = np.random.default_rng(0)
+    pixels: dict[tuple[int, int], np.ndarray] = {}
+    for sample in data.samples():
+        for number, image in enumerate(sample.head["images"]):
+            image["width"], image["height"] = 28 + 14 * (number % 3), 42 + 14 * (number % 2)
+            picture = noise.integers(0, 255, (image["height"], image["width"], 3), np.uint8)
+            pixels[sample.head["pack_id"], number] = picture
+            buffer = io.BytesIO()
+            Image.fromarray(picture).save(buffer, "PNG")
+            sample.crops[number] = buffer.getvalue()
+            image["crc32c"] = crc32c(sample.crops[number])
+    data.save()
+    seen = 0
+    for rank in (0, 1):
+        for batch in PackedDataset(data.path, ulysses_degree=2, cp_rank=rank):
+            assert batch.position_ids.shape == (3, 512)
+            crops = range(batch.start_image_idx, batch.end_image_idx)
+            assert [unit.rows for unit in batch.units] == [4] * len(crops)
+            for number, picture in zip(crops, batch.pictures, strict=True):
+                np.testing.assert_array_equal(picture.numpy(), pixels[batch.pack_id, number])
+                seen += 1
+    assert seen == len(pixels) > 20
