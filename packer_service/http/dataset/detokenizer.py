@@ -26,15 +26,15 @@ def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
     names = ["tekken"] if wanted.name == "tekken" else [name for name in files if _sha256(name) == wanted.sha256]
     for name in names:
         from packer_service.ingest.text.tokenizer import (
-            load_tokenizer,  # takes a second, which only questions about text should pay
+            load_decoder,  # takes a second, which only questions about text should pay
         )
 
         try:
-            tokenizer = load_tokenizer(name, dataset.config.special_tokens)
+            decoder = load_decoder(name)
         except ConfigError:
             continue
-        if tokenizer.entry == wanted:
-            return tokenizer.decode
+        if decoder.sha256 == wanted.sha256:
+            return decoder.decode
     raise ProblemError(
         409,
         "tokenizer-unavailable",

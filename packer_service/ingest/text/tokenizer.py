@@ -99,6 +99,31 @@ class Tokenizer:
         return names[0]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoder:
+    """What turns ids into text, special tokens spelled out, and the SHA-256 of its file."""
+
+    decode: Callable[[Sequence[int]], str]
+    sha256: str
+
+
+@lru_cache(maxsize=2)
+def load_decoder(name: str) -> Decoder:
+    """Loads what ``tekken`` or the ``tokenizer.json`` at a path needs to decode, each once per process.
+
+    Raises:
+        ConfigError: the file is missing or is not a tokenizer.
+    """
+    if name == "tekken":
+        tekken = load_tokenizer(name, SpecialTokensConfig())
+        return Decoder(decode=tekken.decode, sha256=tekken.entry.sha256)
+    path = _existing(Path(name))
+    loaded = _parsed(_text_of(path), path.name)
+    return Decoder(
+        decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False), sha256=_sha256(path)
+    )
+
+
 @lru_cache(maxsize=2)
 def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
     """Loads ``tekken`` or the ``tokenizer.json`` at a path, each once per process.
@@ -133,14 +158,22 @@ def _decode_tekken(tekken: object, tokens: Sequence[int]) -> str:
 
 
 def _load_hugging_face(path: Path, special: SpecialTokensConfig) -> Tokenizer:
+    content = _text_of(_existing(path))
+    return hugging_face(content, special, name=path.name, sha256=_sha256(path))
+
+
+def _existing(path: Path) -> Path:
     if not path.is_file():
         raise ConfigError(
             f"tokenizer: {str(path)!r} is not a file; give `tekken`, the path of a tokenizer.json, or a folder with one"
         )
+    return path
+
+
+def _text_of(path: Path) -> str:
     try:
-        content = path.read_text(encoding="utf-8")
-        return hugging_face(content, special, name=path.name, sha256=_sha256(path))
-    except UnicodeDecodeError:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
         raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json") from None
 
 
