@@ -143,7 +143,7 @@ class PackConfig(_Section):
     chat_template: str | None = Field(
         None, min_length=1, description="Jinja file that writes conversations; null for the tokenizer's own form."
     )
-    tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or the path of a tokenizer.json.")
+    tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or a tokenizer.json, or a folder with one.")
     special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
     video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")
@@ -177,10 +177,12 @@ class PackConfig(_Section):
         return 2 * math.lcm(*self.ring_degrees) if "zigzag" in self.layouts else 1
 
     @model_validator(mode="after")
-    def _is_supported(self) -> PackConfig:
-        for name in ("model", "chat_template"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not supported by this version; leave it null")
+    def _model_decides(self) -> PackConfig:
+        if self.model is None:
+            return self
+        for name in ("tokenizer", "special_tokens.image", "bidirectional", *(f"vision.{key}" for key in _VISION_KEYS)):
+            if _at(self, name) != _at(type(self)(), name):
+                raise ValueError(f"{name} {_at(self, name)!r} contradicts model, whose folder decides it; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -204,6 +206,17 @@ class PackConfig(_Section):
                 f"nearest that do: {nearest_multiples(self.seq_len, step)}"
             )
         return self
+
+
+_VISION_KEYS = tuple(VisionConfig.model_fields)
+
+
+def _at(section: BaseModel, name: str) -> Any:
+    """A key's value, by its name with dots."""
+    value: Any = section
+    for key in name.split("."):
+        value = getattr(value, key)
+    return value
 
 
 def parse_config(values: dict[str, Any]) -> PackConfig:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from packer_service.ingest.document import Document
 from packer_service.ingest.families.place import place
-from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.media.isolated import probe
+from packer_service.ingest.model import configured_renderer
 from packer_service.ingest.oversize import fit
-from packer_service.ingest.render import Renderer, render
-from packer_service.ingest.text.chat_process import chat_texts
+from packer_service.ingest.render import render
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
-from packer_service.plan.cost import CostModel
 from schemas.config import PackConfig
 
 
@@ -32,13 +30,7 @@ def render_pieces(
         DocumentError: an image or video is missing or broken, or the document does not fit.
         OSError: the file system failed; no document is at fault.
     """
-    renderer = Renderer(
-        tokenizer=tokenizer,
-        family=SquareFamily(config.vision, tokenizer.image, CostModel.of(config).vision_work_per_crop),
-        bidirectional=config.bidirectional,
-        annotation_weight=config.annotation_weight,
-        write_chats=chat_texts,
-    )
+    renderer = configured_renderer(config, tokenizer)
     placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in document.media()]
     rendered = render(renderer, document, placed)
     return fit(

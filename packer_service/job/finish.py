@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from packer_service.ingest.model import PackedFor
 from packer_service.job.survey import Survey
 from packer_service.job.workdir import read_record
 from packer_service.plan.plan import Plan
@@ -20,7 +21,7 @@ from schemas.balance import BalanceOrder
 from schemas.codec import seal_manifest
 from schemas.config import PackConfig
 from schemas.identity import dataset_id
-from schemas.manifest import FORMAT_VERSION, Counts, Manifest, TableEntry, TokenizerEntry
+from schemas.manifest import FORMAT_VERSION, Counts, Manifest, TableEntry
 from schemas.tables import TABLES
 from schemas.version import VERSION
 
@@ -42,7 +43,7 @@ def make_manifest(
     found: Survey,
     plan: Plan,
     config: PackConfig,
-    tokenizer: TokenizerEntry,
+    target: PackedFor,
     unread: dict[str, int],
 ) -> Manifest:
     """Writes the tables from the shards' records, and returns the manifest that describes what is there.
@@ -54,18 +55,18 @@ def make_manifest(
         found: what measuring found.
         plan: what was written.
         config: the job's configuration.
-        tokenizer: the tokenizer that made the tokens.
+        target: what was packed for.
         unread: how many files of the source's folders are no source, by pattern.
     """
     order = BalanceOrder.of(config, plan.n_packs)
     tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        dataset_id=dataset_id(config, tokenizer, None, _planned_rows(found, plan)),
+        dataset_id=dataset_id(config, target.tokenizer, target.model, _planned_rows(found, plan)),
         preshard_version=VERSION,
         config=config.model_dump(mode="json"),
-        tokenizer=tokenizer,
-        model=None,
+        tokenizer=target.tokenizer,
+        model=target.model,
         sources=[file.label for file in found.files],
         unused_columns=found.unused_columns,
         unread_files=unread,

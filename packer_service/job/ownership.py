@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from packer_service.ingest.model import PackedFor
 from packer_service.ingest.source.file import Fragment
 from packer_service.runtime.progress import Progress
 from packer_service.shards.lock import LOCK, FolderInUseError, locked
@@ -20,7 +21,7 @@ from schemas.codec import decode_manifest
 from schemas.config import PackConfig
 from schemas.errors import ConfigError, PreshardError
 from schemas.filesystem import without_credentials
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest, TokenizerEntry
+from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
 from schemas.version import VERSION
 
 JOB = "job.json"
@@ -42,13 +43,15 @@ class DatasetDamagedError(PreshardError):
     """A dataset is whole by its manifest, but one of its files is missing or has another size."""
 
 
-def job_record(config: PackConfig, tokenizer: TokenizerEntry, fragments: Sequence[Fragment]) -> Record:
+def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragment]) -> Record:
     """What must be the same for two runs to be the same job."""
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
     return {
         "version": VERSION,
-        "config": config.model_dump(mode="json"),
-        "tokenizer": tokenizer.model_dump(mode="json"),
+        # not where the files of a model lie, but what they hold
+        "config": config.model_dump(mode="json", exclude={"tokenizer", "model", "chat_template"}),
+        "tokenizer": target.tokenizer.model_dump(mode="json"),
+        "model": None if target.model is None else target.model.model_dump(mode="json"),
         "files": [{**asdict(file), "uri": without_credentials(file.uri)} for file in files],
     }
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from packer_service.ingest.model import PackedFor, packed_for
 from packer_service.ingest.source.file import Fragment
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import Sources, list_sources
-from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import Measured, measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
@@ -41,7 +41,7 @@ from packer_service.shards.store import Folder
 from schemas.codec import encode_json
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
-from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest, TokenizerEntry
+from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +86,10 @@ def pack(
     for source in sources:
         require_answer("SOURCE", source)
     require_answer("--out", out)
-    tokenizer = configured_tokenizer(config).entry
+    target = packed_for(config)
     found = list_sources(sources, config)
     fragments = list_fragments(found.files)
-    folder, record = Folder(out), job_record(config, tokenizer, fragments)
+    folder, record = Folder(out), job_record(config, target, fragments)
     manifest = finished_before(folder, record)
     if manifest is not None:
         return Outcome(manifest=manifest, already_done=True, seconds={})
@@ -99,7 +99,7 @@ def pack(
             progress.note(note)
         job = _Job(claim=claim, config=config, executor=executor, progress=progress, few_bytes=few_bytes)
         try:
-            return _run(job, found, fragments, tokenizer)
+            return _run(job, found, fragments, target)
         except FileNotFoundError:
             # in an object store two runs of one job can meet, and the first to end removes the work of both
             manifest = None if folder.is_local else finished_before(folder, record)
@@ -147,7 +147,7 @@ class _Clock:
         self.last = now
 
 
-def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], tokenizer: TokenizerEntry) -> Outcome:
+def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], target: PackedFor) -> Outcome:
     clock = _Clock()
     found, measure_task_seconds = _survey(job, _with_copies(job, fragments), sources.unused)
     clock.lap("measure_seconds")
@@ -166,7 +166,7 @@ def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], tokenizer: 
         found=found,
         plan=plan,
         config=job.config,
-        tokenizer=tokenizer,
+        target=target,
         unread=sources.unread,
     )
     tasks = {"measure_task_seconds": measure_task_seconds, "write_task_seconds": _task_seconds(records, shards)}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
+from packer_service.ingest.model import packed_for
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.text.configured import configured_tokenizer
@@ -46,7 +47,7 @@ def plan_sources(
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    configured_tokenizer(config)  # so that a wrong one is reported before any task starts
+    packed_for(config)  # so that wrong files are reported before any task starts
     for source in sources:
         require_answer("SOURCE", source)
     listed = list_sources(sources, config)

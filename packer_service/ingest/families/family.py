@@ -105,6 +105,7 @@ class Family(Protocol):
         group_tokens: tokens that see each other in both directions inside a document; none for a causal model.
         opening: mark that belongs to a unit if it stands directly before its first token; empty if there is none.
         closing: the same after its last token.
+        row_tokens: the tokens that rows fill.
         tokens: every special token that it writes, which the tokenizer must have.
         settings: what a reader needs to rebuild the model's inputs, as JSON values.
     """
@@ -123,6 +124,8 @@ class Family(Protocol):
     def opening(self) -> str: ...
     @property
     def closing(self) -> str: ...
+    @property
+    def row_tokens(self) -> tuple[str, ...]: ...
     @property
     def tokens(self) -> tuple[str, ...]: ...
     @property

@@ -49,6 +49,11 @@ class InternVLFamily:
     group_tokens: tuple[str, ...] = ()
 
     @property
+    def row_tokens(self) -> tuple[str, ...]:
+        """The same for stills and videos."""
+        return (self.row_token,)
+
+    @property
     def tokens(self) -> tuple[str, ...]:
         """Every special token that it writes."""
         return (self.row_token, self.video_token, self.start, self.end)

@@ -66,6 +66,11 @@ class Molmo2Family:
     group_tokens: tuple[str, ...] = (ROW, COLUMN, START, LOW_START, FRAME_START, END, FRAME_END, LOW)
 
     @property
+    def row_tokens(self) -> tuple[str, ...]:
+        """The same for stills and videos."""
+        return (ROW,)
+
+    @property
     def tokens(self) -> tuple[str, ...]:
         """Every special token that it writes."""
         return (*self.group_tokens, self.image_token, self.video_token)

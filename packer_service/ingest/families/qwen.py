@@ -85,6 +85,11 @@ class QwenFamily:
         return self.geometry.merge
 
     @property
+    def row_tokens(self) -> tuple[str, ...]:
+        """One for stills and one for videos."""
+        return (self.image_token, self.video_token)
+
+    @property
     def tokens(self) -> tuple[str, ...]:
         """Every special token that it writes."""
         return (self.image_token, self.video_token, self.opening, self.closing)

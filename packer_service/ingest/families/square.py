@@ -25,7 +25,7 @@ class SquareFamily:
     axes: Literal[1] = 1
     merge = 1
     prefix = opening = closing = ""
-    group_tokens = tokens = ()
+    group_tokens = row_tokens = tokens = ()
     settings: Mapping[str, Any] = {}
 
     def __init__(self, vision: VisionConfig, marks: ImageFormat, work_per_crop: int) -> None:

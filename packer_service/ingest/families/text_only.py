@@ -20,7 +20,7 @@ class TextFamily:
     axes: Literal[1] = 1
     merge = 1
     prefix = opening = closing = ""
-    group_tokens = tokens = ()
+    group_tokens = row_tokens = tokens = ()
     settings: Mapping[str, Any] = {}
 
     def __init__(self, model_type: str) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from packer_service.ingest.text.chat_process import check_in_process, load_folder
 from packer_service.ingest.text.chat_template import ChatTemplate
+from packer_service.ingest.text.hugging_face import hugging_face
 from packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE, FolderTokenizer
-from packer_service.ingest.text.tokenizer import Tokenizer, hugging_face, load_tokenizer
+from packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer, load_tokenizer
 from schemas.config import PackConfig, SpecialTokensConfig
 from schemas.errors import ConfigError
 
@@ -30,7 +31,7 @@ def configured_tokenizer(config: PackConfig) -> Tokenizer:
 @lru_cache(maxsize=2)
 def _load(model: str | None, tokenizer: str, template: str | None, special: SpecialTokensConfig) -> Tokenizer:
     folder = tokenizer if model is None else model
-    if model is not None and Path(folder).is_dir():
+    if folder != TEKKEN and Path(folder).is_dir():
         loaded = folder_tokenizer(folder, special, load_folder(folder))
     else:
         loaded = load_tokenizer(tokenizer, special)
@@ -63,7 +64,7 @@ def folder_tokenizer(folder: str, special: SpecialTokensConfig, given: FolderTok
     tokenizer = hugging_face(
         given.tokenizer,
         special,
-        name=Path(folder).resolve().name,
+        name=TOKENIZER_FILE,
         sha256=hashlib.sha256(content).hexdigest(),
         special_tokens=given.special_tokens,
     )

@@ -1,0 +1,92 @@
+"""What a job packs for: the family of its model folder or squares, and the tokenizer that fits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from packer_service.ingest.families.family import Family
+from packer_service.ingest.families.folder import FolderFamily, load_family
+from packer_service.ingest.families.square import SquareFamily
+from packer_service.ingest.render import Renderer
+from packer_service.ingest.text.chat_process import chat_texts
+from packer_service.ingest.text.configured import configured_tokenizer
+from packer_service.ingest.text.tokenizer import Tokenizer
+from packer_service.plan.cost import CostModel
+from schemas.config import PackConfig
+from schemas.errors import ConfigError
+from schemas.manifest import ModelEntry, TokenizerEntry
+
+
+@lru_cache(maxsize=2)
+def configured_renderer(config: PackConfig, tokenizer: Tokenizer) -> Renderer:
+    """Writes the documents of a job.
+
+    Raises:
+        ConfigError: the model folder is of no family, or has settings that are not followed.
+    """
+    return Renderer(
+        tokenizer=tokenizer,
+        family=_family(config, tokenizer),
+        bidirectional=config.bidirectional,
+        annotation_weight=config.annotation_weight,
+        write_chats=chat_texts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedFor:
+    """What the manifest says of the tokenizer and of the model, None without one."""
+
+    tokenizer: TokenizerEntry
+    model: ModelEntry | None
+
+
+def packed_for(config: PackConfig) -> PackedFor:
+    """What a job packs for. Everything that its files say is checked here, before any row is read.
+
+    Raises:
+        ConfigError: a file of the tokenizer, the chat template or the model is missing, is not what it should be, or
+            has a setting that is not followed; or the tokenizer lacks a token that the model needs.
+    """
+    tokenizer = configured_tokenizer(config)
+    if config.model is None:
+        return PackedFor(tokenizer=tokenizer.entry, model=None)
+    model = _model_entry(config.model, tokenizer)
+    entry = tokenizer.entry
+    is_new = entry.image_id not in tokenizer.token_ids.values()  # an id after the vocabulary, which no model has
+    fitting = {
+        "image_id": model.row_ids[0] if model.row_ids else entry.pad_id,
+        "vocab_size": entry.vocab_size - is_new,
+    }
+    return PackedFor(tokenizer=entry.model_copy(update=fitting), model=model)
+
+
+def _model_entry(folder: str, tokenizer: Tokenizer) -> ModelEntry:
+    found = load_family(folder)
+    family = found.family
+    _check_tokens(found, tokenizer)
+    return ModelEntry(
+        model_type=family.model_type,
+        files=found.sha256,
+        axes=family.axes,
+        merge=family.merge,
+        row_ids=[tokenizer.token_id(token) for token in family.row_tokens],
+        group_ids=[tokenizer.token_id(token) for token in family.group_tokens],
+        settings=dict(family.settings),
+    )
+
+
+def _family(config: PackConfig, tokenizer: Tokenizer) -> Family:
+    if config.model is not None:
+        return load_family(config.model).family
+    return SquareFamily(config.vision, tokenizer.image, CostModel.of(config).vision_work_per_crop)
+
+
+def _check_tokens(found: FolderFamily, tokenizer: Tokenizer) -> None:
+    missing = [token for token in found.family.tokens if token not in tokenizer.token_ids]
+    if missing:
+        raise ConfigError(
+            f"model: its tokenizer has no token {missing[0]!r}, which {found.family.model_type} writes around images; "
+            "give the folder of one model, as it was published"
+        )

@@ -1,0 +1,107 @@
+"""Tokenizers of the ``tokenizers`` library, from a file or from the JSON text of one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from packer_service.ingest.text.encoded import encode_with_specials
+from packer_service.ingest.text.marks import MARKS, chat_format, image_format
+from packer_service.ingest.text.special_ids import find_special_ids
+from packer_service.ingest.text.tokenizer import Decoder, Tokenizer
+from schemas.config import SpecialTokensConfig
+from schemas.errors import ConfigError
+
+
+def load_file(path: Path, special: SpecialTokensConfig) -> Tokenizer:
+    """The tokenizer in a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
+    """
+    content = _content(path)
+    return hugging_face(content, special, name=path.name, sha256=hashlib.sha256(content.encode()).hexdigest())
+
+
+def load_file_decoder(path: Path) -> Decoder:
+    """What a ``tokenizer.json`` needs to decode.
+
+    Raises:
+        ConfigError: the file is missing or is not a tokenizer.
+    """
+    content = _content(path)
+    loaded = _parsed(content, path.name)
+    return Decoder(
+        decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False),
+        sha256=hashlib.sha256(content.encode()).hexdigest(),
+    )
+
+
+def hugging_face(
+    content: str, special: SpecialTokensConfig, *, name: str, sha256: str, special_tokens: str | None = None
+) -> Tokenizer:
+    """A tokenizer from the JSON text of the library.
+
+    Args:
+        content: the text.
+        special: special tokens that the configuration names.
+        name: of the tokenizer, for the manifest.
+        sha256: of the file that it is known by.
+        special_tokens: special tokens by the names that ``transformers`` gives them (``bos_token`` ...), as JSON text;
+            None if no folder says, and they are looked up.
+
+    Raises:
+        ConfigError: it is not a tokenizer, or a special token is not in it.
+    """
+    plain = _parsed(content, name)
+    plain.encode_special_tokens = True
+    marked = cache(lambda: _parsed(content, name))  # only chat templates need it
+    added = plain.get_added_tokens_decoder()
+    ids = {token.content: i for i, token in added.items()}
+    # A file may list its marks as plain added tokens, and text that spells one would then be encoded as one. Tokens
+    # that are not marks of ours, such as those of tool calls, stay what the file says.
+    marks = ids.keys() & {*MARKS, special.bos, special.eos, special.image}
+    plain.add_special_tokens(sorted(marks))
+    vocab_size = max(plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    found = find_special_ids(ids, special, vocab_size=vocab_size, special_tokens=special_tokens)
+    uncut = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else None
+
+    def encode(text: str) -> list[int]:
+        return plain.encode(text, add_special_tokens=False).ids
+
+    return Tokenizer(
+        entry=found.entry(name, sha256),
+        chat=chat_format(encode, ids, found.eos),
+        image=image_format(ids, found.image),
+        encode=encode,
+        decode=lambda tokens: plain.decode(list(tokens), skip_special_tokens=False),
+        encode_marked=lambda text: encode_with_specials(marked(), text, uncut),
+        token_ids=ids,
+        specials={token.content for token in added.values() if token.special} | marks,
+        special_tokens=special_tokens or found.by_role(ids),
+    )
+
+
+def _content(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError(
+            f"tokenizer: {str(path)!r} is not a file; give `tekken`, the path of a tokenizer.json, or a folder with one"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json") from None
+
+
+def _parsed(content: str, name: str) -> HuggingFaceTokenizer:
+    try:
+        loaded = HuggingFaceTokenizer.from_str(content)
+    except Exception as error:  # the library raises bare Exception for every fault in the text
+        raise ConfigError(f"tokenizer: {name!r} is not a Hugging Face tokenizer.json ({error})") from None
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
