@@ -15,7 +15,7 @@ CLIPS = ((0.0, 0.5), (0.0, 2.0), (0.5, 1.75), (1.0, 4.0), (1.3, 2.1), (2.0, 2.6)
 """Start and end in seconds; a video is cut into those that begin within it."""
 
 SHORTEST_CUT, SHORTEST_CLIP = 0.5, 0.25
-"""Seconds above which a video is cut into clips, and that a clip must at least show: a few frames at every rate here."""
+"""Seconds above which a video is cut into clips, and that a clip must at least show: a few frames at each rate here."""
 
 
 def conversation(user: list[Row] | str, *turns: str, system: str | None = None) -> list[Row]:

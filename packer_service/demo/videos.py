@@ -13,8 +13,8 @@ import av
 import numpy as np
 
 from packer_service.demo.packages import package_folder
-from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 from packer_service.ingest.document import Medium
+from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 
 ALL_FRAMES_FPS, NO_LIMIT = 1000.0, 100_000
 """More frames per second, and more frames, than any video here has: a probe with these takes all of its frames."""
@@ -25,7 +25,7 @@ TICKS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a variant is made: every ``step``-th frame from ``first`` to ``last`` of the clips, at ``rate`` per second."""
+    """How a variant is made: each ``step``-th frame from ``first`` to ``last`` of the clips, at ``rate`` per second."""
 
     name: str
     clips: tuple[str, ...]

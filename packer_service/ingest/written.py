@@ -24,8 +24,8 @@ class Slot:
     """What replaces one placeholder in a text.
 
     ``pieces`` number their units from ``first_unit`` of the document on. ``opening`` and ``closing`` are marks that
-    belong to the first and last unit if the text has them directly beside the placeholder; with ``once``, the pieces'
-    own marks are left out then.
+    belong to the first and last unit if the text has them directly beside it; with ``once``, the pieces' own marks are
+    left out then.
     """
 
     placeholder: str
@@ -97,12 +97,13 @@ def write(
         moved += _moved(loss, done, start, length - done)
         out.append(text[done:start])
         length += start - done
-        opens, closes = text.endswith(slot.opening, done, start), text.startswith(slot.closing, end)
+        opens = bool(slot.opening) and text.endswith(slot.opening, done, start)
+        closes = bool(slot.closing) and text.startswith(slot.closing, end)
         pieces = _without_marks(slot, opens, closes, spell)
         written, own = _spelled(pieces, length, slot.first_unit, spell)
-        if slot.opening and opens and own:
+        if opens and _lacks(pieces[0], slot.opening, spell):
             own.insert(0, _mark(slot.opening, length - len(slot.opening), own[0].unit))
-        if slot.closing and closes and own:
+        if closes and _lacks(pieces[-1], slot.closing, spell):
             own.append(_mark(slot.closing, length + len(written), own[-1].unit))
         out.append(written)
         places += own
@@ -133,15 +134,20 @@ def _moved(loss: Sequence[Span], start: int, end: int, by: int) -> Iterator[Span
 
 def _without_marks(slot: Slot, opens: bool, closes: bool, spell: Callable[[Token], str]) -> tuple[Piece, ...]:
     pieces = slot.pieces
-    if slot.once and slot.opening and opens and _is(pieces[0], slot.opening, spell):
+    if slot.once and opens and _is(pieces[0], slot.opening, spell):
         pieces = pieces[1:]
-    if slot.once and slot.closing and closes and _is(pieces[-1], slot.closing, spell):
+    if slot.once and closes and _is(pieces[-1], slot.closing, spell):
         pieces = pieces[:-1]
     return pieces
 
 
 def _is(piece: Piece, name: str, spell: Callable[[Token], str]) -> bool:
     return isinstance(piece, Mark) and spell(piece.token) == name
+
+
+def _lacks(piece: Piece, name: str, spell: Callable[[Token], str]) -> bool:
+    """Whether a unit begins or ends with this piece, and not with the mark itself."""
+    return not isinstance(piece, str) and not _is(piece, name, spell)
 
 
 def _spelled(

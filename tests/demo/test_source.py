@@ -11,17 +11,17 @@ import av
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.config import PackConfig
-from packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
 from packer_service.demo import packages
+from packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
 from packer_service.demo.videos import RECIPES, encode, pictures
+from packer_service.ingest.document import Medium
+from packer_service.ingest.media.video import probe_video
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
-from packer_service.ingest.media.video import probe_video
 from packer_service.job.measure import measure_fragment
 from packer_service.job.survey import survey
+from schemas.config import PackConfig
 from schemas.errors import REJECT_CODES, ConfigError, PreshardError
-from packer_service.ingest.document import Medium
 
 
 @pytest.fixture(scope="module")

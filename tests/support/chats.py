@@ -13,7 +13,6 @@ from typing import Any
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from packer_service.ingest.document import Document, Message
 from packer_service.ingest.families.square import SquareFamily
 from packer_service.ingest.render import Renderer
 from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
@@ -210,24 +209,3 @@ def _content(style: Style, draw: random.Random) -> Any:
 
 def _text(draw: random.Random) -> str:
     return "a" + draw.choice(["", " "]).join(draw.choices(WORDS, k=draw.randint(1, 12)))
-
-
-def document_of(row: Row) -> Document:
-    """The document of such a row."""
-
-    def message(turn: Row) -> Message:
-        content = turn.get("content")
-        parts = [content] if isinstance(content, str) else [part["text"] for part in content or []]
-        return Message(
-            role=turn["role"],
-            parts=tuple(parts),
-            content_is_list=isinstance(content, list),
-            content_is_null=content is None,
-            has_loss=turn.get("weight", 1) != 0,
-            fields=tuple(
-                (name, json.dumps(value)) for name, value in turn.items() if name not in ("role", "content", "weight")
-            ),
-        )
-
-    tools = json.dumps(row["tools"]) if "tools" in row else None
-    return Document(branches=(tuple(map(message, row["messages"])),), tools=tools)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chats import STYLES, Row, Style, document_of, draw_row, make_folder, our_tokenizer, renderer_of
+from chats import STYLES, Row, Style, draw_row, make_folder, our_tokenizer, renderer_of
 
 from packer_service.ingest.render import render
+from packer_service.ingest.source.rows import parse_document
 from schemas.sequence import IGNORE_INDEX
 
 CONVERSATIONS = 500
@@ -66,7 +67,7 @@ def test_conversations_are_what_transformers_makes_of_them(style: Style, tmp_pat
         expected = oracle.apply_chat_template(
             turns, tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=marked
         )
-        rendered = render(renderer, document_of(row), [])
+        rendered = render(renderer, parse_document(row), [])
         assert rendered.tokens.tolist() == expected["input_ids"]
         loss = loss_of(oracle, turns, row, expected["input_ids"], expected["assistant_masks"] if marked else None)
         np.testing.assert_array_equal(rendered.labels[:-1] != IGNORE_INDEX, loss[1:])
