@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from packer_service.ingest.model import packed_for
+from packer_service.ingest.model import configured_renderer, packed_for
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
 from packer_service.ingest.text.configured import configured_tokenizer
@@ -90,6 +90,7 @@ def _solve_task(task: PlannedShard, config: PackConfig) -> SampledPack:
         [document.aligned_length for document in planned],
         config=config,
         pad_id=tokenizer.entry.pad_id,
+        axes=configured_renderer(config, tokenizer).family.axes,
     )
     rows = BalanceRows()
     rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_service.ingest.decode import decode_crops
+from packer_service.ingest.model import configured_renderer
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.job.plan import PlannedDocument, PlannedShard
@@ -126,6 +127,7 @@ def _build_sample(
         [document.aligned_length for document in planned],
         config=config,
         pad_id=tokenizer.entry.pad_id,
+        axes=configured_renderer(config, tokenizer).family.axes,
     )
     spans = [_span(reference, document) for reference, document in zip(planned, documents, strict=True)]
     rows.add_pack(pack_id, pack, planned, spans, config)
