@@ -49,6 +49,8 @@ def packed_for(config: PackConfig) -> PackedFor:
         ConfigError: a file of the tokenizer, the chat template or the model is missing, is not what it should be, or
             has a setting that is not followed; or the tokenizer lacks a token that the model needs.
     """
+    if config.model is not None:
+        load_family(config.model)  # says more of a folder that is none than the tokenizer can
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)

@@ -43,8 +43,11 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "render": (
-        ["packer_service/ingest/render.py", "packer_service/ingest/oversize.py"],
-        ["tests/ingest/test_render.py", "tests/ingest/test_oversize.py"],
+        [
+            *("packer_service/ingest/render.py", "packer_service/ingest/stream.py", "packer_service/ingest/written.py"),
+            "packer_service/ingest/oversize.py",
+        ],
+        ["tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/ingest/text/test_chat_media.py"],
     ),
     "resume": (
         ["packer_service/job/workdir.py", "packer_service/job/ownership.py"],
