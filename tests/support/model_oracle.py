@@ -130,7 +130,7 @@ class Oracle:
             size = (shape.width, shape.height)
             frames = decode_video(medium, document.folder, shape, size=size, scaling="bicubic")
             videos.append(np.stack([np.asarray(frame) for frame in frames]))
-            metadata.append(self._metadata(shape.timestamps.tolist()))
+            metadata.append(self.metadata(shape.timestamps.tolist()))
         given: dict[str, Any] = {"images": images} if images else {}
         if videos:
             given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}
@@ -153,7 +153,7 @@ class Oracle:
         }
         return Made(ids=ids[0].numpy(), positions=positions, mask=self._their_mask(made), inputs=inputs)
 
-    def _metadata(self, times: list[float]) -> Any:
+    def metadata(self, times: list[float]) -> Any:
         """The frames' times, as each processor takes them."""
         from transformers.video_utils import VideoMetadata
 
