@@ -32,8 +32,10 @@ class TokenStream:
     branch: int = 0
     length: int = 0
     n_units: int = 0
-    chunks: list[tuple[Any, Any, int, Any]] = field(default_factory=list)
-    """Ids; which carry loss; the branch; the unit of each row. The second and fourth hold for all if they are one."""
+    chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], bool, int, int]] = field(default_factory=list)
+    """Ids, with whether all of them carry loss, their branch, and the unit that they are rows of."""
+    runs: list[tuple[int, TokenRun]] = field(default_factory=list)
+    """Chunks whose tokens differ in loss and unit, each with its first token."""
     edges: list[tuple[int, int]] = field(default_factory=list)
 
     def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
@@ -70,7 +72,8 @@ class TokenStream:
 
     def run(self, run: TokenRun) -> None:
         """Tokens that are written already, with units that follow those before."""
-        self.chunks.append((run.ids, run.loss, self.branch, run.unit_ids))
+        self.chunks.append((run.ids, False, self.branch, NOT_POOLED))
+        self.runs.append((self.length, run))
         self.edges += [(start + self.length, end + self.length) for start, end in run.edges.tolist()]
         self.n_units += len(run.edges)
         self.length += len(run)
@@ -98,12 +101,14 @@ class TokenStream:
             merge: see there.
             others: the fields of the document that tokens do not decide.
         """
-        empty: tuple[Any, Any, int, Any] = ((), False, 0, NOT_POOLED)
-        chunks = [(np.asarray(ids, np.int32), *rest) for ids, *rest in [empty, *self.chunks]]
-        tokens = np.concatenate([ids for ids, *_ in chunks])
-        loss = np.concatenate([np.broadcast_to(loss, len(ids)) for ids, loss, *_ in chunks])
-        branch_ids = np.repeat(np.array([chunk[2] for chunk in chunks], np.int32), [len(chunk[0]) for chunk in chunks])
-        unit_ids = np.concatenate([np.broadcast_to(np.asarray(unit, np.int32), len(ids)) for ids, _, _, unit in chunks])
+        chunks = self.chunks
+        lengths = [len(ids) for ids, *_ in chunks]
+        tokens = np.concatenate([np.zeros(0, np.int32), *(np.asarray(ids, np.int32) for ids, *_ in chunks)])
+        loss = np.repeat(np.array([chunk[1] for chunk in chunks], np.bool_), lengths)
+        branch_ids = np.repeat(np.array([chunk[2] for chunk in chunks], np.int32), lengths)
+        unit_ids = np.repeat(np.array([chunk[3] for chunk in chunks], np.int32), lengths)
+        for start, run in self.runs:
+            loss[start : start + len(run)], unit_ids[start : start + len(run)] = run.loss, run.unit_ids
         labels, units = shifted_labels(tokens, loss, branch_ids), self._units()
         return RenderedDocument(
             tokens=tokens,
