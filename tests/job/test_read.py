@@ -32,6 +32,8 @@ def planned_in(folder: Path, config: PackConfig) -> PlannedDocument:
         doc_id=measured["doc_id"] or "rows.jsonl:1",
         source="default",
         piece=0,
+        copy_number=0,
+        epoch=0,
         start=0,
         length=measured["tokens"],
         aligned_length=measured["tokens"],
