@@ -19,7 +19,7 @@ from packer_service.ingest.source.containers.compressed import CODECS
 from packer_service.ingest.source.file import SourceFile
 from packer_service.ingest.source.files import TABLES, reason_of
 from packer_service.ingest.source.forms.custom import is_custom, source_hash
-from packer_service.ingest.source.forms.detect import AUTO, FORMS, detect, find_form, is_telling, remedy
+from packer_service.ingest.source.forms.detect import AUTO, detect, find_form, has_form, is_telling, remedy
 from packer_service.ingest.source.forms.form import IDENTITY, Form
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
@@ -150,7 +150,7 @@ def _look(file: SourceFile, config: PackConfig) -> _Look | None:
     columns = {name: holds for name, holds in columns.items() if name not in config.ignore_columns}
     form = detect(columns) if config.form == AUTO else find_form(config.form)
     if kind == "object":
-        if not any(other.fits(columns) for other in FORMS):
+        if not has_form(columns):
             return None
         kind = "jsonl"
     left = [name for name in columns if not form.reads(name)]

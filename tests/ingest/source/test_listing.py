@@ -94,6 +94,14 @@ def test_a_later_row_with_media_is_a_reject(tmp_path: Path) -> None:
         parse_document(rows[-1], file.form)
 
 
+def test_conversations_may_follow_many_texts(tmp_path: Path) -> None:
+    """Fails when a file that begins with texts loses the conversations behind them."""
+    write(tmp_path / "a.jsonl", *[TEXT] * 200, CHAT)
+    [file] = listed(tmp_path).files
+    assert file.form == "messages"
+    assert parse_document(CHAT, file.form).branches
+
+
 def test_files_that_are_no_source_are_counted(tmp_path: Path) -> None:
     """Fails when a file is skipped without a word, or cannot be left out by its name or its path."""
     write(tmp_path / "a.jsonl", TEXT)

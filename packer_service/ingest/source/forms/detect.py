@@ -44,6 +44,11 @@ def detect(columns: Collection[str]) -> Form:
     return next((form for form in FORMS if form.fits(columns)), chat.FORM)
 
 
+def has_form(columns: Collection[str]) -> bool:
+    """Whether these columns are those of some form."""
+    return any(form.fits(columns) for form in FORMS) or "text" in columns
+
+
 def find_form(name: str) -> Form:
     """A form by its name.
 

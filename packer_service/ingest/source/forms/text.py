@@ -27,7 +27,8 @@ def text_document(value: Any, where: str) -> Document:
 
 
 def _fits(columns: Collection[str]) -> bool:
-    return sum(name in columns for name in NAMES) == 1
+    # Behind rows of ``text`` there may be conversations, which the form ``messages`` reads as well.
+    return "text" not in columns and sum(name in columns for name in NAMES) == 1
 
 
 def _parse(row: dict[str, Any]) -> Document:
