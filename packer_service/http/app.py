@@ -25,6 +25,7 @@ from packer_service.http.routers import (
     packs,
     page,
     plan,
+    reading,
     shards,
     text,
 )
@@ -42,6 +43,7 @@ ROUTERS = (
     layout.router,
     mask.router,
     text.router,
+    reading.router,
     images.router,
     documents.router,
     plan.router,

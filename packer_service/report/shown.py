@@ -89,6 +89,7 @@ def document_spans(
     position_ids: Int32[np.ndarray, "axes doc"],
     unit_edges: Int64[np.ndarray, "units 2"],
     decode: Callable[[Sequence[int]], str],
+    part: slice = slice(None),
 ) -> list[ShownSpan]:
     """A document's tokens in runs.
 
@@ -100,12 +101,15 @@ def document_spans(
         position_ids: of each token along each axis.
         unit_edges: half-open range of the tokens of each unit, marks included, ascending.
         decode: tokens to text.
+        part: the tokens that are wanted, all by default.
     """
     asked = np.concatenate([[False], labels[:-1] != IGNORE_INDEX])[: len(tokens)]
     weights = np.where(asked, np.concatenate([[0], loss_weights[:-1]])[: len(tokens)], 0)
     units = np.full(len(tokens), NO_UNIT)
     for number, (start, end) in enumerate(unit_edges.tolist()):
         units[start:end] = number
+    first, _, _ = part.indices(len(tokens))
+    edges = run_edges(*(column[part] for column in (branch_ids, asked, weights, units)))
     return [
         ShownSpan(
             start=start,
@@ -117,7 +121,7 @@ def document_spans(
             unit=int(units[start]) if units[start] >= 0 else None,
             text=decode(tokens[start:end].tolist()) if units[start] < 0 else None,
         )
-        for start, end in pairwise(run_edges(branch_ids, asked, weights, units))
+        for start, end in pairwise(first + edge for edge in edges)
     ]
 
 

@@ -40,6 +40,7 @@ class TokensOnRank(Answer):
 class PlacedPiece(DocumentRow):
     """Where a piece lies, and which ranks hold it."""
 
+    number: int = Field(description="Its number among the documents of the pack.")
     key: str
     shard: str
     aligned_length: int

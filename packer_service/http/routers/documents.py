@@ -92,6 +92,7 @@ def _placed(dataset: Dataset, row: dict[str, int | str], chosen: Chosen) -> Plac
     return PlacedPiece.model_validate(
         {
             **row,
+            "number": _number(sample, int(row["start"])),
             "key": sample.place.key,
             "shard": sample.place.shard,
             "ranks": _ranks(stored, int(row["start"]), int(row["start"]) + int(row["length"])),
@@ -106,6 +107,11 @@ def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
     inside = np.maximum(np.minimum(stop, end) - np.maximum(begin, start), 0)
     tokens = np.bincount(stored.runs[:, 0], weights=inside, minlength=stored.ring_degree).astype(int)
     return [TokensOnRank(ring_rank=rank, tokens=number) for rank, number in enumerate(tokens.tolist()) if number]
+
+
+def _number(sample: ServedSample, start: int) -> int:
+    """The number of the document that begins at a token."""
+    return next((number for number, span in enumerate(sample.head.documents) if span.start == start), 0)
 
 
 def _crops(sample: ServedSample, start: int) -> list[int] | None:

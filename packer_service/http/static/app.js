@@ -6,6 +6,7 @@ import { current } from "./router.js";
 import { field, takeAwaited } from "./section.js";
 import { dataset } from "./views/dataset.js";
 import { datasets } from "./views/datasets.js";
+import { packedDocument } from "./views/document.js";
 import { pack } from "./views/pack.js";
 import { whatIf } from "./views/plan.js";
 
@@ -15,9 +16,13 @@ const PATIENCE = 150;
 let shown = { path: null, turn: 0 };
 
 function viewOf(segments) {
-  const [first, name, part, id] = segments;
+  const [first, name, part, id, inside, number] = segments;
   if (!first) return { nav: "datasets", title: "Datasets", build: datasets };
   if (first === "plan" && !name) return { nav: "plan", title: "What if", build: whatIf };
+  if (first === "d" && name && part === "packs" && id && inside === "documents" && number) {
+    const title = `Document ${number} of pack ${id} of ${name}`;
+    return { nav: "datasets", title, build: () => packedDocument(name, id, number, current().params) };
+  }
   if (first === "d" && name && part === "packs" && id) {
     return { nav: "datasets", title: `Pack ${id} of ${name}`, build: () => pack(name, id, current().params) };
   }

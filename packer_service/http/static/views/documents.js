@@ -67,6 +67,11 @@ function pieces(detail, answer) {
       { label: "Images", number: true, value: (piece) => integer(piece.n_images) },
       { label: "Cut off", number: true, value: (piece) => integer(piece.truncated_tokens) },
       { label: "Tokens on each ring rank", className: "long", value: ranks },
+      {
+        label: "Text and images",
+        value: (piece) =>
+          h("a", { href: href(["d", detail.name, "packs", piece.pack_id, "documents", piece.number]) }, "read"),
+      },
     ],
   });
 }

@@ -3,7 +3,7 @@
 import { h, svg } from "../../dom.js";
 import { integer, percent } from "../../format.js";
 import { colour, colours, variable } from "../../palette.js";
-import { go, withParams } from "../../router.js";
+import { go, href, withParams } from "../../router.js";
 import { table } from "../../table.js";
 
 const WIDTH = 1000;
@@ -89,6 +89,10 @@ function documentTable(name, detail, wanted) {
       { label: "Tokens", number: true, value: (document) => integer(document.length) },
       { label: "Crops", number: true, value: (document) => integer(document.n_images) },
       { label: "Annotations", number: true, value: (document) => integer(document.branches) },
+      {
+        label: "Text and images",
+        value: (document) => h("a", { href: href(["d", name, "packs", detail.pack_id, "documents", document.number]) }, "read"),
+      },
       { label: "Of the attention", number: true, value: (document) => percent(document.attention_area / all) },
     ],
   });

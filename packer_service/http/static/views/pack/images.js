@@ -35,28 +35,30 @@ async function showBytes(picture, segments) {
   }
 }
 
-function thumbnail(path, image) {
-  const segments = [...path, "images", image.index];
-  const said = described(image);
+/** A crop as it is stored, under its number in the pack. */
+export function thumbnail(path, index, said) {
+  const segments = [...path, "images", index];
   const picture = h("img", { loading: "lazy", decoding: "async", width: 72, height: 72, alt: said, title: said });
   if (token.get()) whenSeen(picture, () => showBytes(picture, segments));
   else picture.src = address(segments);
-  return h("li", {}, picture);
+  return picture;
 }
+
+const listed = (path, image) => h("li", {}, thumbnail(path, image.index, described(image)));
 
 function ofRank(path, images, boundary, all) {
   const own = images.slice(boundary.start_image, boundary.end_image);
   const list = h(
     "ul",
     { class: "thumbs" },
-    own.slice(0, FIRST).map((image) => thumbnail(path, image)),
+    own.slice(0, FIRST).map((image) => listed(path, image)),
   );
   const rest = own.slice(FIRST);
   const more =
     rest.length > 0 &&
     h(
       "button",
-      { onclick: () => (list.append(...rest.map((image) => thumbnail(path, image))), more.remove()) },
+      { onclick: () => (list.append(...rest.map((image) => listed(path, image))), more.remove()) },
       `Show ${integer(rest.length)} more`,
     );
   const pooled = boundary.end_pooled - boundary.start_pooled;
