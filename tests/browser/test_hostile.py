@@ -17,7 +17,16 @@ def test_data_never_becomes_markup(reader: Callable[..., Any], markup: str) -> N
     """Fails when an id, source, text or message of a dataset is read as HTML anywhere."""
     person = reader()
     person.open()
-    for view in ("", "/documents", f"/documents?id={quote(markup)}", "/rejects", "/packs", "/shards", "/packs/0"):
+    for view in (
+        "",
+        "/documents",
+        f"/documents?id={quote(markup)}",
+        "/rejects",
+        "/packs",
+        "/shards",
+        "/packs/0",
+        "/packs/0/documents/0",
+    ):
         person.turn_to(f"d/hostile{view}")
         assert person.page.title() != "owned"
         assert person.page.locator("main b, main script, main img[src='x']").count() == 0, view

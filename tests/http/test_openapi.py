@@ -38,6 +38,7 @@ REAL = {
     "name": ["tiny"],
     "pack_id": [0, 1, 2, 3],
     "index": [0, 1],
+    "number": [0, 1],
     "shard": ["preshard-000000.tar", "preshard-000001.tar"],
     "doc_id": ["text-0", "question-3", "bad-empty"],
 }

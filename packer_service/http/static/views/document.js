@@ -7,7 +7,8 @@ import { href, withParams } from "../router.js";
 import { card, crumbs, facts } from "../section.js";
 import { thumbnail } from "./pack/images.js";
 
-const WINDOW = 4096;
+/** Tokens of an answer. */
+const MOST_TOKENS = 8192;
 
 function ranges(positions) {
   const names = positions.length > 1 ? ["time ", "height ", "width "] : [""];
@@ -20,7 +21,7 @@ function unit(path, shown, span) {
   const sizes = [...new Set(shown.crops.map((crop) => `${crop.width} × ${crop.height}`))].join(", ");
   const times = shown.crops.map((crop) => crop.timestamp).filter((seconds) => seconds !== null);
   const when = times.length ? ` at ${[...new Set(times.map(timestamp))].join(", ")}` : "";
-  const described = `${what} ${shown.number}${when}: ${sizes}`;
+  const described = `${what} ${shown.number + 1}${when}: ${sizes}`;
   const counts = `${plural(shown.rows, "row")}, tokens ${integer(shown.start)}–${integer(shown.end - 1)}, positions ${ranges(span.positions)}`;
   return h(
     "span",
@@ -61,7 +62,7 @@ function parts(answer) {
   return h(
     "nav",
     { class: "pages", "aria-label": "Parts of the document" },
-    answer.start > 0 && part("← Earlier", "tokens-earlier", Math.max(0, answer.start - WINDOW)),
+    answer.start > 0 && part("← Earlier", "tokens-earlier", Math.max(0, answer.start - MOST_TOKENS)),
     h("span", {}, `tokens ${integer(answer.start)} to ${integer(answer.end - 1)} of ${integer(answer.length)}`),
     answer.end < answer.length && part("Later →", "tokens-later", answer.end),
   );
@@ -69,11 +70,7 @@ function parts(answer) {
 
 export async function packedDocument(name, id, number, params) {
   const path = ["datasets", name, "packs", id];
-  const asked = Number.parseInt(params.get("tokens") ?? "0", 10);
-  const start = Math.max(0, Number.isNaN(asked) ? 0 : asked);
-  const whole = await get([...path, "documents", number], { start: 0, end: 0 });
-  const from = Math.min(start, whole.length - 1);
-  const answer = await get([...path, "documents", number], { start: from, end: Math.min(from + WINDOW, whole.length) });
+  const answer = await get([...path, "documents", number], { start: params.get("tokens") });
   return h(
     "div",
     { class: "view" },
