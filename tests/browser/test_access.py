@@ -17,6 +17,7 @@ VIEWS = {
     "documents": "d/demo/documents",
     "rejects": "d/demo/rejects",
     "pack": "d/demo/packs/3?ring=8",
+    "document": "d/demo/packs/3/documents/0",
     "plan": "plan",
 }
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}

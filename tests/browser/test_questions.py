@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 from urllib.request import urlopen
 
 
@@ -57,6 +58,23 @@ def test_where_did_a_document_go(reader: Callable[..., Any], service: str) -> No
     person.follow("Where did it go?", "button")
     assert lost["code"] in person.says()
     assert lost["message"] in person.says()
+
+
+def test_what_a_packed_document_looks_like(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a document's pictures do not stand in its text, or what is marked is not what carries loss."""
+    row = _json(f"{service}/v1/datasets/demo/documents?source=image_qa&limit=1")["items"][0]
+    person = reader()
+    person.open(f"d/demo/documents?id={quote(row['doc_id'])}")
+    person.follow("read")
+    assert person.page.locator("h1").inner_text() == row["doc_id"]
+    path = person.page.url.partition("#/d/demo/")[2]
+    answer = _json(f"{service}/v1/datasets/demo/{path}")
+    text = person.page.get_by_role("region", name="Document", exact=True)
+    assert text.locator("mark").all_text_contents() == [span["text"] for span in answer["spans"] if span["loss"]]
+    pictures = text.locator("img")
+    assert pictures.count() == row["n_images"] > 0
+    person.page.wait_for_function("() => document.querySelector('.unit img').naturalWidth > 0")
+    person.photograph("document")
 
 
 def test_how_much_was_lost_and_why(reader: Callable[..., Any], service: str) -> None:
