@@ -23,10 +23,14 @@ class UnitToShow(Answer):
     """A still image with its crops, a frame, or several frames, and the tokens that stand for it."""
 
     number: int = Field(description="Its number in the document, which spans refer to.")
+    medium: int = Field(description="Number of its image or video in the document.")
     kind: UnitKind
-    start: int = Field(description="Its first token, counted from the start of the document.")
+    start: int = Field(description="Its first token, marks included, counted from the start of the document.")
     end: int = Field(description="One past its last token.")
+    grid: list[int] = Field(description="Patches along time, height and width.")
+    patches: int = Field(description="Patches that the vision encoder sees.")
     rows: int = Field(description="Feature rows, and so tokens that they fill.")
+    load: int = Field(description="The vision encoder's work, in multiplications of its forward pass.")
     crops: list[CropToShow]
 
 

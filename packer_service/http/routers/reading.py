@@ -80,23 +80,19 @@ def document(
 
 def _units(dataset: Dataset, sample: ServedSample, number: int) -> list[UnitToShow]:
     """Units of a document in the order of their tokens."""
-    head, pool_ids = sample.head, sample.sequence.pool_ids
-    first = sum(span.n_images for span in head.documents[:number])
-    own = range(first, first + head.documents[number].n_images)
-    filled = np.flatnonzero(pool_ids >= 0)  # rows fill tokens in their order
-    edges = zip(pairwise([0, *head.cum_image_bounds]), pairwise([0, *head.cum_token_pooling_bounds]), strict=True)
+    head = sample.head
     offset = head.documents[number].start
-    found = [(crops, rows) for crops, rows in edges if crops[0] in own]
+    crops = zip(head.units, pairwise([0, *head.cum_image_bounds]), strict=True)
+    own = [(unit, edges) for unit, edges in crops if unit.document == number]
     return [
         UnitToShow(
+            **unit.model_dump(include={"medium", "kind", "grid", "patches", "rows", "load"}),
             number=place,
-            kind="image" if head.images[crops[0]].timestamp is None else "frame",
-            start=int(filled[rows[0]]) - offset,
-            end=int(filled[rows[1] - 1]) + 1 - offset,
-            rows=rows[1] - rows[0],
-            crops=[_crop(dataset, sample, index) for index in range(*crops)],
+            start=unit.start - offset,
+            end=unit.end - offset,
+            crops=[_crop(dataset, sample, index) for index in range(*edges)],
         )
-        for place, (crops, rows) in enumerate(found)
+        for place, (unit, edges) in enumerate(own)
     ]
 
 

@@ -17,12 +17,13 @@ function ranges(positions) {
 
 /** A unit: its pictures, and what stands for it. */
 function unit(path, shown, span) {
-  const what = shown.kind === "image" ? "image" : "frame";
+  const what = shown.kind === "image" ? "image" : "video";
+  const grid = shown.grid.slice(shown.grid[0] > 1 ? 0 : 1).join(" × ");
   const sizes = [...new Set(shown.crops.map((crop) => `${crop.width} × ${crop.height}`))].join(", ");
   const times = shown.crops.map((crop) => crop.timestamp).filter((seconds) => seconds !== null);
   const when = times.length ? ` at ${[...new Set(times.map(timestamp))].join(", ")}` : "";
-  const described = `${what} ${shown.number + 1}${when}: ${sizes}`;
-  const counts = `${plural(shown.rows, "row")}, tokens ${integer(shown.start)}–${integer(shown.end - 1)}, positions ${ranges(span.positions)}`;
+  const described = `${what} ${shown.medium + 1}${when}: ${sizes}`;
+  const counts = `${grid} patches, ${plural(shown.rows, "row")}, tokens ${integer(shown.start)}–${integer(shown.end - 1)}, positions ${ranges(span.positions)}`;
   return h(
     "span",
     { class: "unit" },
