@@ -27,6 +27,8 @@ PROCESS_FOLDERS = (
     "tests/golden",
     "tests/hostile",
     "tests/http",
+    "tests/ingest/families",
+    "tests/ingest/text/test_chat_oracle",
     "tests/install/test_bare",
     "tests/interop",
     "tests/isolation",
