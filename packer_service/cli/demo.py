@@ -27,4 +27,4 @@ def demo_model(directory: Path, family: str) -> None:
     from packer_service.demo.model import write_model_folder
 
     write_model_folder(directory, family)
-    click.echo(f"{directory}: a tiny model of the family {family}")
+    click.echo(f"{directory}: a tiny model of the family {family}; pack for it with --set model={directory}")
