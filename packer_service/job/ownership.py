@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from packer_service.ingest.model import PackedFor
-from packer_service.ingest.source.file import Fragment
+from packer_service.ingest.source.file import Fragment, SourceFile
 from packer_service.runtime.progress import Progress
 from packer_service.shards.lock import LOCK, FolderInUseError, locked
 from packer_service.shards.store import Folder
@@ -52,8 +52,15 @@ def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragme
         "config": config.model_dump(mode="json", exclude={"tokenizer", "model", "chat_template"}),
         "tokenizer": target.tokenizer.model_dump(mode="json"),
         "model": None if target.model is None else target.model.model_dump(mode="json"),
-        "files": [{**asdict(file), "uri": without_credentials(file.uri)} for file in files],
+        "files": [_file_record(file) for file in files],
     }
+
+
+def _file_record(file: SourceFile) -> Record:
+    """A source file as JSON gives it back."""
+    facts = {name: value for name, value in asdict(file).items() if name != "copy"}
+    columns = None if file.columns is None else list(file.columns)
+    return {**facts, "uri": without_credentials(file.uri), "columns": columns}
 
 
 def refuse_difference(before: Record, now: Record, out: str) -> None:

@@ -28,6 +28,7 @@ from packer_service.shards.store import Folder
 from schemas.codec import TAR_END, encode_index, encode_json, encode_table
 from schemas.config import PackConfig
 from schemas.errors import PreshardError
+from schemas.filesystem import split_query
 from schemas.manifest import SHARDS, WORK, ShardEntry
 
 MEASURED_FOLDER = "measured"
@@ -68,8 +69,9 @@ def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) 
     index, fragment = item
     started = time.monotonic()
     if fragment.file.copy is not None:
-        folder, _, name = fragment.file.copy.rpartition("/")
-        with Folder(folder).writer(name) as sink:
+        path, query = split_query(fragment.file.copy)
+        folder, _, name = path.rpartition("/")
+        with Folder(folder + query).writer(name) as sink:
             keep_copy(spooled(fragment.file), sink)
     found = measure_fragment(fragment, config)
     facts = {

@@ -219,6 +219,8 @@ def test_every_form_in_every_container(written: Path, progress: Any) -> None:
     """Fails when a form loses an image, a word or a row in some container, or reads another form than was written."""
     dataset = written / "dataset"
     pack([str(written / "source")], str(dataset), load_config(None, SETTINGS), PlainExecutor(), progress)
+    again = pack([str(written / "source")], str(dataset), load_config(None, SETTINGS), PlainExecutor(), progress)
+    assert again.already_done  # its record is what was written of it
     rejects = pq.read_table(dataset / "rejects.parquet").to_pylist()
     assert not rejects, rejects[:3]
     found = decoded(dataset)
