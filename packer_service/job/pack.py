@@ -41,6 +41,7 @@ from packer_service.shards.store import Folder
 from schemas.codec import encode_json
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
+from schemas.filesystem import join
 from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest
 
 
@@ -182,7 +183,8 @@ def _with_copies(job: _Job, fragments: Sequence[Fragment]) -> list[Fragment]:
     def placed(fragment: Fragment) -> Fragment:
         if fragment.file.compression is None:
             return fragment
-        copy = (job.work / COPIES).path(f"{files[fragment.file]:08d}.zst")
+        # Not .zst: pyarrow compresses by itself what is written to a store under such a name.
+        copy = join(job.work.location, COPIES, f"{files[fragment.file]:08d}.frames")
         return replace(fragment, file=replace(fragment.file, copy=copy))
 
     return [placed(fragment) for fragment in fragments]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv, ipc
 
 from packer_service.cli import main
 from packer_service.ingest.document import Medium
@@ -18,6 +24,7 @@ from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
+from schemas.filesystem import join, locate
 
 
 def local_files(folder: Path) -> dict[str, bytes]:
@@ -65,6 +72,35 @@ def test_credentials_in_a_uri_are_written_nowhere(
     run = json.loads(Folder(store.uri("secret")).read("run.json"))
     assert run["job"]["files"][0]["uri"].startswith("s3://preshard/")
     assert "hunter2" not in json.dumps(run)
+
+
+def test_every_container_is_read_in_a_bucket(
+    store: Any, tmp_path: Path, tiny_config: PackConfig, progress: object
+) -> None:
+    """Fails when a container is read on disks only, or the copy of a compressed file cannot lie in a store."""
+    folder, table = tmp_path / "kinds", pa.table({"text": [f"some words {i}" for i in range(6)]})
+    folder.mkdir()
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist())
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "b.json").write_text(json.dumps(table.to_pylist()))
+    csv.write_csv(table, folder / "c.csv")
+    with ipc.new_stream(folder / "d.arrow", table.schema) as stream:
+        stream.write_table(table)
+    with tarfile.open(folder / "e.tar", "w") as tar:
+        for number, row in enumerate(table.to_pylist()):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = len(row["text"])
+            tar.addfile(member, io.BytesIO(row["text"].encode()))
+    for path in folder.iterdir():
+        filesystem, target = locate(join(store.uri("kinds"), path.name))
+        with filesystem.open_output_stream(target, compression=None) as sink:
+            sink.write(path.read_bytes())
+    pack([str(folder / "*")], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress)
+    uri, _, query = store.uri("kinds").partition("?")
+    outcome = pack([f"{uri}/*?{query}"], store.uri("out-of-kinds"), tiny_config, PlainExecutor(), progress)
+    rejects = pq.read_table(io.BytesIO(Folder(store.uri("out-of-kinds")).read("rejects.parquet"))).to_pylist()
+    assert outcome.manifest.counts.documents == 30, rejects
+    assert store.files("out-of-kinds") == local_files(tmp_path / "out")
 
 
 @pytest.mark.parametrize("uri", ["nowhere.png", "pictures", "1.png/2.png"])
