@@ -7,7 +7,8 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from trainer.attention import check_heads
-from trainer.config import TrainConfig, load_model_config
+from trainer.attention.kernels import check_kernel
+from trainer.config import DTYPES, TrainConfig, load_model_config
 from trainer.data.dataset import PackedDataset
 from trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
 from trainer.models.config import ModelConfig
@@ -36,9 +37,23 @@ class Job:
         """Packs in one optimiser step, over all ranks."""
         return self.dataset.dp_size * self.config.accumulate
 
+    def seen_alike(self) -> dict[str, str]:
+        """What every rank must have found the same, by its name."""
+        return {
+            "the dataset": str(self.start.data["dataset_id"]),
+            "the newest checkpoint": "none" if self.checkpoint is None else self.checkpoint.name,
+            "the checkpoint's position": f"epoch {self.start.data['epoch']}, pack {self.start.data['position']}",
+        }
 
-def prepare(config: TrainConfig, *, rank: int, world_size: int) -> Job:
+
+def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str = "cpu") -> Job:
     """Opens the dataset as rank ``rank`` of ``world_size`` and checks that all parts of the run fit each other.
+
+    Args:
+        config: the settings.
+        rank: this process.
+        world_size: processes of the job.
+        device_type: where they compute, ``cpu`` or ``cuda``.
 
     Raises:
         PreshardError: they do not: the heads, ranks, packs or layouts do not allow a degree, the model's sizes are not
@@ -53,6 +68,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int) -> Job:
         ulysses_degree=config.ulysses,
         ring_degree=config.ring,
     )
+    check_kernel(device_type, DTYPES[config.dtype], model.decoder.head_dim)
     dp_rank, cp_rank = divmod(rank, config.cp_size)
     dataset = PackedDataset(
         config.data,

@@ -24,7 +24,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 
 from trainer.distributed.mesh import build_mesh
-from trainer.distributed.processes import Processes, first_problem, start_processes
+from trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
 from trainer.loop import run
 from trainer.metrics import MetricsFile, StepFigures
 from trainer.setup import Job, prepare
@@ -130,12 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config, problem = _attempt(lambda: _parse(arguments))
     here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
     # even without the requested device, the ranks must learn of each other's problems
-    here = here or start_processes("cpu")
+    here = here or joined()
     problem = problem or missing
     job = None
     if config is not None and problem is None:
-        job, problem = _attempt(lambda: prepare(config, rank=here.rank, world_size=here.world_size))
+        job, problem = _attempt(
+            lambda: prepare(config, rank=here.rank, world_size=here.world_size, device_type=here.device.type)
+        )
     problem = first_problem(problem)
+    if job is not None and problem is None:
+        problem = first_difference(job.seen_alike())
     if job is None or problem is not None:
         if here.rank == 0:
             click.echo(f"trainer: {problem}", err=True)

@@ -34,6 +34,7 @@ class RankBatch:
         tokens: token ids.
         labels: the next token where there is loss, else ``IGNORE_INDEX``. They are shifted already; do not shift again.
         loss_weights: weight of each token's loss, 0 without loss.
+        loss_tokens: local tokens with loss, ascending. A device that had to find them would make the host wait.
         position_ids: positions within the documents, for each axis: one, or time, height and width.
         pool_ids: the row of the pack's pooled vision features that fills a token, -1 for text. Rows are numbered
             through the whole pack, so they index the concatenated features of all ranks.
@@ -63,6 +64,7 @@ class RankBatch:
     tokens: Int64[Tensor, "local"]
     labels: Int64[Tensor, "local"]
     loss_weights: Float32[Tensor, "local"]
+    loss_tokens: Int64[Tensor, "counted"]
     position_ids: Int64[Tensor, "axes local"]
     pool_ids: Int64[Tensor, "local"]
     positions: Int64[Tensor, "local"]

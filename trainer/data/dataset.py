@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from schemas.config import stored_config
 from schemas.errors import ReaderError
 from schemas.layout import layout_name, rank_positions
-from schemas.sequence import PackedSequence
+from schemas.sequence import IGNORE_INDEX, PackedSequence
 from trainer.data.batch import RankBatch
 from trainer.data.crops import read_crops
 from trainer.data.files import DatasetFiles
@@ -215,7 +215,9 @@ class PackedDataset(IterableDataset[RankBatch]):
 
 def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Tensor]:
     local = {name: torch.from_numpy(getattr(sequence, name))[..., positions].long() for name in LOCAL}
-    return {**local, "loss_weights": torch.from_numpy(sequence.loss_weights)[positions], "positions": positions}
+    loss_tokens = torch.nonzero(local["labels"] != IGNORE_INDEX)[:, 0]
+    loss_weights = torch.from_numpy(sequence.loss_weights)[positions]
+    return {**local, "loss_weights": loss_weights, "loss_tokens": loss_tokens, "positions": positions}
 
 
 def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:

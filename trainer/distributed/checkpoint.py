@@ -95,7 +95,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer, state:
         _remove(folder.glob("unfinished-*"))
         unfinished.mkdir(parents=True)
     dist.barrier()
-    parameters, moments = get_state_dict(model, optimizer)
+    parameters, moments = _states(model, optimizer)
     dcp.save({"model": parameters, "optimizer": moments}, checkpoint_id=unfinished)
     if dist.get_rank() == 0:
         (unfinished / RUN).write_text(json.dumps(asdict(state)), encoding="utf-8")
@@ -111,6 +111,16 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) ->
     parameters, moments = get_state_dict(model, optimizer)
     dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)
+
+
+def _states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and moments. Those of a new optimiser are zeros, and it has done no step."""
+    if not optimizer.state:
+        get_state_dict(model, optimizer)  # makes the moments by a step with gradients of zero, and counts that step
+        for moments in optimizer.state.values():
+            moments["step"].zero_()
+    parameters, of_optimizer = get_state_dict(model, optimizer)
+    return parameters, dict(of_optimizer)
 
 
 def _remove(folders: Iterable[Path]) -> None:

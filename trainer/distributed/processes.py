@@ -23,23 +23,67 @@ class Processes:
 def start_processes(device: str) -> Processes:
     """Joins the processes that torchrun started; without torchrun there is only this one.
 
-    A job on CUDA has both backends: tensors on the CPU, such as lengths and messages, travel by gloo.
+    A job on CUDA has both backends: tensors on the CPU, such as lengths and messages, travel by gloo. Processes tell
+    each other where they compute before they choose: one without a GPU would wait in gloo for others that wait in NCCL.
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
-        ConfigError: it should compute on CUDA, and there is no device for it.
+        ConfigError: a process should compute on CUDA and has no device for it, or only some have one. Every process
+            raises it, and they have met all the same: :func:`joined` says which this is.
     """
-    place = _place(device)
-    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    store: dist.Store = dist.HashStore()
+    rank, world_size = 0, 1
     if "RANK" in os.environ:
-        dist.init_process_group(backend, device_id=place if place.type == "cuda" else None)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return Processes(rank=dist.get_rank(), world_size=dist.get_world_size(), device=place)
+        store, rank, world_size = next(dist.rendezvous("env://"))
+    try:
+        place = agree_on_device(store, rank, world_size, device)
+    except ConfigError:
+        dist.init_process_group("gloo", store=dist.PrefixStore("job", store), rank=rank, world_size=world_size)
+        raise
+    on_cuda = place.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(place)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        store=dist.PrefixStore("job", store),
+        rank=rank,
+        world_size=world_size,
+        device_id=place if on_cuda else None,
+    )
+    return Processes(rank=rank, world_size=world_size, device=place)
+
+
+def joined() -> Processes:
+    """This process among those that have met, where they compute nothing because something does not fit."""
+    return Processes(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))
+
+
+def agree_on_device(store: dist.Store, rank: int, world_size: int, device: str) -> torch.device:
+    """Where this process computes, once every other one has said the same kind of device. All processes call this.
+
+    Raises:
+        ConfigError: a process has no device of the kind asked for, or they would compute on different kinds. All raise
+            the same.
+    """
+    place, problem = torch.device("cpu"), ""
+    try:
+        place = _place(device)
+    except ConfigError as error:
+        problem = str(error)
+    store.set(f"device/{rank}", f"{place.type}/{problem}")
+    said = [store.get(f"device/{other}").decode().partition("/") for other in range(world_size)]
+    problems = [problem for _, _, problem in said if problem]
+    if problems:
+        raise ConfigError(problems[0])
+    types = [kind for kind, _, _ in said]
+    if len(set(types)) > 1:
+        raise ConfigError(
+            f"--device is {device}; process {types.index('cpu')} has no CUDA device and process {types.index('cuda')} "
+            "has one: start processes only where there are devices, or give --device cpu"
+        )
+    return place
 
 
 def _place(device: str) -> torch.device:
@@ -62,3 +106,24 @@ def first_problem(problem: str | None) -> str | None:
     problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     return next((found for found in problems if found is not None), None)
+
+
+def first_difference(seen: dict[str, str]) -> str | None:
+    """What the processes see differently, in one line, returned on every rank. All ranks call this at the same place.
+
+    Processes that start from different checkpoints, or read different datasets of one name, would run different
+    collectives.
+
+    Args:
+        seen: by its name, what every rank must see alike.
+    """
+    ranks: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(ranks, seen)
+    for name, of_first in ranks[0].items():
+        for rank, other in enumerate(ranks):
+            if other[name] != of_first:
+                return (
+                    f"{name} is {of_first} on rank 0 and {other[name]} on rank {rank}; "
+                    "all ranks must see the same files: give paths of a filesystem that they share"
+                )
+    return None

@@ -22,6 +22,8 @@ def loss_sum(
     labels: Int64[Tensor, "local"],
     loss_weights: Float32[Tensor, "local"],
     chunk: int = CHUNK,
+    *,
+    loss_tokens: Int64[Tensor, "counted"] | None = None,
 ) -> Float[Tensor, ""]:
     """The sum over tokens of loss weight x cross entropy of ``hidden @ weight.T`` against the label.
 
@@ -38,8 +40,9 @@ def loss_sum(
         labels: the token to predict, or ``IGNORE_INDEX`` where there is no loss.
         loss_weights: weight of each token's loss.
         chunk: tokens of a chunk.
+        loss_tokens: tokens with loss. Without it they are looked for, and the host waits until a device has found them.
     """
-    counted = torch.nonzero(labels != IGNORE_INDEX)[:, 0]
+    counted = torch.nonzero(labels != IGNORE_INDEX)[:, 0] if loss_tokens is None else loss_tokens
     total: Tensor = _ChunkedLoss.apply(hidden[counted], weight, labels[counted], loss_weights[counted], chunk)
     return total
 

@@ -64,6 +64,7 @@ class VisionLanguageModel(nn.Module):
             batch.labels,
             batch.loss_weights,
             self.loss_chunk,
+            loss_tokens=batch.loss_tokens,
         )
 
     def hidden(self, batch: RankBatch, attend: Attend, exchange: FeatureExchange) -> Float[Tensor, "local hidden"]:
@@ -111,7 +112,8 @@ def initialise(model: VisionLanguageModel, seed: int) -> None:
             deviation *= (2 * depth[room]) ** -0.5
         generator = torch.Generator().manual_seed(_seed_of(seed, name))
         bound = deviation * UNIFORM_BOUND
-        parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
+        drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+        parameter.copy_(drawn.uniform_(-bound, bound, generator=generator))
 
 
 def _seed_of(seed: int, name: str) -> int:

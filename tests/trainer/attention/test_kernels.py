@@ -11,15 +11,16 @@ import torch
 from dense_kernel import DenseKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.errors import ConfigError
 from schemas.sequence import MaskArrays, dense_mask
 from trainer.attention import MaskTensors, reference_attention
-from trainer.attention.kernels import Kernel, kernel_for
+from trainer.attention.kernels import Kernel, check_kernel, kernel_for
 from trainer.attention.kernels.flash_cpu import FlashCPU
-from trainer.attention.kernels.flex import Flex, block_mask
+from trainer.attention.kernels.flex import Flex, block_mask, compiled_attention
 from trainer.attention.merge import accumulation_dtype, merge
 from trainer.attention.tiles import list_tiles
 
@@ -181,23 +182,54 @@ def test_flex_without_a_gpu(kv_heads: int, make_mask: Any, monkeypatch: pytest.M
 
 
 def test_flex_is_compiled_once_for_all_batches() -> None:
-    # If the mask were a constant of the compiled function, every batch would compile it again, for minutes.
+    """Fails when a mask or a length is a constant of the graph: each batch would compile it again, for minutes, and
+    past a limit torch would give up compiling and make a dense matrix of scores.
+    """
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    compiled: Any = torch.compile(flex_attention, backend=backend, fullgraph=True)
-    zero, kernel = np.zeros(300, np.int32), Flex(attention=compiled)
-    for edge in (100, 150, 299):
-        doc = (np.arange(300) >= edge).astype(np.int32)
+    kernel = Flex(attention=compiled_attention(backend))
+    for length, n_queries, edge in ((300, 300, 100), (300, 200, 150), (900, 450, 299), (513, 513, 64)):
+        zero, doc = np.zeros(length, np.int32), (np.arange(length) >= edge).astype(np.int32)
         mask = MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
-        tensors, (q, k, v, _) = MaskTensors.from_arrays(mask), (x.float() for x in random_inputs(4, 2, 300, 16))
-        every = tensors.at(np.arange(300))
-        out, _ = kernel.forward(q, k, v, kernel.prepare(every, every))
-        torch.testing.assert_close(out, reference_attention(q, k, v, tensors), rtol=1e-5, atol=1e-5)
+        tensors, (q, k, v, _) = MaskTensors.from_arrays(mask), (x.float() for x in random_inputs(4, 2, length, 16))
+        queries, every = tensors.at(np.arange(n_queries)), tensors.at(np.arange(length))
+        out, _ = kernel.forward(q[:, :n_queries].contiguous(), k, v, kernel.prepare(queries, every))
+        right = reference_attention(q, k, v, tensors)[:, :n_queries]
+        torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
     assert len(graphs) == 1
+
+
+def test_flex_that_cannot_be_compiled_raises() -> None:
+    """Fails when FlexAttention falls back to a dense matrix of scores where a graph cannot be made."""
+
+    def backend(_graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        raise NotImplementedError("no graph")
+
+    zero, kernel = np.zeros(300, np.int32), Flex(attention=compiled_attention(backend))
+    every = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1))
+    q, k, v, _ = (x.float() for x in random_inputs(4, 2, 300, 16))
+    with pytest.raises(BackendCompilerFailed, match="no graph"):
+        kernel.forward(q, k, v, kernel.prepare(every, every))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "said"),
+    [
+        ("cuda", torch.float64, 64, "--dtype is float64; attention on CUDA has none: take float32 or bfloat16"),
+        ("cuda", torch.float32, 8, "head_dim is 8; attention on CUDA takes 16 or more"),
+        ("mps", torch.float32, 64, "device is 'mps'"),
+    ],
+)
+def test_what_a_kernel_cannot_compute_is_refused(device: str, dtype: torch.dtype, head_dim: int, said: str) -> None:
+    """Fails when a dtype or a width of heads is found out by the first step's kernel."""
+    with pytest.raises(ConfigError, match=said):
+        check_kernel(device, dtype, head_dim)
+    check_kernel("cpu", torch.float64, 6)
+    check_kernel("cuda", torch.bfloat16, 16)
 
 
 def test_devices() -> None:

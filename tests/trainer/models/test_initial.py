@@ -23,6 +23,17 @@ def test_a_new_model_depends_on_the_seed_alone(small_config: ModelConfig) -> Non
     assert not any(tensor.equal(other[name]) for name, tensor in first.items() if tensor.ndim > 1)
 
 
+def test_a_new_model_does_not_depend_on_the_ambient_dtype(small_config: ModelConfig) -> None:
+    """Fails when numbers are drawn in torch's default dtype, of which each has its own."""
+    expected = build_model(small_config, seed=3).state_dict()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = build_model(small_config, seed=3).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(tensor.equal(found[name]) for name, tensor in expected.items())
+
+
 def test_the_scale_of_initial_weights(small_config: ModelConfig) -> None:
     """Fails when the scale of the weights no longer follows the rule, which depends on inputs and depth."""
     weight = build_model(small_config, seed=0).decoder.layers[0].attention.q_proj.weight

@@ -89,6 +89,16 @@ def test_the_logits_of_all_tokens_never_exist_together() -> None:
     assert 20 * 31 <= largest <= max(400 * 6, 20 * 31), largest
 
 
+def test_the_host_does_not_wait_for_the_device() -> None:
+    """Fails when a shape or a number of the loss depends on what a device has computed; a meta tensor has no values."""
+    hidden, weight, labels, loss_weights = (x.detach().to("meta") for x in _example())
+    hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
+    found = torch.arange(14, device="meta")
+    total = loss_sum(hidden, weight, labels, loss_weights, chunk=5, loss_tokens=found)
+    total.backward()
+    assert hidden.grad is not None
+
+
 def test_tokens_without_loss_get_no_gradient() -> None:
     """Fails when a masked token's hidden state is trained on whatever id its label holds."""
     hidden, weight, labels, loss_weights = _example()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -74,3 +75,26 @@ def kernel_for(device_type: str) -> Kernel:
 
         return Flex()
     raise ConfigError(f"device is {device_type!r}; attention runs on cpu and cuda: take one of these")
+
+
+SMALLEST_CUDA_HEAD = 16
+"""Triton multiplies matrices of at least 16 rows and columns."""
+
+
+def check_kernel(device_type: str, dtype: torch.dtype, head_dim: int) -> None:
+    """Checks that the kernel of a type of device computes in a dtype and for a width of heads.
+
+    Raises:
+        ConfigError: it does not; says what it computes.
+    """
+    kernel_for(device_type)
+    if device_type != "cuda":
+        return
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"--dtype is {name}; attention on CUDA has none: take float32 or bfloat16, or --device cpu")
+    if head_dim < SMALLEST_CUDA_HEAD:
+        raise ConfigError(
+            f"the model's head_dim is {head_dim}; attention on CUDA takes {SMALLEST_CUDA_HEAD} or more: take another "
+            "model, or --device cpu"
+        )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.experimental._config
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
@@ -27,11 +28,34 @@ from trainer.attention.tiles import Tiles, list_tiles
 _OPTIONS = {"BACKEND": "TRITON"}
 
 
+MOST_COMPILATIONS = 32
+"""Graphs of one process. Lengths do not make new ones: a length of one tile does, for queries and for keys, and so do
+whether gradients are wanted, the dtype and the heads. A model has one dtype and few kinds of layers."""
+
+
 @cache
-def compiled_attention() -> Callable[..., Any]:
-    """FlexAttention, compiled once for all layers and batches: the mask's tensors are its inputs, not constants."""
-    attention: Any = flex_attention  # mypy does not take the overloaded function for a Callable
-    return torch.compile(attention)
+def compiled_attention(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
+    """FlexAttention, compiled for all lengths at once: the mask's tensors are its inputs, not constants.
+
+    Past ``MOST_COMPILATIONS`` it raises: FlexAttention that is not compiled would make a dense matrix of scores.
+    """
+    compile_: Any = torch.compile  # neither it nor FlexAttention has types for these arguments
+    compiled = compile_(
+        flex_attention,
+        fullgraph=True,
+        dynamic=True,
+        recompile_limit=MOST_COMPILATIONS,
+        isolate_recompiles=True,
+        backend=backend,
+    )
+    flags: Any = torch.fx.experimental._config
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Lengths that happen to be equal at the first call must not have to be equal ever after.
+        with flags.patch(use_duck_shape=False):
+            return compiled(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True, kw_only=True)
