@@ -32,7 +32,7 @@ SETTINGS = [
     "packs_per_shard=4",
     "order.window=4",
 ]
-EACH = 9
+EACH = 12
 """Documents of each of the demo's four subsets."""
 
 
