@@ -32,12 +32,16 @@ help:
 demo: .venv/installed
 	@echo "==> making a source of real videos, photographs and text in $(DEMO)/source"
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
-	@echo "==> packing it into $(DEMO)/dataset"
+	@echo "==> packing it into $(DEMO)/dataset, for a model of your own"
 	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/dataset --set packs_per_shard=4
 	@echo "==> verifying every byte of it"
 	@$(BIN)/preshard verify $(DEMO)/dataset
-	@echo "==> reporting"
-	@$(BIN)/preshard report $(DEMO)/dataset
+	@echo "==> making a tiny Qwen3-VL in $(DEMO)/model, and packing for it into $(DEMO)/qwen3_vl"
+	@test -f $(DEMO)/model/config.json || $(BIN)/preshard demo-model $(DEMO)/model --family qwen3_vl
+	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/qwen3_vl --set model=$(DEMO)/model --set packs_per_shard=4
+	@$(BIN)/preshard verify $(DEMO)/qwen3_vl
+	@echo "==> reporting on it"
+	@$(BIN)/preshard report $(DEMO)/qwen3_vl
 
 # Short packs of small images, so that two CPUs train 200 steps in a few minutes.
 SHORT := seq_len=1024 block_size=64 max_images=32 vision.image_size=84 video.max_frames=8 oversize=split \
