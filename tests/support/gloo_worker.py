@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -27,6 +28,7 @@ import torch.distributed as dist
 
 import trainer.setup  # noqa: F401 (what most ranks import)
 from trainer.distributed.mesh import Mesh, build_mesh
+from trainer.models.interface import register_attention
 
 TIMEOUT = timedelta(seconds=240)
 """For a machine that is busy with other tests; a rank that fails says so at once."""
@@ -82,6 +84,18 @@ def serve(pipe: Connection) -> None:
         pipe.send_bytes(pickle.dumps(answer))
 
 
+def load_transformers() -> None:
+    """Imports what each rank would for a Hugging Face model."""
+    # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
+    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    transformers = register_attention()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText"):
+        getattr(transformers, name)
+
+
 def start_world(address: str, size: int) -> int:
     """Forks the ranks of a world; their process group."""
     group = 0
@@ -102,6 +116,7 @@ def start_world(address: str, size: int) -> int:
 def main(address: str) -> None:
     """Starts a world for each line until the pool ends or closes the pipe; then no rank is left."""
     torch.set_num_threads(1)
+    load_transformers()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
     groups = [start_world(address, int(line)) for line in sys.stdin]
     for group in groups:

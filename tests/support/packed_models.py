@@ -1,0 +1,143 @@
+"""Tiny Hugging Face models, packs for them, and what ``transformers`` makes of each document alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from packer_service.config import load_config
+from packer_service.demo.model import write_model_folder
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from trainer.data import PackedDataset, RankBatch
+from trainer.data.inputs import InputUnit, model_inputs
+from trainer.models import load_model
+from trainer.models.families import FAMILIES
+
+SETTINGS = [
+    *("seq_len=1024", "block_size=64", "max_images=64", "order.window=1", "image_format=png"),
+    *("cp_sizes=[1,2,4,8]", "ring_degrees=[1,2,4]", "video.max_frames=4"),
+]
+VOCABULARY = 400
+
+
+def write_source(folder: Path, *, images: bool) -> None:
+    """Conversations with images of several shapes, and without."""
+    folder.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = []
+    for number in range(9):
+        n_images = (2, 0, 1)[number % 3] if images else 0
+        parts: list[dict[str, Any]] = []
+        for image in range(n_images):
+            name = f"{number}-{image}.png"
+            side = (60 + 31 * number, 200 - 17 * number)
+            Image.fromarray(noise.integers(0, 255, (*side, 3), np.uint8)).save(folder / name)
+            parts += [{"type": "image", "image": name}, {"type": "text", "text": f"picture {image}"}]
+        parts.append({"type": "text", "text": "what is this? " * (3 + 5 * number)})
+        answer = "It is noise, as far as anybody can tell. " * (1 + number % 4)
+        messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+        rows.append({"id": f"row-{number}", "messages": messages})
+    if images:
+        _write_video(folder / "clip.mp4", noise)
+        parts = [{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "what moves?"}]
+        messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "All of it."}]
+        rows.append({"id": "clip", "messages": messages})
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+def _write_video(path: Path, noise: np.random.Generator) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=2)
+        stream.width, stream.height = 96, 64
+        for _ in range(8):
+            frame = av.VideoFrame.from_ndarray(noise.integers(0, 255, (64, 96, 3), np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def make_model(folder: Path, family: str, progress: Any) -> None:
+    """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``."""
+    write_model_folder(folder / "model", family, vocabulary=VOCABULARY)
+    write_source(folder / "source", images=family in FAMILIES)
+    config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
+    pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
+    load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")
+
+
+def load_original(folder: Path, family: str) -> Any:
+    """The model as anyone loads it, in float64."""
+    import transformers
+
+    auto = transformers.AutoModelForImageTextToText if family in FAMILIES else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa").train()
+
+
+def alone(model: Any, batch: RankBatch) -> Tensor:
+    """The sum of weight x cross entropy of a whole pack's documents, each through the model alone.
+
+    Args:
+        model: as ``from_pretrained`` makes it, with an attention of its own.
+        batch: the whole pack, in natural order.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for number in range(int(batch.doc_ids.max()) + 1):
+        own = torch.nonzero(batch.doc_ids == number)[:, 0]
+        ids = batch.tokens[own][None]
+        inputs = _inputs(batch, number)
+        rows = torch.from_numpy(np.isin(ids.numpy(), batch.model.row_ids if batch.model is not None else []))
+        given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        if batch.model is not None and batch.model.row_ids:
+            given["mm_token_type_ids"] = _token_types(model, batch, ids, rows)
+        given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+        if model.config.model_type == "internvl":
+            del given["mm_token_type_ids"]
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits[0]
+        counted = batch.labels[own] >= 0
+        losses = torch.nn.functional.cross_entropy(
+            logits[counted].double(), batch.labels[own][counted], reduction="none"
+        )
+        total = total + (losses * batch.loss_weights[own][counted].double()).sum()
+    return total
+
+
+def _token_types(model: Any, batch: RankBatch, ids: Tensor, rows: Tensor) -> Tensor:
+    assert batch.model is not None
+    if batch.model.group_ids:  # molmo2: the tokens that see each other
+        return torch.from_numpy(np.isin(ids.numpy(), batch.model.group_ids).astype(np.int64))
+    video = ids == getattr(model.config, "video_token_id", -1)
+    return torch.where(video, 2, torch.where(rows, 1, 0))
+
+
+def _inputs(batch: RankBatch, number: int) -> dict[str, np.ndarray]:
+    pictures, edges = [picture.numpy() for picture in batch.pictures], batch.unit_edges.tolist()
+    units = [
+        InputUnit(
+            document=0, medium=unit.medium, kind=unit.kind, grid=tuple(unit.grid), pictures=tuple(pictures[start:end])
+        )
+        for unit, (start, end) in zip(batch.units, pairwise(edges), strict=True)
+        if unit.document == number
+    ]
+    return model_inputs(batch.model.settings, units) if batch.model is not None and units else {}
+
+
+def whole_packs(dataset: str) -> Sequence[RankBatch]:
+    """Every pack in natural order, by its number."""
+    return sorted(PackedDataset(dataset), key=lambda batch: batch.pack_id)
+
+
+def difference(found: tuple[float, Tensor], right: tuple[float, Tensor], sizes: Sequence[int]) -> float:
+    """The largest relative difference of loss, gradient norm, and any parameter's gradient against the whole norm."""
+    norm = right[1].norm()
+    apart = [part.norm() for part in (found[1] - right[1]).split(list(sizes))]
+    figures = [abs(found[0] - right[0]) / abs(right[0]), abs(found[1].norm() - norm) / norm, max(apart) / norm]
+    return max(float(figure) for figure in figures)

@@ -1,0 +1,80 @@
+# ruff: noqa: N803, N806 (shape suffixes)
+"""Attention of packs under a name of its own in ``transformers``, so that any of its models can ask for it.
+
+Shapes: H query heads, K key heads, L local tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from schemas.errors import ConfigError
+from trainer.attention import Attend
+
+PACKED = "preshard_packed"
+"""Name under which models ask for this attention."""
+
+UNFOLLOWED = ("softcap", "s_aux", "position_bias")
+"""Arguments by which a layer changes its scores in a way that the kernels do not know."""
+
+
+def packed_attention(
+    module: nn.Module,  # noqa: ARG001 (the interface passes it)
+    q_1HLD: Float[Tensor, "1 H L D"],
+    k_1KLD: Float[Tensor, "1 K L D"],
+    v_1KLD: Float[Tensor, "1 K L D"],
+    attention_mask: Tensor | None,  # noqa: ARG001 (None: the mask is the pack's)
+    *,
+    attend: Attend | None = None,
+    pack_length: int = 0,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Float[Tensor, "1 L H D"], None]:
+    """Attention of one layer over the whole pack. What it needs to know of the pack comes through the model's call.
+
+    Raises:
+        ConfigError: the layer is called outside of a ``PackedModel``, or wants what the kernels do not compute.
+    """
+    if attend is None:
+        raise ConfigError(f"attention {PACKED} is called without a pack; wrap the model in PackedModel")
+    wanted = [name for name in UNFOLLOWED if kwargs.get(name) is not None]
+    if dropout:
+        wanted.append(f"dropout {dropout}")
+    if sliding_window is not None and sliding_window < pack_length:
+        wanted.append(f"sliding_window {sliding_window}, shorter than the pack's {pack_length} tokens")
+    if wanted:
+        raise ConfigError(f"the model's attention has {wanted[0]}, which packs do not follow; take a model without")
+    standard = q_1HLD.shape[-1] ** -0.5
+    q_HLD = q_1HLD[0] if scaling in (None, standard) else q_1HLD[0] * (scaling / standard)
+    out_HLD = attend(q_HLD, k_1KLD[0], v_1KLD[0])
+    return out_HLD.transpose(0, 1)[None], None
+
+
+def no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mask of a model whose attention knows it."""
+
+
+@cache
+def register_attention() -> Any:
+    """Makes ``transformers`` know the attention of packs; returns the package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import transformers
+        from transformers.masking_utils import AttentionMaskInterface
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "training a model folder needs the package transformers, which is not installed: "
+            "pip install 'preshard[train]'"
+        ) from None
+    transformers.AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, no_mask)
+    return transformers

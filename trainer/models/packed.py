@@ -1,0 +1,160 @@
+"""A Hugging Face model over one rank's part of a pack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from schemas.errors import ConfigError
+from trainer.attention import Attend, MaskTensors, bind
+from trainer.attention.exchange import Exchange
+from trainer.data.batch import RankBatch
+from trainer.distributed.mesh import ContextParallel
+from trainer.models.families import Family, Features, family_of
+from trainer.models.features import FeatureExchange, bind_features
+from trainer.models.interface import PACKED
+from trainer.models.loss import CHUNK, loss_sum
+
+
+class PackedModel(nn.Module):
+    """A model from :func:`trainer.models.load_model`, called with this rank's part of a pack.
+
+    Each rank encodes its own units; features travel to the ranks of their tokens, and attention is that of
+    :mod:`trainer.attention`. Every rank runs the same collectives and gives every parameter a gradient, whatever its
+    part of a pack holds: a rank without a unit encodes the smallest image there is, of which no feature is used.
+
+    To shard it, shard each of :attr:`blocks`, then the whole, as all else is used inside its own forward.
+
+    Args:
+        model: from ``load_model``.
+        loss_chunk: tokens whose logits exist at once.
+
+    Raises:
+        ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
+    """
+
+    def __init__(self, model: nn.Module, *, loss_chunk: int = CHUNK) -> None:
+        super().__init__()
+        hugging_face: Any = model
+        self.config: Any = hugging_face.config
+        if self.config.get_text_config()._attn_implementation != PACKED:
+            raise ConfigError(f"the model's attention is not {PACKED}; load it with trainer.models.load_model")
+        self.family: Family | None = family_of(self.config)
+        self.loss_chunk = loss_chunk
+        self.model = model
+
+    @property
+    def blocks(self) -> tuple[nn.Module, ...]:
+        """The repeated parts, to be sharded one by one: the outermost that the model says are not to be split."""
+        names = set(getattr(self.model, "_no_split_modules", None) or ())
+        found: dict[str, nn.Module] = {}
+        for path, module in self.model.named_modules():
+            inside = any(path.startswith(f"{outer}.") for outer in found)
+            if type(module).__name__ in names and not inside:
+                found[path] = module
+        return tuple(found.values())
+
+    def forward(
+        self,
+        batch: RankBatch,
+        cp: ContextParallel,
+        *,
+        attention: str = "gather",
+        features: str = "route",
+        exchange: Exchange = "needed",
+    ) -> Float[Tensor, ""]:
+        """The sum of loss weight x cross entropy over this rank's tokens, to be divided by all ranks' loss weights.
+
+        All ranks of ``cp`` call it together, and then go backward together.
+
+        Args:
+            batch: this rank's part of a pack, on the CPU or the model's device.
+            cp: this rank's place among the ranks of the pack.
+            attention: one of ``trainer.attention.KINDS``.
+            features: one of ``trainer.models.features.WAYS``.
+            exchange: which keys the attention ``gather`` moves.
+
+        Raises:
+            ConfigError: the kind of attention does not run on this mesh, or the batch is of another model.
+        """
+        self._check_batch(batch)
+        device = next(self.model.parameters()).device
+        mask = MaskTensors.of(batch).to(device)
+        attend = bind(attention, batch.layout, mask, cp, exchange=exchange)
+        batch = batch.to(device, non_blocking=True)
+        outputs = self._vision(batch, bind_features(batch, cp, features)) if self.family is not None else {}
+        hidden = self._hidden(batch, attend, outputs)
+        head: Any = self.model
+        return loss_sum(
+            hidden,
+            head.get_output_embeddings().weight,
+            batch.labels,
+            batch.loss_weights,
+            self.loss_chunk,
+            loss_tokens=batch.loss_tokens,
+        )
+
+    def _check_batch(self, batch: RankBatch) -> None:
+        packed_for = None if batch.model is None else batch.model.model_type
+        if packed_for is not None and packed_for != self.config.model_type:
+            raise ConfigError(
+                f"the dataset was packed for a {packed_for} model and the model is {self.config.model_type}: pack with "
+                "--set model=DIR of this model"
+            )
+        if batch.model is None and (self.family is not None or int(batch.pool_edges[-1])):
+            raise ConfigError(
+                f"the dataset was packed for no model, so its images are not those of {self.config.model_type}: pack "
+                "with --set model=DIR"
+            )
+
+    def _vision(self, batch: RankBatch, exchange: FeatureExchange) -> dict[str, Any]:
+        """Features of the local tokens, as arguments of the model's call."""
+        assert self.family is not None
+        received = exchange(self._encode(batch))
+        features = received[torch.argsort(exchange.slots)]
+        width = self.config.get_text_config().hidden_size
+        found = self.family.marks(self.config, batch.tokens)
+        filled = batch.pool_ids >= 0
+        which = {kind: mark[filled] for kind, mark in found.items()}
+        return {
+            "mm_encoder_outputs": {kind: self.family.hand_in(features[mask], width) for kind, mask in which.items()},
+            **self.family.extra(batch.tokens),
+        }
+
+    def _encode(self, batch: RankBatch) -> Features:
+        """Features of this rank's units, in the order of the pack's rows."""
+        assert self.family is not None
+        family, core = self.family, self.core
+        if not batch.units:
+            device = batch.tokens.device
+            stand_in = {name: tensor.to(device) for name, tensor in family.stand_in(self.config).items()}
+            return family.encode(core, stand_in)[:0]
+        return family.encode(core, batch.model_inputs())[self._row_order(batch)]
+
+    def _row_order(self, batch: RankBatch) -> Tensor:
+        """Where each row of this rank's units lies among the rows of its images, then of its videos."""
+        kinds = [unit.kind != "image" for unit in batch.units for _ in range(unit.rows)]
+        by_kind = torch.argsort(torch.tensor(kinds, dtype=torch.int8), stable=True)
+        return torch.argsort(by_kind).to(batch.tokens.device)
+
+    def _hidden(self, batch: RankBatch, attend: Attend, vision: dict[str, Any]) -> Float[Tensor, "local hidden"]:
+        positions = batch.position_ids[:, None] if len(batch.position_ids) > 1 else batch.position_ids
+        outputs = self.core(
+            input_ids=batch.tokens[None],
+            position_ids=positions,
+            use_cache=False,
+            attend=attend,
+            pack_length=batch.seq_len,
+            **vision,
+        )
+        hidden: Tensor = outputs.last_hidden_state[0]
+        return hidden
+
+    @property
+    def core(self) -> Any:
+        """The model under its output projection."""
+        model: Any = self.model
+        return model.base_model
