@@ -24,8 +24,9 @@ COPY --from=wheel /requirements.txt /tmp/
 RUN pip install --no-cache-dir -c /tmp/constraints.txt -r /tmp/requirements.txt
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+COPY k8s/images/launch.py /
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preshard
 # What the NVIDIA container runtime makes visible.
 ENV HOME=/tmp PYTHONUNBUFFERED=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001
-ENTRYPOINT ["torchrun"]
+ENTRYPOINT ["python", "/launch.py"]

@@ -20,7 +20,8 @@ RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/wh
     -c /tmp/constraints.txt -r /tmp/requirements.txt
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+COPY k8s/images/launch.py /
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preshard
 ENV HOME=/tmp PYTHONUNBUFFERED=1
 USER 10001:10001
-ENTRYPOINT ["torchrun"]
+ENTRYPOINT ["python", "/launch.py"]

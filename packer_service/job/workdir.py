@@ -24,6 +24,7 @@ from packer_service.ingest.source.file import Fragment
 from packer_service.job.measure import Measured, measure_fragment
 from packer_service.job.plan import PlannedShard
 from packer_service.job.write import BuiltShard, build_shard
+from packer_service.runtime.executors import TaskCounts
 from packer_service.shards.store import Folder
 from schemas.codec import TAR_END, encode_index, encode_json, encode_table
 from schemas.config import PackConfig
@@ -43,13 +44,6 @@ class WorkError(PreshardError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    """What a task returns once it has kept its result: ``amounts`` for the progress, by name."""
-
-    amounts: Counter[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredFragment:
     """What measuring a fragment gave, and the seconds that it took."""
 
@@ -61,7 +55,7 @@ def measured_name(index: int) -> str:
     return f"{MEASURED_FOLDER}/{index:08d}.parquet"
 
 
-def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> Done:
+def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> TaskCounts:
     """Runs in a task: measures a fragment and keeps its table under the fragment's number.
 
     Of a compressed file it keeps a copy first that can be read at any position, as the file itself cannot.
@@ -80,13 +74,19 @@ def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) 
         "seconds": f"{time.monotonic() - started:.3f}",
     }
     Folder(work).write(measured_name(index), encode_table(found.table.replace_schema_metadata(facts)))
-    return Done(amounts=count_rows(found.table))
+    return TaskCounts(amounts=count_rows(found.table), rejects=_by_code(found.table))
 
 
 def count_rows(measured: pa.Table) -> Counter[str]:
     """Number of documents and of rejected documents in a table of ``measure.MEASURED``."""
     rejected = len(measured) - measured["code"].null_count
     return Counter(documents=pc.sum(pc.equal(measured["piece"], 0)).as_py() or 0, rejected=rejected)
+
+
+def _by_code(table: pa.Table) -> dict[str, int]:
+    """Number of rejected documents by their code."""
+    counts = table["code"].drop_null().value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in counts}
 
 
 def read_measured(work: Folder, index: int) -> MeasuredFragment:
@@ -119,7 +119,7 @@ class ShardRecord(BaseModel):
     seconds: float
 
 
-def build_and_keep(task: PlannedShard, config: PackConfig, out: str) -> Done:
+def build_and_keep(task: PlannedShard, config: PackConfig, out: str) -> TaskCounts:
     """Runs in a task: writes the shard, then its rows of the tables, then the record that says all of it is there."""
     started = time.monotonic()
     folder = Folder(out)
@@ -129,7 +129,7 @@ def build_and_keep(task: PlannedShard, config: PackConfig, out: str) -> Done:
         record.write(name, encode_table(table))
     kept = ShardRecord(entry=_entry(built), seconds=round(time.monotonic() - started, 3))
     record.write(RECORD, encode_json(kept))
-    return Done(amounts=_amounts(built))
+    return TaskCounts(amounts=_amounts(built), rejects=_by_code(built.tables["rejects.parquet"]))
 
 
 def _entry(built: BuiltShard) -> ShardEntry:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from schemas.errors import PreshardError
@@ -13,6 +14,14 @@ R = TypeVar("R")
 
 class TaskError(PreshardError):
     """A task failed for a reason that is not a document's fault: a full disk, an outage, a lost node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCounts:
+    """What a task made: ``amounts`` by name, and the documents that it rejected by their code."""
+
+    amounts: Mapping[str, int]
+    rejects: Mapping[str, int] = field(default_factory=dict)
 
 
 class Executor(Protocol):

@@ -22,6 +22,7 @@ import ray.data.exceptions
 import ray.exceptions
 
 from packer_service.runtime.executors import TaskError
+from packer_service.runtime.job_metrics import JobMetrics
 from packer_service.runtime.leave import exit_at_once
 from packer_service.runtime.probe import RayLostError, Service, until_lost
 from schemas.errors import ConfigError
@@ -56,9 +57,13 @@ class RayExecutor:
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
             return
+        task = _Task(function)
+        metrics = JobMetrics(task.__name__, len(items))
         try:
-            for row in until_lost(partial(_rows, _Task(function), items), self.services):
-                yield row["index"], _result(row)
+            for row in until_lost(partial(_rows, task, items), self.services):
+                result = _result(row)
+                metrics.done(result)
+                yield row["index"], result
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
             raise TaskError(

@@ -33,7 +33,8 @@ from packer_service.ingest.source.file import Fragment  # noqa: E402
 from packer_service.job.measure import MEASURED  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
 from packer_service.job.plan import PlannedShard  # noqa: E402
-from packer_service.job.workdir import RECORD, Done, ShardRecord, measured_name  # noqa: E402
+from packer_service.job.workdir import RECORD, ShardRecord, measured_name  # noqa: E402
+from packer_service.runtime.executors import TaskCounts  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.codec import encode_json, encode_table  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -70,7 +71,7 @@ class Sham:
     def __init__(self, out: Path) -> None:
         self.out, self.peak, self.task_bytes = out, Peak(), 0
 
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Done]]:
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, TaskCounts]]:
         if not items:
             return
         writes = "build" in function.func.__name__  # type: ignore[attr-defined]
@@ -81,7 +82,7 @@ class Sham:
                 self._build(item)
             else:
                 self._measure(*item)
-            yield i, Done(amounts={})  # type: ignore[arg-type]
+            yield i, TaskCounts(amounts={})
         self.peak.lap("tasks" if writes else "measuring")
 
     def _measure(self, index: int, fragment: Fragment) -> None:
