@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import kubernetes_validate
-import yaml
 from commands import command_faults
-from manifests import REPOSITORY, Object, of_kind, pods, title
+from endings import ending_faults
+from manifests import K8S, Object, pods, title
+from network import network_faults
+from operators import is_of_operator, operator_faults
 from references import reference_faults
 from security import security_faults
 
@@ -23,55 +23,47 @@ Check = Callable[[list[Object]], Iterator[str]]
 KUBERNETES = "1.33"
 
 
-@cache
-def _operators_schemas() -> dict[str, Any]:
-    files = (REPOSITORY / "tests" / "k8s" / "operators").glob("*.yaml")
-    schemas = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in files)
-    return {schema["properties"]["kind"]["const"]: schema for schema in schemas}
-
-
 def schema_faults(objects: list[Object]) -> Iterator[str]:
-    """Unknown, missing and mistyped fields, by Kubernetes' schemas and by what the operators document."""
+    """Unknown, missing and mistyped fields, by Kubernetes' schemas and by the operators' definitions."""
     for thing in objects:
-        if thing["kind"] in _operators_schemas():
-            for error in jsonschema.Draft202012Validator(_operators_schemas()[thing["kind"]]).iter_errors(thing):
-                yield f"{title(thing)}: {error.json_path}: {error.message}"
+        if is_of_operator(thing):
+            yield from (f"{title(thing)}: {fault}" for fault in operator_faults(thing))
         else:
             yield from _kubernetes_faults(title(thing), thing)
     for pod in pods(objects):
-        if pod.owner["kind"] in _operators_schemas():
+        if is_of_operator(pod.owner):
             alone = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": pod.template}
             yield from _kubernetes_faults(pod.where, alone)
 
 
 def _kubernetes_faults(where: str, thing: Object) -> Iterator[str]:
+    yield from (f"{where}: {fault}" for fault in _kubernetes_fault(json.dumps(thing)))
+
+
+@cache
+def _kubernetes_fault(thing: str) -> tuple[str, ...]:
+    """The first fault by Kubernetes' schemas. Kept, since most objects are in several overlays."""
     try:
-        kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+        kubernetes_validate.validate(json.loads(thing), KUBERNETES, strict=True)
     except kubernetes_validate.ValidationError as error:
-        yield f"{where}: {'.'.join(map(str, error.path))}: {error.message}"
+        return (f"{'.'.join(map(str, error.path))}: {error.message}",)
+    return ()
 
 
 def image_faults(objects: list[Object]) -> Iterator[str]:
-    """Images that no Dockerfile makes, or of another version than the code's."""
+    """Images that no Dockerfile makes, or of another version than the code's. The registry is the place's."""
     built = {tag for path in dockerfiles() for tag in re.findall(r"-t (\S+)", path.read_text(encoding="utf-8"))}
     for pod in pods(objects):
         for container in pod.containers:
-            if container["image"] not in built:
-                yield f"{pod.where}: image {container['image']}; the Dockerfiles make {sorted(built)}"
-            elif container["image"].partition(":")[2].partition("-")[0] != VERSION:
-                yield f"{pod.where}: image {container['image']} is not of version {VERSION}"
+            image = container["image"].rpartition("/")[2]
+            if image not in built:
+                yield f"{pod.where}: image {image}; the Dockerfiles make {sorted(built)}"
+            elif image.partition(":")[2].partition("-")[0] != VERSION:
+                yield f"{pod.where}: image {image} is not of version {VERSION}"
 
 
 def dockerfiles() -> list[Path]:
-    return sorted((REPOSITORY / "k8s" / "images").glob("*.Dockerfile"))
-
-
-def place_faults(objects: list[Object]) -> Iterator[str]:
-    """Places that a shell, through which they pass on their way to the job, would change."""
-    for thing in of_kind(objects, "ConfigMap"):
-        for name, value in thing["data"].items():
-            if "\n" not in value and shlex.quote(value) != value:
-                yield f"{title(thing)}: {name} is {value}, which a shell reads otherwise"
+    return sorted((K8S / "images").glob("*.Dockerfile"))
 
 
 CHECKS: dict[str, Check] = {
@@ -80,5 +72,6 @@ CHECKS: dict[str, Check] = {
     "references": reference_faults,
     "images": image_faults,
     "security": security_faults,
-    "places": place_faults,
+    "network": network_faults,
+    "endings": ending_faults,
 }

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import click
 from fastapi.testclient import TestClient
-from manifests import REPOSITORY, Object, Pod, arguments, environment, of_kind, pods, title
+from launches import ports, read_launch
+from manifests import K8S, REPOSITORY, Object, Pod, arguments, environment, of_kind, pods, title
 from pydantic import SecretStr
 from torch.distributed.run import get_args_parser
 
@@ -20,10 +20,11 @@ from packer_service.config import load_config
 from packer_service.http.app import create_app
 from packer_service.http.serve import TOKEN
 from packer_service.http.settings import ServiceSettings
-from schemas.config import PackConfig
 from schemas.errors import PreshardError
 from trainer.config import TrainConfig
 from trainer.train import cli as train_cli
+
+CONFIG = K8S / "components" / "pack" / "pack.yaml"
 
 
 def command_faults(objects: list[Object]) -> Iterator[str]:
@@ -31,7 +32,7 @@ def command_faults(objects: list[Object]) -> Iterator[str]:
     for pod in pods(objects):
         for container in pod.containers:
             given = arguments(container, objects)
-            image = container["image"].partition(":")[0]
+            image = container["image"].rpartition("/")[2].partition(":")[0]
             try:
                 if image == "preshard-serve":
                     yield from _serve_faults(pod, container, given)
@@ -59,17 +60,17 @@ def parse(given: list[str]) -> dict[str, Any]:
 
 def _serve_faults(pod: Pod, container: Object, given: list[str]) -> Iterator[str]:
     values = parse(given)
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    named = ports(container)
     if values["command"] != "serve" or values["host"] != "0.0.0.0":
         yield f"{pod.where}: {' '.join(given)} does not serve beyond its pod"
     [token] = [one for one in container["env"] if one["name"] == TOKEN] or [{}]
     if "secretKeyRef" not in token.get("valueFrom", {}):
         yield f"{pod.where}: {TOKEN} comes from no Secret"
-    if values["port"] not in ports.values():
-        yield f"{pod.where}: serves on {values['port']}, and its ports are {ports}"
+    if values["port"] not in named.values():
+        yield f"{pod.where}: serves on {values['port']}, and its ports are {named}"
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = container.get(kind, {}).get("httpGet", {"path": "no path", "port": ""})
-        if ports.get(probe["port"]) != values["port"] or not _answers(probe["path"]):
+        if named.get(probe["port"]) != values["port"] or not _answers(probe["path"]):
             yield f"{pod.where}: {kind} asks for {probe['path']} on {probe['port']}, where nothing answers"
 
 
@@ -86,65 +87,47 @@ def _train_faults(pod: Pod, container: Object, given: list[str], objects: list[O
         yield f"{pod.where}: runs {launch.training_script}"
     config = train_cli.main(launch.training_script_args, standalone_mode=False)
     assert isinstance(config, TrainConfig)
-    spec, ports = pod.owner["spec"], {port["name"]: port["containerPort"] for port in container["ports"]}
-    if pod.owner["kind"] == "PyTorchJob":
-        policy = spec["elasticPolicy"]
-        nodes, replicas = policy["maxReplicas"], spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
-        host, port = f"{pod.owner['metadata']['name']}-worker-0", policy["rdzvPort"]
-        endpoint, listens = f"{host}:{port}", ports.get("pytorchjob-port")
-    else:
-        nodes, replicas = int(launch.nnodes), spec["completions"]
-        endpoint, port = launch.rdzv_endpoint, int(launch.rdzv_endpoint.rpartition(":")[2])
-        host, listens = f"{pod.owner['metadata']['name']}-0.{pod.spec['subdomain']}", ports.get("rendezvous")
-        if replicas != spec["parallelism"]:
-            yield f"{pod.where}: {replicas} pods of which {spec['parallelism']} run: the first wait for ever"
-        headless = [one for one in of_kind(objects, "Service") if one["metadata"]["name"] == pod.spec["subdomain"]]
-        if [one["spec"].get("clusterIP") for one in headless] != ["None"]:
-            yield f"{pod.where}: subdomain {pod.spec['subdomain']} has no headless Service"
-    if nodes != replicas:
-        yield f"{pod.where}: torchrun waits for {nodes} nodes, and there are {replicas} pods"
-    if endpoint != f"{host}:{listens}" or port != listens:
-        yield f"{pod.where}: rendezvous at {endpoint}, and {host} listens on {ports}"
-    config.dp_replicate(nodes * int(launch.nproc_per_node))
+    found = read_launch(pod, container, launch, objects)
+    yield from (f"{pod.where}: {fault}" for fault in found.all_faults())
+    config.dp_replicate(found.nodes * found.processes)
     devices = container["resources"]["limits"].get("nvidia.com/gpu")
-    if (config.device == "cuda") != (devices is not None) or (devices and devices != launch.nproc_per_node):
-        yield f"{pod.where}: {launch.nproc_per_node} processes on {config.device}, and {devices} GPUs"
-    packed = _pack_config(objects)
+    if (config.device == "cuda") != (devices is not None) or (devices and int(devices) != found.processes):
+        yield f"{pod.where}: {found.processes} processes on {config.device}, and {devices} GPUs"
+    packed = load_config(CONFIG, [])
     if config.layout not in packed.layouts or config.ring not in packed.ring_degrees:
         yield f"{pod.where}: trains by {config.layout} at ring {config.ring}, for which the job does not pack"
     if "$" in f"{config.data}{config.checkpoint}":
         yield f"{pod.where}: {config.data} or {config.checkpoint} names a variable that is not set"
 
 
-def _pack_config(objects: list[Object]) -> PackConfig:
-    [text] = [thing["data"]["pack.yaml"] for thing in of_kind(objects, "ConfigMap") if "pack.yaml" in thing["data"]]
-    path = Path(REPOSITORY / "k8s" / "base" / "pack-config.yaml")
-    assert path.read_text(encoding="utf-8") == text
-    return load_config(path, [])
-
-
-def _expanded(command: str, values: dict[str, str]) -> str:
-    return re.sub(r"\$(\w+)", lambda match: values.get(match[1], match[0]), command)
-
-
 def _pack_faults(job: Object, objects: list[Object]) -> Iterator[str]:
-    entrypoint = job["spec"]["entrypoint"]
-    seen = [
-        _expanded(entrypoint, environment(container, objects)) for pod in pods([job]) for container in pod.containers
-    ]
-    # the submitter's shell fills the names in, or in other modes of submission the head's
-    if "$" in "".join(seen) or len(set(seen)) > 1:
-        yield f"{title(job)}: {entrypoint} names a variable that is not set in each of its pods"
-    program, *rest = shlex.split(seen[0])
-    options = parse(rest)
-    if (program, options["command"]) != ("preshard", "pack"):
-        yield f"{title(job)}: runs {program} {options['command']}"
+    """The entrypoint is a script of the ConfigMap, in which the shell fills in what the head's environment has."""
+    [head] = [pod for pod in pods([job]) if "headGroupSpec" in pod.where]
+    [container] = head.containers
+    program, script = shlex.split(job["spec"]["entrypoint"])
+    volumes = {one["name"]: one["configMap"]["name"] for one in head.spec["volumes"] if "configMap" in one}
+    maps = {one["metadata"]["name"]: one["data"] for one in of_kind(objects, "ConfigMap")}
+    files = {
+        f"{mount['mountPath']}/{name}": text
+        for mount in container["volumeMounts"]
+        for name, text in maps.get(volumes.get(mount["name"]), {}).items()
+    }
+    if program != "sh" or script not in files:
+        yield f"{title(job)}: runs {program} {script}, and the head has {sorted(files)}"
         return
-    config = Path(options["config_file"])
-    mounts = [mount for pod in pods([job]) for one in pod.containers for mount in one["volumeMounts"]]
-    if not any(mount["mountPath"] == str(config.parent) for mount in mounts):
-        yield f"{title(job)}: nothing is mounted where {config} is to be"
-    _pack_config(objects)
+    [line] = [line for line in files[script].splitlines() if line.strip().startswith("preshard ")]
+    values = environment(container, objects)
+    given = [re.sub(r"\$(\w+)", lambda match: values.get(match[1], match[0]), word) for word in shlex.split(line)]
+    options = parse(given[1:])
+    if options["command"] != "pack" or "$" in " ".join(given):
+        yield f"{title(job)}: runs {' '.join(given)}"
+        return
+    if files.get(str(options["config_file"])) != CONFIG.read_text(encoding="utf-8"):
+        yield f"{title(job)}: {options['config_file']} is not the configuration"
+    load_config(CONFIG, [])
     pinned = re.search(r"^ray==(.+)$", (REPOSITORY / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     if pinned is None or job["spec"]["rayClusterSpec"]["rayVersion"] != pinned[1]:
         yield f"{title(job)}: rayVersion is not the image's {pinned and pinned[1]}"
+    exported = job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["metrics-export-port"]
+    if ports(container).get("metrics") != int(exported):
+        yield f"{title(job)}: metrics are exported on {exported}, and scraped on {ports(container)}"

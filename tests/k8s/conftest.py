@@ -13,11 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from manifests import render
+from manifests import overlay
 
 
 @pytest.fixture(scope="session")
 def rendered() -> Callable[[str], list[dict[str, Any]]]:
-    """``rendered("local")``: the objects of an overlay, to be changed at will."""
-    once = cache(render)
-    return lambda overlay: copy.deepcopy(once(overlay))
+    """``rendered("local/pack")``: the objects of an overlay, to be changed at will."""
+    once = cache(overlay)
+    return lambda name: copy.deepcopy(once(name))

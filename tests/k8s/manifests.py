@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,26 @@ from typing import Any
 import yaml
 
 REPOSITORY = Path(__file__).parents[2]
-OVERLAYS = ("local", "s3", "gpu")
+K8S = REPOSITORY / "k8s"
+OVERLAYS = tuple(
+    str(path.parent.relative_to(K8S / "overlays"))
+    for path in sorted(K8S.glob("overlays/*/*/kustomization.yaml"))
+    if path.parent.name != "place"
+)
+"""What the page applies: ``PLACE/PART``."""
+
+ALONE = ("places", "pack", "serve", "load", "monitoring", "storage/claim", "storage/bucket")
+TRAINERS = ("train/job", "train/trainjob", "train/pytorchjob")
+"""One kustomization takes one of them: they share an account, and a second is an error."""
+CHANGES: dict[str, tuple[str, ...]] = {
+    **{f"storage/{name}": () for name in ("claim-mounts", "bucket-mounts", "identity", "keys")},
+    "queue": (),
+    "gpu": (),
+    "rdma": ("gpu",),
+}
+"""Components that change what others bring, and what they come after."""
+COMPONENTS = (*ALONE, *TRAINERS, *CHANGES)
+
 Object = dict[str, Any]
 
 # Where the kinds that make pods keep their templates; a list's items are all taken.
@@ -21,6 +41,7 @@ TEMPLATES = {
     "Deployment": [("spec", "template")],
     "Job": [("spec", "template")],
     "PyTorchJob": [("spec", "pytorchReplicaSpecs", "Worker", "template")],
+    "TrainingRuntime": [("spec", "template", "spec", "replicatedJobs", "template", "spec", "template")],
     "RayJob": [
         ("spec", "submitterPodTemplate"),
         ("spec", "rayClusterSpec", "headGroupSpec", "template"),
@@ -29,13 +50,38 @@ TEMPLATES = {
 }
 
 
-def render(overlay: str) -> list[Object]:
-    """The objects of ``kubectl kustomize k8s/overlays/OVERLAY``."""
+def render(folder: Path) -> list[Object]:
+    """The objects of ``kubectl kustomize FOLDER``."""
     kubectl = Path(sys.executable).with_name("kubectl")
-    command = [str(kubectl), "kustomize", str(REPOSITORY / "k8s" / "overlays" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([str(kubectl), "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
+
+
+def overlay(name: str) -> list[Object]:
+    """An overlay's objects, and those of its place's ``setup``, which is applied first."""
+    setup = f"{name.partition('/')[0]}/setup"
+    return [*render(K8S / "overlays" / setup), *(render(K8S / "overlays" / name) if name != setup else [])]
+
+
+def compose(folder: Path, component: str, **more: Any) -> list[Object]:
+    """The objects of a component alone, or of all that it changes, by kustomizations written into the folder.
+
+    ``more`` are further fields of the kustomizations.
+    """
+    if component not in CHANGES:
+        return _compose(folder, (component,), more)
+    rest = (*CHANGES[component], component)
+    with_first = ("places", "pack", "serve", "load", TRAINERS[0], *rest)
+    groups = (with_first, *(("places", trainer, *rest) for trainer in TRAINERS[1:]))
+    return [thing for group in groups for thing in _compose(folder, group, more)]
+
+
+def _compose(folder: Path, components: Sequence[str], more: Object) -> list[Object]:
+    listed = [os.path.relpath(K8S / "components" / name, folder.resolve()) for name in components]
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "components": listed}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**kind, **more}), encoding="utf-8")
+    return render(folder)
 
 
 def title(thing: Object) -> str:
@@ -72,11 +118,16 @@ class Pod:
 def pods(objects: list[Object]) -> list[Pod]:
     """The templates of all pods that the objects make."""
     return [
-        Pod(owner=thing, where=f"{title(thing)} {path[-2]}", template=template)
+        Pod(owner=thing, where=f"{title(thing)} {_place(path)}", template=template)
         for thing in objects
         for path in TEMPLATES.get(thing["kind"], [])
         for template in _at(thing, path)
     ]
+
+
+def _place(path: tuple[str, ...]) -> str:
+    """Which of its owner's pods a template is of."""
+    return next((part for part in reversed(path) if part not in ("template", "spec")), "spec")
 
 
 def _at(thing: Any, path: tuple[str, ...]) -> Iterator[Object]:

@@ -8,25 +8,29 @@ from manifests import Object, Pod, of_kind, pods, title
 
 # Made by hand, as docs/cluster.md says: their values are in no file.
 SECRETS = {"preshard-token": {"token"}, "preshard-s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}}
-PARTS = ("store", "pack", "serve", "train", "train-pytorchjob")
+PARTS = ("store", "load", "pack", "serve", "train", "monitoring")
 PART = "app.kubernetes.io/component"
+OF_THE_CLUSTER = ("Namespace", "PersistentVolume")
 
 
 def reference_faults(objects: list[Object]) -> Iterator[str]:
-    """Names and selectors of what is not there, or is left behind when one part is applied with the store alone."""
-    for part in PARTS[1:]:
-        chosen = [thing for thing in objects if thing["metadata"]["labels"].get(PART) in ("store", part)]
-        names = {
-            kind: {thing["metadata"]["name"] for thing in of_kind(chosen, kind)}
-            for kind in ("ConfigMap", "PersistentVolumeClaim", "ServiceAccount")
-        }
-        for pod in pods(chosen):
-            yield from _missing_references(pod, names)
-        yield from _selector_faults(chosen)
+    """Names and selectors of what is not there when a part is applied after its place's setup."""
+    names = {
+        kind: {thing["metadata"]["name"] for thing in of_kind(objects, kind)}
+        for kind in ("ConfigMap", "PersistentVolumeClaim", "ServiceAccount")
+    }
+    for pod in pods(objects):
+        yield from _missing_references(pod, names)
+    for monitor in of_kind(objects, "ServiceMonitor"):
+        used = [one["authorization"]["credentials"] for one in monitor["spec"]["endpoints"]]
+        yield from (
+            f"{title(monitor)}: no Secret {one}" for one in used if one["key"] not in SECRETS.get(one["name"], ())
+        )
+    yield from _selector_faults(objects)
     for thing in objects:
         if thing["metadata"]["labels"].get(PART) not in PARTS:
-            yield f"{title(thing)}: is of no part, so that no command of the how-to applies it"
-        if thing["kind"] != "Namespace" and thing["metadata"].get("namespace") != "preshard":
+            yield f"{title(thing)}: is of no part"
+        if thing["metadata"].get("namespace") != "preshard" and thing["kind"] not in OF_THE_CLUSTER:
             yield f"{title(thing)}: is in namespace {thing['metadata'].get('namespace')}"
 
 
@@ -57,7 +61,7 @@ def _selector_faults(objects: list[Object]) -> Iterator[str]:
         selected = [pod for pod in pods(objects) if service["spec"]["selector"].items() <= pod.labels.items()]
         if not selected:
             yield f"{title(service)}: selects no pod"
-        named = {port["name"] for pod in selected for one in pod.containers for port in one["ports"]}
+        named = {port["name"] for pod in selected for one in pod.containers for port in one.get("ports", [])}
         yield from (
             f"{title(service)}: no port {port['targetPort']}"
             for port in service["spec"]["ports"]

@@ -1,10 +1,13 @@
-"""Settings that keep a pod harmless, whatever runs in it."""
+"""Settings that keep a pod harmless, whatever runs in it: Kubernetes' restricted standard, and some more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from manifests import Object, of_kind, pods, title
+
+VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim"}
+"""Of the kinds that the restricted standard takes, those that are used."""
 
 
 def security_faults(objects: list[Object]) -> Iterator[str]:
@@ -19,19 +22,28 @@ def security_faults(objects: list[Object]) -> Iterator[str]:
             yield f"{pod.where}: no seccomp profile"
         if any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")):
             yield f"{pod.where}: shares the node's namespaces"
-        yield from (f"{pod.where}: a path of the node" for volume in spec["volumes"] if "hostPath" in volume)
+        if {"sysctls", "seLinuxOptions", "windowsOptions", "supplementalGroups"} & context.keys():
+            yield f"{pod.where}: asks for more than its user"
+        kinds = {kind for volume in spec["volumes"] for kind in volume.keys() - {"name"}}
+        yield from (f"{pod.where}: a volume of the kind {kind}" for kind in kinds - VOLUMES)
         for container in pod.containers:
             yield from (f"{pod.where} {container['name']}: {fault}" for fault in _container_faults(container))
     for account in of_kind(objects, "ServiceAccount"):
         if account.get("automountServiceAccountToken") is not False:
             yield f"{title(account)}: mounts a token"
-    yield from _network_faults(objects)
+    for space in of_kind(objects, "Namespace"):
+        if space["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
+            yield f"{title(space)}: takes pods that could become root"
 
 
 def _container_faults(container: Object) -> Iterator[str]:
     context, resources = container.get("securityContext", {}), container.get("resources", {})
     if context.get("allowPrivilegeEscalation") is not False or context.get("privileged"):
         yield "may gain privileges"
+    if context.keys() - {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}:
+        yield f"has settings of its own: {sorted(context)}"
+    if any("hostPort" in port or "hostIP" in port for port in container.get("ports", [])):
+        yield "listens on the node"
     if context.get("readOnlyRootFilesystem") is not True:
         yield "writes to its root file system"
     if context.get("capabilities") != {"drop": ["ALL"]}:
@@ -40,24 +52,3 @@ def _container_faults(container: Object) -> Iterator[str]:
         yield "has no requests of CPU and memory, or no limit of memory"
     if not any(mount["mountPath"] == "/tmp" and not mount.get("readOnly") for mount in container["volumeMounts"]):
         yield "has no place to write to"
-
-
-def _network_faults(objects: list[Object]) -> Iterator[str]:
-    policies = of_kind(objects, "NetworkPolicy")
-    closed = [
-        one for one in policies if one["spec"]["podSelector"] == {} and not one["spec"].keys() & {"ingress", "egress"}
-    ]
-    if not any(set(one["spec"]["policyTypes"]) == {"Ingress", "Egress"} for one in closed):
-        yield "no NetworkPolicy closes the namespace"
-    for policy in policies:
-        for rule in policy["spec"].get("ingress", []):
-            if not rule.get("from"):
-                yield f"{title(policy)}: lets everyone in"
-        selector = policy["spec"]["podSelector"]
-        wanted = set(selector.get("matchLabels", {}).values())
-        wanted |= {value for rule in selector.get("matchExpressions", []) for value in rule["values"]}
-        labels = {label for pod in pods(objects) for label in pod.labels.values()}
-        yield from (f"{title(policy)}: no pod is labelled {name}" for name in wanted - labels)
-    for space in of_kind(objects, "Namespace"):
-        if space["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
-            yield f"{title(space)}: takes pods that could become root"
