@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import click
@@ -122,9 +124,14 @@ def _pack_faults(job: Object, objects: list[Object]) -> Iterator[str]:
     if options["command"] != "pack" or "$" in " ".join(given):
         yield f"{title(job)}: runs {' '.join(given)}"
         return
-    if files.get(str(options["config_file"])) != CONFIG.read_text(encoding="utf-8"):
-        yield f"{title(job)}: {options['config_file']} is not the configuration"
-    load_config(CONFIG, [])
+    config = str(options["config_file"])
+    if config not in files:
+        yield f"{title(job)}: {config} is not there, only {sorted(files)}"
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(files[config])
+        file.flush()
+        load_config(Path(file.name), [])
     pinned = re.search(r"^ray==(.+)$", (REPOSITORY / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     if pinned is None or job["spec"]["rayClusterSpec"]["rayVersion"] != pinned[1]:
         yield f"{title(job)}: rayVersion is not the image's {pinned and pinned[1]}"

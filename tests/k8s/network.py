@@ -105,5 +105,6 @@ def network_faults(objects: list[Object]) -> Iterator[str]:
                 yield f"{title(policy)}: no pod has a port {sorted(unknown)}"
         selector = policy["spec"]["podSelector"]
         wanted = set(selector.get("matchLabels", {}).values())
+        wanted -= {"true"}  # what a client of the service is labelled with
         wanted |= {value for rule in selector.get("matchExpressions", []) for value in rule["values"]}
         yield from (f"{title(policy)}: no pod is labelled {name}" for name in wanted - set(PARTS))
