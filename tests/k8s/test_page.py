@@ -42,7 +42,7 @@ def test_images_are_built_as_the_dockerfiles_say(page: ModuleType) -> None:
 
 
 def test_overlays_and_secrets_are_there(page: ModuleType, rendered: Rendered) -> None:
-    """Fails when the page applies an overlay that is not there, or leaves one or a Secret out, or names other things."""
+    """Fails when the page applies an overlay that is not there, leaves one or a Secret out, or names other objects."""
     shown = page.commands("kubectl")
     applied = {line.removeprefix("kubectl apply -k k8s/overlays/") for line in shown if " apply " in line}
     assert applied == set(OVERLAYS)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packer_service.demo.model import write_model_folder
 from PIL import Image, ImageOps
 
 from packer_service.ingest.document import Medium

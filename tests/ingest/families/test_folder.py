@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packer_service.demo.model import FAMILIES, write_model_folder
 
+from packer_service.demo.model import FAMILIES, write_model_folder
 from packer_service.ingest.families.folder import READERS, load_family
 from packer_service.ingest.families.text_only import TextFamily
 from schemas.errors import ConfigError, DocumentError
