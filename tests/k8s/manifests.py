@@ -70,18 +70,26 @@ def compose(folder: Path, component: str, **more: Any) -> list[Object]:
     ``more`` are further fields of the kustomizations.
     """
     if component not in CHANGES:
-        return _compose(folder, (component,), more)
+        _write(folder, components=_paths(folder, (component,)), **more)
+        return render(folder)
     rest = (*CHANGES[component], component)
     with_first = ("places", "pack", "serve", "load", TRAINERS[0], *rest)
-    groups = (with_first, *(("places", trainer, *rest) for trainer in TRAINERS[1:]))
-    return [thing for group in groups for thing in _compose(folder, group, more)]
-
-
-def _compose(folder: Path, components: Sequence[str], more: Object) -> list[Object]:
-    listed = [os.path.relpath(K8S / "components" / name, folder.resolve()) for name in components]
-    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "components": listed}
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**kind, **more}), encoding="utf-8")
+    groups = {"one": with_first, "two": ("places", TRAINERS[1], *rest), "three": ("places", TRAINERS[2], *rest)}
+    for name, group in groups.items():
+        (folder / name).mkdir()
+        # namespaces of their own, so that one command renders what may not stand in one kustomization
+        _write(folder / name, components=_paths(folder / name, group), namespace=name, **more)
+    _write(folder, resources=list(groups))
     return render(folder)
+
+
+def _paths(folder: Path, components: Sequence[str]) -> list[str]:
+    return [os.path.relpath(K8S / "components" / name, folder.resolve()) for name in components]
+
+
+def _write(folder: Path, **fields: Any) -> None:
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**kind, **fields}), encoding="utf-8")
 
 
 def title(thing: Object) -> str:
