@@ -1,0 +1,61 @@
+"""Documents of packs for each kind of model, taken out without any code of ours, beside what ``transformers`` makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compared_documents import FAMILIES, SETTINGS, compared, differences, media_of
+from made_by_transformers import Transformers
+from mixed_source import Row, write_source
+from taken_documents import taken_documents
+
+from packer_service.config import load_config
+from packer_service.demo.model import write_model_folder
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+
+VOCABULARY = 1500
+"""Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_document_of_a_pack_is_what_transformers_makes_of_it_alone(
+    tmp_path: Path, progress: Any, family: str
+) -> None:
+    """Fails when packing, storing or numbering changes a token, label, position, pair of the mask, grid or pixel."""
+    source, model, dataset = tmp_path / "source", tmp_path / "model", tmp_path / "dataset"
+    source.mkdir()
+    rows = write_source(source, 7, takes=FAMILIES[family], largest=160)
+    write_model_folder(model, family, vocabulary=VOCABULARY)
+    config = load_config(None, [f"model={model}", *SETTINGS])
+    pack([str(source)], str(dataset), config, PlainExecutor(), progress)
+    oracle = Transformers(model)
+    found = dict(compared(dataset, source, rows, oracle))
+    assert {what: words for what, words in found.items() if words} == {}
+    assert len(found) == (7 if family == "qwen3" else 9), "one of the rows has three annotations"
+    kinds = {unit["kind"] for taken in taken_documents(dataset) for unit in taken.units}
+    assert len(kinds) == (0 if family == "qwen3" else 2), "the packs hold images and a video"
+    if family != "qwen3":
+        _check_that_changes_are_found(dataset, source, rows, oracle)
+
+
+def _check_that_changes_are_found(dataset: Path, source: Path, rows: dict[str, Row], oracle: Transformers) -> None:
+    [taken] = [taken for taken in taken_documents(dataset) if taken.doc_id == "document 0"]
+    row = rows[taken.doc_id]
+    made = oracle.conversation(row["messages"], list(media_of(taken, row, source)))
+    first_row = int(np.argmax(taken.arrays["pool_ids"] >= 0))
+    for name, word in {
+        **{"tokens": "tokens", "labels": "labels", "loss_weights": "weights", "position_ids": "positions"},
+        **{"branch_ids": "mask", "pool_ids": "tokens of a unit"},
+    }.items():
+        values = taken.arrays[name].copy()
+        values[..., first_row] += -values[first_row] - 1 if name == "pool_ids" else 1
+        [first, *_] = differences(replace(taken, arrays=taken.arrays | {name: values}), made, oracle)
+        assert first.startswith(word)
+    taken.crops[-1][-1].pixels = taken.crops[-1][-1].pixels ^ 1
+    [found] = differences(taken, made, oracle)
+    assert found.startswith("pixel_values: ")
