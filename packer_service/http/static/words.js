@@ -25,11 +25,17 @@ export const MEASURES = {
     unit: "max ÷ mean",
     explain: "Allowed query-key pairs of the most loaded rank over the mean of all ranks. 1 is perfect.",
   },
-  images: {
-    label: "Image imbalance",
+  image_load: {
+    label: "Imbalance of encoding",
     unit: "max ÷ mean",
     explain:
-      "Crops of the rank that encodes the most over the mean of all ranks. Frames are not split, so 1 is not always possible.",
+      "The vision encoder's work on the rank that has the most over the mean of all ranks. Frames and stills are not " +
+      "split, so 1 is not always possible: a pack with one still for eight ranks has 8.",
+  },
+  images: {
+    label: "Crop imbalance",
+    unit: "max ÷ mean",
+    explain: "Crops of the rank that encodes the most over the mean of all ranks.",
   },
   pooled_tokens: {
     label: "Pooled-token imbalance",

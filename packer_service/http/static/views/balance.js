@@ -116,17 +116,19 @@ function ranksOf(title, note, loads, unit) {
 }
 
 function imageTable(answer, chosen) {
-  const spread = ({ mean: middle, p95, max }) =>
-    middle === null ? "–" : `${middle.toFixed(3)} / ${p95.toFixed(3)} / ${max.toFixed(3)}`;
+  const decimals = (value) => value?.toFixed(3) ?? "–";
   return table({
-    caption: "Imbalance of crops and of pooled tokens: mean / 95% / worst pack",
+    caption:
+      "Work of the busiest rank in the vision encoder, summed over packs: as a multiple of an even share, and of the " +
+      "least that whole frames and stills allow",
     rows: answer.images,
     rowClass: (entry) => (entry.cp_size === chosen.cp_size ? "chosen" : null),
     empty: "No image boundaries were planned.",
     columns: [
       { label: "CP size", head: true, value: (entry) => h("a", { href: withParams({ cp: entry.cp_size }) }, entry.cp_size) },
-      { label: "Crops", number: true, value: (entry) => spread(entry.images.imbalance) },
-      { label: "Pooled tokens", number: true, value: (entry) => spread(entry.pooled_tokens.imbalance) },
+      { label: "Imbalance by work", number: true, value: (entry) => decimals(entry.weighted_imbalance) },
+      { label: "Over the best possible", number: true, value: (entry) => decimals(entry.excess) },
+      { label: "Imbalance of the worst pack", number: true, value: (entry) => decimals(entry.image_load.imbalance.max) },
     ],
   });
 }
@@ -190,6 +192,6 @@ export async function balance(detail, params) {
       ),
     ),
     card("All layouts", everything(answer, chosen)),
-    card("Image boundaries", imageTable(answer, chosen), { note: MEASURES.images.explain }),
+    card("Image boundaries", imageTable(answer, chosen), { note: MEASURES.image_load.explain }),
   );
 }

@@ -15,6 +15,7 @@ const SPREAD = {
   gather_path: (shard) => shard.gather_path,
   attention: (shard) => shard.attention,
   traffic: (shard) => shard.traffic,
+  image_load: (shard) => shard.image_load_imbalance,
   images: (shard) => shard.image_imbalance,
   pooled_tokens: (shard) => shard.pooled_imbalance,
 };
