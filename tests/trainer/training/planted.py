@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 
 import trainer.loop
+from schemas.sequence import IGNORE_INDEX
 from trainer.data.batch import RankBatch
 
 Change = Callable[[RankBatch], RankBatch]
@@ -18,7 +19,8 @@ Change = Callable[[RankBatch], RankBatch]
 
 def _shifted_labels(batch: RankBatch) -> RankBatch:
     """Labels shifted once more, over the local slice, as by a trainer that shifts them itself."""
-    return replace(batch, labels=torch.cat([batch.labels[1:], batch.labels[:1]]))
+    labels = torch.cat([batch.labels[1:], batch.labels[:1]])
+    return replace(batch, labels=labels, loss_tokens=torch.nonzero(labels != IGNORE_INDEX)[:, 0])
 
 
 def _heavier(batch: RankBatch) -> RankBatch:

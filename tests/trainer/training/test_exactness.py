@@ -58,7 +58,8 @@ def test_loss_and_gradient_do_not_depend_on_the_processes(
     names = FAST if dtype == "float64" else FAST[:4]
     cases = [case for case in grid.full_grid() if case.name in names]
     assert len(cases) == len(names)
-    settings = grid.make_settings(str(lessons), tmp_path, dtype=dtype, steps=STEPS)
+    # in float32 every step adds to the differences of the steps before it
+    settings = grid.make_settings(str(lessons), tmp_path, dtype=dtype, steps=STEPS if dtype == "float64" else 4)
     found = {}
     for case in sorted([*grid.references(cases), *cases], key=lambda case: case.world_size):
         degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}
