@@ -8,7 +8,8 @@ import sys
 import pytest
 
 LIBRARIES = (
-    "torch, torch.distributed, torch.utils.data, numpy, pyarrow.fs, pyarrow.parquet, pydantic, PIL.Image, jaxtyping"
+    "torch, torch.distributed, torch.utils.data, numpy, pyarrow.fs, pyarrow.parquet, pydantic, PIL.Image, jaxtyping, "
+    "google_crc32c"
 )
 """The libraries of the reader and the attention. What these import themselves is theirs to decide."""
 
