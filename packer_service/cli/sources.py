@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,7 @@ def pack(
     from packer_service.job.pack import pack as run_job
 
     config = load_config(config_file, with_source_options(settings, form, ignore))
-    progress = ConsoleProgress()
-    with ExitStack() as stack:
-        stack.callback(progress.close)
-        executor = RayOnUse(stack, ray_address, num_cpus, progress)
+    with _tasks(ray_address, num_cpus) as (executor, progress):
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
     if outcome.already_done:
@@ -98,10 +96,7 @@ def plan(
     if lengths is not None:
         print_figures(plan_lengths(lengths, config, dp_sizes), as_json)
         return
-    progress = ConsoleProgress()
-    with ExitStack() as stack:
-        stack.callback(progress.close)
-        executor = RayOnUse(stack, ray_address, num_cpus, progress)
+    with _tasks(ray_address, num_cpus) as (executor, progress):
         report = plan_sources(sources, config, executor, progress, dp_sizes)
     print_figures(report, as_json)
     _require_documents("plan", report.documents, report.source_documents)
@@ -137,6 +132,15 @@ def show(
         click.echo(json.dumps(document.model_dump(mode="json")))
     else:
         print_document(document)
+
+
+@contextmanager
+def _tasks(ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[RayOnUse, ConsoleProgress]]:
+    """What runs a job's tasks, and what hears of them; both end with the block."""
+    progress = ConsoleProgress()
+    with ExitStack() as stack:
+        stack.callback(progress.close)
+        yield RayOnUse(stack, ray_address, num_cpus, progress), progress
 
 
 def _say_lost(out: str, manifest: Manifest) -> None:

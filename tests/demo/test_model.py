@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from transformers_alone import load_transformers
 
 from packer_service.cli.run import cli
 from packer_service.demo import packages
@@ -40,7 +39,7 @@ def test_its_tokens_are_those_of_the_package_that_carries_the_vocabulary(folder:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_builds_the_model_and_writes_its_chats(tmp_path: Path, family: str) -> None:
     """Fails when a folder that we write is none for the library that trains the model."""
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+    load_transformers()
     import torch
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import sys
-import types
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +14,15 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image, ImageOps
-
-MASK_LIMIT = 3000
-"""Most tokens of a document whose mask is compared as a matrix."""
+from transformers_alone import (
+    load_core,
+    load_processor,
+    load_transformers,
+    mask_of,
+    positions_of,
+    two_threads,
+    video_metadata,
+)
 
 # The conversion to RGB that FFmpeg's own tests find the same on every processor.
 _EXACT = int(Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT | Interpolation.FULL_CHR_H_INT)
@@ -67,46 +69,21 @@ def open_clip(path: Path, times: Sequence[float]) -> Clip:
     return Clip(np.stack([found[time] for time in times]), list(times))
 
 
-@contextmanager
-def _two_threads() -> Iterator[None]:
-    """As on any machine with several cores: with a single thread, torch interpolates in another way."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class Transformers:
     """The tokenizer, the processors and the core of the model of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        # This build of torchvision has operators for CUDA alone; what processors use of it is plain torch.
-        sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
-        import transformers
-
-        transformers.logging.set_verbosity_error()
         self.folder = folder
         self.model_type: str = json.loads((folder / "config.json").read_text())["model_type"]
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = load_transformers().AutoTokenizer.from_pretrained(folder)
         self.processor = None
         if (folder / "preprocessor_config.json").exists():
-            self.processor = transformers.AutoProcessor.from_pretrained(folder)
-            if self.model_type != "molmo2":  # which has no processor on Pillow
-                self.processor.image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            self.processor = load_processor(folder, self.model_type)
 
     @cached_property
     def model(self) -> Any:
-        """The model's core without weights: it knows positions and mask."""
-        import torch
-        from transformers import AutoConfig, AutoModel
-
-        with torch.device("meta"):
-            return AutoModel.from_config(AutoConfig.from_pretrained(self.folder))
+        """The model's core without weights."""
+        return load_core(self.folder)
 
     def conversation(self, messages: list[dict[str, Any]], media: Sequence[Medium]) -> Made:
         """A conversation by the folder's chat template, with the tokens of the assistant's turns under loss."""
@@ -129,57 +106,18 @@ class Transformers:
         clips = [medium for medium in media if isinstance(medium, Clip)]
         given: dict[str, Any] = {"images": images} if images else {}
         if clips:
-            metadata = [self.metadata(clip.times) for clip in clips]
+            metadata = [video_metadata(self.model_type, clip.times) for clip in clips]
             given |= {"videos": [clip.frames for clip in clips], "video_metadata": metadata, "do_sample_frames": False}
         if self.processor is None:
             made = self.tokenizer([text], return_tensors="pt")
         else:
-            with _two_threads():
+            with two_threads():
                 made = self.processor(text=[text], **given, return_tensors="pt")
         named = [name for name in made if name.startswith(("pixel", "image", "video")) and len(made[name])]
         inputs = {name: made[name].numpy() for name in named}
         ids = made["input_ids"]
-        return Made(ids[0].numpy(), self._positions(made), self._mask(made), np.zeros(ids.shape[1], bool), inputs)
-
-    def metadata(self, times: list[float]) -> Any:
-        """The times of frames, as each processor takes them."""
-        from transformers.video_utils import VideoMetadata
-
-        if self.model_type == "qwen2_5_vl":  # it asks for the rate of the frames alone
-            rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
-            return VideoMetadata(total_num_frames=len(times), fps=rate)
-        return VideoMetadata(total_num_frames=len(times), fps=1.0, frames_indices=times)
-
-    def _positions(self, made: Any) -> np.ndarray:
-        ids = made["input_ids"]
-        if not hasattr(self.model, "get_rope_index"):
-            return np.arange(ids.shape[1])[None]
-        names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-        given = {name: made[name] for name in names if name in made}
-        return self.model.get_rope_index(ids, made["mm_token_type_ids"], **given)[0][:, 0].numpy()
-
-    def _mask(self, made: Any) -> np.ndarray:
-        """The mask that the model gives its attention; empty for a document that is too long for a matrix."""
-        import torch
-        from transformers.masking_utils import create_causal_mask
-
-        config = self.model.config.get_text_config()
-        config._attn_implementation = "eager"
-        length = made["input_ids"].shape[1]
-        if length > MASK_LIMIT:
-            return np.zeros((0, 0), bool)
-        given: dict[str, Any] = {}
-        if self.model_type == "molmo2":
-            given["block_sequence_ids"] = torch.where(made["mm_token_type_ids"] == 1, 0, -1)
-        mask = create_causal_mask(
-            config=config,
-            inputs_embeds=torch.zeros(1, length, 4),
-            attention_mask=None,
-            past_key_values=None,
-            position_ids=torch.arange(length)[None],
-            **given,
-        )
-        return (mask[0, 0] == 0).numpy()
+        no_loss = np.zeros(ids.shape[1], bool)
+        return Made(ids[0].numpy(), positions_of(self.model, made), mask_of(self.model, made), no_loss, inputs)
 
     def _answers(self, ids: np.ndarray) -> np.ndarray:
         """The tokens between the assistant's name and the end of its turn, that end included."""
@@ -199,7 +137,11 @@ class Transformers:
         """
         assert self.processor is not None
         if kind == "video":
-            given = {"video_metadata": [self.metadata(times)], "do_sample_frames": False, "do_resize": False}
+            given = {
+                "video_metadata": [video_metadata(self.model_type, times)],
+                "do_sample_frames": False,
+                "do_resize": False,
+            }
             if self.model_type == "molmo2":
                 given.pop("do_resize")
             made = self.processor.video_processor([np.stack(pictures)], return_tensors="pt", **given)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +11,16 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from transformers_alone import (
+    MASK_LIMIT,
+    NO_MASK,
+    load_core,
+    load_processor,
+    mask_of,
+    positions_of,
+    two_threads,
+    video_metadata,
+)
 
 from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Family, Mark, Rows
@@ -28,21 +35,8 @@ from schemas.errors import DocumentError
 from schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
 from trainer.data.inputs import InputUnit, model_inputs
 
-MASK_LIMIT = 3000
-"""Most tokens of a document whose mask is compared as a matrix."""
-
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
-
-
-def _transformers() -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # This build of torchvision has operators for CUDA alone; what processors use of it is plain torch.
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    return transformers
 
 
 @dataclass
@@ -87,20 +81,13 @@ class Oracle:
     def __init__(self, folder: Path, fps: float = 1000.0) -> None:
         self.folder = folder
         self.fps = fps
-        self.transformers = _transformers()
         self.family: Family = load_family(str(folder)).family
-        self.processor = self.transformers.AutoProcessor.from_pretrained(folder)
-        if self.family.model_type != "molmo2":  # which has no processor on Pillow
-            self.processor.image_processor = self.transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self.processor = load_processor(folder, self.family.model_type)
 
     @cached_property
     def model(self) -> Any:
         """The model's core, which knows its positions."""
-        import torch
-
-        config = self.transformers.AutoConfig.from_pretrained(self.folder)
-        with torch.device("meta"):
-            return self.transformers.AutoModel.from_config(config)
+        return load_core(self.folder)
 
     def text(self, document: Document) -> str:
         """The conversation by the folder's template."""
@@ -129,69 +116,25 @@ class Oracle:
             size = (shape.width, shape.height)
             frames = decode_video(medium, document.folder, shape, size=size, scaling="bicubic")
             videos.append(np.stack([np.asarray(frame) for frame in frames]))
-            metadata.append(self.metadata(shape.timestamps.tolist()))
+            metadata.append(video_metadata(self.family.model_type, shape.timestamps.tolist()))
         given: dict[str, Any] = {"images": images} if images else {}
         if videos:
             given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}
-        threads = torch.get_num_threads()
-        torch.set_num_threads(2)  # as on any machine with several cores: a single thread interpolates in another way
         try:
-            made = self.processor(text=[self.text(document)], **given, return_tensors="pt")
+            with two_threads():
+                made = self.processor(text=[self.text(document)], **given, return_tensors="pt")
         except ValueError as error:
             return Refused(str(error))
-        finally:
-            torch.set_num_threads(threads)
         ids = made["input_ids"]
         with torch.no_grad():
-            positions = self._their_positions(made)
+            positions = positions_of(self.model, made)
         inputs = {
             name: made[name].numpy()
             for name in made
             if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "second_per_grid_ts")
             and hasattr(made[name], "numpy")
         }
-        return Made(ids=ids[0].numpy(), positions=positions, mask=self._their_mask(made), inputs=inputs)
-
-    def metadata(self, times: list[float]) -> Any:
-        """The frames' times, as each processor takes them."""
-        from transformers.video_utils import VideoMetadata
-
-        if self.family.model_type == "qwen2_5_vl":  # it asks for the rate of the frames alone
-            rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
-            return VideoMetadata(total_num_frames=len(times), fps=rate)
-        return VideoMetadata(total_num_frames=len(times), fps=1.0, frames_indices=times)
-
-    def _their_positions(self, made: Any) -> np.ndarray:
-        ids = made["input_ids"]
-        if not hasattr(self.model, "get_rope_index"):
-            return np.arange(ids.shape[1])[None]
-        names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-        given = {name: made[name] for name in names if name in made}
-        return self.model.get_rope_index(ids, made["mm_token_type_ids"], **given)[0][:, 0].numpy()
-
-    def _their_mask(self, made: Any) -> np.ndarray:
-        """The boolean mask that the model gives its attention for this document alone."""
-        import torch
-        from transformers.masking_utils import create_causal_mask
-
-        config = self.model.config.get_text_config()
-        config._attn_implementation = "eager"
-        length = made["input_ids"].shape[1]
-        if length > MASK_LIMIT:
-            return np.zeros(0)
-        given: dict[str, Any] = {}
-        if self.family.model_type == "molmo2":
-            given["block_sequence_ids"] = torch.where(made["mm_token_type_ids"] == 1, 0, -1)
-        embedded = torch.zeros(1, length, 4)
-        made_mask = create_causal_mask(
-            config=config,
-            inputs_embeds=embedded,
-            attention_mask=None,
-            past_key_values=None,
-            position_ids=torch.arange(length)[None],
-            **given,
-        )
-        return (made_mask[0, 0] == 0).numpy()
+        return Made(ids=ids[0].numpy(), positions=positions, mask=mask_of(self.model, made), inputs=inputs)
 
     def ours(self, document: Document) -> Made | Refused:
         """What a pack holds of it, and what a rank rebuilds from stored PNGs."""
@@ -212,7 +155,7 @@ class Oracle:
         groups = np.where(np.isin(ids, [token_id(token) for token in self.family.group_tokens]), 0, CAUSAL_ONLY)
         zeros = np.zeros(len(ids), np.int32)
         arrays = MaskArrays(doc_ids=zeros, branch_ids=zeros, group_ids=groups.astype(np.int32))
-        mask = dense_mask(arrays) if len(ids) <= MASK_LIMIT else np.zeros(0)
+        mask = dense_mask(arrays) if len(ids) <= MASK_LIMIT else NO_MASK
         return Made(ids=ids, positions=positions, mask=mask, inputs=self._our_inputs(document, placed))
 
     def _our_tokens(self, document: Document, placed: Sequence[PlacedMedium]) -> tuple[np.ndarray, np.ndarray]:

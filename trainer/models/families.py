@@ -29,7 +29,7 @@ Marks = dict[str, Bool[Tensor, "local"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class ModelFamily:
     """A kind of vision-language model.
 
     Attributes:
@@ -144,19 +144,19 @@ def _tuple_hand_in(features: Features, _width: int) -> Any:
     return _outputs((features,))
 
 
-_QWEN = Family(encode=_qwen_encode, stand_in=_qwen_stand_in, marks=_qwen_marks, hand_in=_qwen_hand_in)
+_QWEN = ModelFamily(encode=_qwen_encode, stand_in=_qwen_stand_in, marks=_qwen_marks, hand_in=_qwen_hand_in)
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ModelFamily] = {
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
     "qwen2_5_vl": _QWEN,
-    "internvl": Family(
+    "internvl": ModelFamily(
         encode=_internvl_encode,
         stand_in=_internvl_stand_in,
         marks=_one_mark,
         hand_in=_internvl_hand_in,
     ),
-    "molmo2": Family(
+    "molmo2": ModelFamily(
         encode=_molmo2_encode,
         stand_in=_molmo2_stand_in,
         marks=_one_mark,
@@ -167,7 +167,7 @@ FAMILIES: dict[str, Family] = {
 """Vision-language models by the ``model_type`` of their configuration."""
 
 
-def family_of(config: Any) -> Family | None:
+def family_of(config: Any) -> ModelFamily | None:
     """The family of a model's configuration; None if it reads only text.
 
     Raises:

@@ -13,7 +13,7 @@ from trainer.attention import Attend, MaskTensors, bind
 from trainer.attention.exchange import Exchange
 from trainer.data.batch import RankBatch
 from trainer.distributed.mesh import ContextParallel
-from trainer.models.families import Family, Features, family_of
+from trainer.models.families import Features, ModelFamily, family_of
 from trainer.models.features import FeatureExchange, bind_features
 from trainer.models.interface import PACKED
 from trainer.models.loss import CHUNK, loss_sum
@@ -42,7 +42,7 @@ class PackedModel(nn.Module):
         self.config: Any = hugging_face.config
         if self.config.get_text_config()._attn_implementation != PACKED:
             raise ConfigError(f"the model's attention is not {PACKED}; load it with trainer.models.load_model")
-        self.family: Family | None = family_of(self.config)
+        self.family: ModelFamily | None = family_of(self.config)
         self.loss_chunk = loss_chunk
         self.model = model
 

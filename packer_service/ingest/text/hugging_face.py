@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from packer_service.ingest.text.encoded import encode_with_specials
 from packer_service.ingest.text.marks import MARKS, chat_format, image_format
 from packer_service.ingest.text.special_ids import find_special_ids
-from packer_service.ingest.text.tokenizer import Decoder, Tokenizer
+from packer_service.ingest.text.tokenizer import TokenDecoder, Tokenizer
 from schemas.config import SpecialTokensConfig
 from schemas.errors import ConfigError
 
@@ -27,7 +27,7 @@ def load_file(path: Path, special: SpecialTokensConfig) -> Tokenizer:
     return hugging_face(content, special, name=path.name, sha256=hashlib.sha256(content.encode()).hexdigest())
 
 
-def load_file_decoder(path: Path) -> Decoder:
+def load_file_decoder(path: Path) -> TokenDecoder:
     """What a ``tokenizer.json`` needs to decode.
 
     Raises:
@@ -35,7 +35,7 @@ def load_file_decoder(path: Path) -> Decoder:
     """
     content = _content(path)
     loaded = _parsed(content, path.name)
-    return Decoder(
+    return TokenDecoder(
         decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False),
         sha256=hashlib.sha256(content.encode()).hexdigest(),
     )

@@ -85,7 +85,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decoder:
+class TokenDecoder:
     """What turns ids into text, special tokens spelled out, and the SHA-256 of its file."""
 
     decode: Callable[[Sequence[int]], str]
@@ -109,7 +109,7 @@ def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
 
 
 @lru_cache(maxsize=2)
-def load_decoder(name: str) -> Decoder:
+def load_decoder(name: str) -> TokenDecoder:
     """Loads what ``tekken`` or the ``tokenizer.json`` at a path needs to decode, each once per process.
 
     Raises:
@@ -117,7 +117,7 @@ def load_decoder(name: str) -> Decoder:
     """
     if name == TEKKEN:
         tekken = load_tokenizer(name, SpecialTokensConfig())
-        return Decoder(decode=tekken.decode, sha256=tekken.entry.sha256)
+        return TokenDecoder(decode=tekken.decode, sha256=tekken.entry.sha256)
     from packer_service.ingest.text.hugging_face import load_file_decoder
 
     return load_file_decoder(Path(name))

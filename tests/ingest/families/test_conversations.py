@@ -10,6 +10,7 @@ import pytest
 from chats import our_tokenizer, renderer_of
 from model_oracle import Oracle
 from PIL import Image
+from transformers_alone import video_metadata
 
 from packer_service.ingest.document import Document, Medium, Message, Part
 from packer_service.ingest.families.place import place
@@ -62,7 +63,7 @@ def theirs(oracle: Oracle, text: str, media: Sequence[Medium]) -> list[int]:
             images.append(Image.new("RGB", (width, height)))
         else:
             videos.append(np.zeros((len(TIMES), height, width, 3), np.uint8))
-            metadata.append(oracle.metadata(TIMES))
+            metadata.append(video_metadata(oracle.family.model_type, TIMES))
     given: dict[str, Any] = {"images": images} if images else {}
     if videos:
         given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}

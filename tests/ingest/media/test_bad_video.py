@@ -47,14 +47,14 @@ def decode(path: Path, frames: VideoFrames) -> list[Any]:
 def test_a_clip_outside_of_its_video_is_bad(
     make_video: Callable[..., Path], start: float | None, end: float | None, reason: str
 ) -> None:
-    # Fails when a clip without a frame is packed, or a time that is no number reaches the arithmetic.
+    # Fails when a clip without a frame is packed, or a time that is not a number reaches the arithmetic.
     path = make_video("plain.mp4")
     with pytest.raises(DocumentError, match=reason) as caught:
         probe(path, start, end)
     assert caught.value.code == "bad_video"
 
 
-def test_what_is_no_video_is_bad(tmp_path: Path, make_video: Callable[..., Path]) -> None:
+def test_what_is_not_a_video_is_bad(tmp_path: Path, make_video: Callable[..., Path]) -> None:
     # Fails when a list of other files is followed, when random bytes or a still image pass for a video, or when a
     # message holds the machine's paths.
     good = make_video("good.mp4")
