@@ -87,7 +87,7 @@ def _answer(calls: Connection, answers: Connection, memory: int, cpu_seconds: in
         tag, last = Tag.END, None
     except _CallerGoneError:
         raise EOFError from None
-    except Exception as error:
+    except Exception as error:  # a decoder can raise anything; the caller decides what it means
         tag, last = _failure(error, memory)
     _send(answers, tag, last)
     if tag not in (Tag.END, Tag.ERROR):  # in an unknown state, and a call may be half read
@@ -105,7 +105,7 @@ def _values(calls: Connection) -> Iterator[Any]:
         raise _CallerGoneError from None
     try:
         function, args, kwargs = pickle.loads(request)
-    except Exception as error:
+    except Exception as error:  # unpickling imports the function's module, which can raise anything
         raise _CannotCallError(f"{type(error).__name__}: {error}") from error
     del request  # inline media would lie in memory twice
     gc.collect()

@@ -103,7 +103,7 @@ class HelperProcess:
         try:
             tag, value = pickle.loads(answer)
             return Tag(tag), value
-        except Exception:
+        except Exception:  # a damaged process may have written any bytes, and unpickling raises whatever they say
             raise CallFailedError(INVALID) from None
 
     def _ended(self) -> CallFailedError | KilledError:

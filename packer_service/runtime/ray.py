@@ -112,7 +112,7 @@ class _Task:
         done = {"index": row["index"], "result": None, "failure": None, "traceback": None}
         try:
             return {**done, "result": pickle.dumps(self.function(pickle.loads(row["item"])))}
-        except Exception as error:
+        except Exception as error:  # a result like any other, since Ray would try the task again and log it
             failure = f"{type(error).__name__}: {_last_line(error)}"
             return {**done, "failure": failure, "traceback": traceback.format_exc()}
 

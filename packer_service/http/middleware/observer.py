@@ -84,7 +84,7 @@ class Observer:
 
         try:
             await self.app(scope, receive, counted)
-        except Exception as error:
+        except Exception as error:  # whatever no route expected becomes a 500 and a line of the log
             trace = "".join(traceback.format_exception(error))
             errors.error(json.dumps({"request_id": scope["request_id"], "error": trace}))
             if status:

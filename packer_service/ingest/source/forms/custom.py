@@ -77,7 +77,7 @@ def _called(function: Callable[[dict[str, Any]], Any], name: str, row: dict[str,
         made = function(row)
     except DocumentError:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's own code: what it raises is a reject of the row
         reason = " ".join(str(error).split())[:SHOWN_REASON]
         bad(f"{name} raised {type(error).__name__}: {reason}")
     if isinstance(made, dict):
