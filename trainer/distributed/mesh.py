@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch.distributed as dist
+from jaxtyping import Int64
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from schemas.errors import ConfigError
 
 AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
 """Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, where links are fastest."""
@@ -35,6 +39,36 @@ class ContextParallel:
     ulysses_group: dist.ProcessGroup | None = None
     ring_group: dist.ProcessGroup | None = None
     cp_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def from_mesh(
+        cls, device_mesh: DeviceMesh, *, ring: str | None = None, ulysses: str | None = None
+    ) -> ContextParallel:
+        """This rank's place on a mesh that something else made, such as torchtitan or accelerate.
+
+        Ranks of a pack are numbered by their places on the two axes, whatever the order of the mesh's axes and of the
+        ranks along them: ``cp_rank = ring_rank * ulysses_degree + ulysses_rank``. All processes of the job call this
+        together, as they make the groups that the mesh does not have.
+
+        Args:
+            device_mesh: of named axes; a part of a larger mesh will do.
+            ring: name of the axis whose ranks the layout deals the tokens to; without it the ring has one rank.
+            ulysses: name of the axis whose ranks deal the heads; without it one rank has all heads.
+
+        Raises:
+            ConfigError: no axis has that name, both names are the same, or this rank is not in the mesh.
+        """
+        ranks = _ranks_of_a_pack(device_mesh, ring, ulysses)
+        place = np.argwhere(ranks == dist.get_rank())[0]
+        return cls(
+            ring_degree=ranks.shape[0],
+            ulysses_degree=ranks.shape[1],
+            ring_rank=int(place[0]),
+            ulysses_rank=int(place[1]),
+            ring_group=_group_of(device_mesh, ring, ranks[:, place[1]]),
+            ulysses_group=_group_of(device_mesh, ulysses, ranks[place[0]]),
+            cp_group=_group_of(device_mesh, ring if ranks.shape[1] == 1 else ulysses, ranks.reshape(-1)),
+        )
 
     @property
     def cp_size(self) -> int:
@@ -93,6 +127,49 @@ def build_mesh(device_type: str, *, dp_replicate: int, dp_shard: int, ring_degre
         dp_rank=place["dp_replicate"] * dp_shard + place["dp_shard"],
         dp_size=dp_size,
     )
+
+
+def _ranks_of_a_pack(
+    device_mesh: DeviceMesh, ring: str | None, ulysses: str | None
+) -> Int64[np.ndarray, "ring ulysses"]:
+    """The ranks that share this rank's pack."""
+    axes, place = device_mesh.mesh_dim_names or (), device_mesh.get_coordinate()
+    for argument, axis in (("ring", ring), ("ulysses", ulysses)):
+        if axis is not None and axis not in axes:
+            raise ConfigError(
+                f"{argument} is {axis!r}; the mesh has the axes {', '.join(axes) or '(without names)'}: name one of "
+                f"them, or leave {argument} out for a degree of 1"
+            )
+    if ring is not None and ring == ulysses:
+        raise ConfigError(f"ring and ulysses are both {ring!r}; name two axes, or leave one out for a degree of 1")
+    if place is None:
+        raise ConfigError(
+            f"rank {dist.get_rank()} is not in the mesh of ranks {device_mesh.mesh.tolist()}; "
+            "call this with a mesh of all ranks"
+        )
+    kept = [None if axis is None else axes.index(axis) for axis in (ring, ulysses)]
+    picked = tuple(slice(None) if number in kept else at for number, at in enumerate(place))
+    ranks = device_mesh.mesh.numpy()[picked]
+    if None not in kept and axes.index(str(ring)) > axes.index(str(ulysses)):
+        ranks = ranks.T
+    return ranks.reshape(-1 if ring is not None else 1, ranks.shape[-1] if ulysses is not None else 1)
+
+
+def _group_of(device_mesh: DeviceMesh, axis: str | None, ranks: Int64[np.ndarray, "group"]) -> dist.ProcessGroup | None:
+    """The group of these ranks, in this order: that of the mesh's axis if it is the same, else a new one.
+
+    Process groups number their ranks by their places in the job, which is another order on a mesh that was permuted.
+    """
+    if len(ranks) == 1:
+        return None
+    existing = device_mesh.get_group(axis)
+    every: list[tuple[bool, tuple[int, ...]]] = [(True, ())] * dist.get_world_size()
+    dist.all_gather_object(every, (dist.get_process_group_ranks(existing) == ranks.tolist(), tuple(ranks.tolist())))
+    if all(same for same, _ in every):
+        return existing
+    # A process takes part in making each group, whether it is in it or not.
+    made = {group: dist.new_group(list(group), sort_ranks=False) for _, group in sorted(set(every))}
+    return made[tuple(ranks.tolist())]
 
 
 def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
