@@ -15,7 +15,7 @@ from trainer.models.config import ModelConfig
 from trainer.models.connector import Connector
 from trainer.models.decoder import Decoder
 from trainer.models.features import FeatureExchange
-from trainer.models.loss import CHUNK, loss_sum
+from trainer.models.loss import LOGITS_BYTES, loss_sum
 from trainer.models.vision import VisionEncoder
 
 EMBEDDING_STD = 0.02
@@ -34,13 +34,13 @@ class VisionLanguageModel(nn.Module):
     Args:
         config: dimensions, filled in by ``for_dataset``.
         recompute: run layers and blocks again in the backward pass instead of keeping their intermediate results.
-        loss_chunk: tokens whose logits exist at once.
+        logits_bytes: the most bytes of logits that exist at once.
     """
 
-    def __init__(self, config: ModelConfig, *, recompute: bool = False, loss_chunk: int = CHUNK) -> None:
+    def __init__(self, config: ModelConfig, *, recompute: bool = False, logits_bytes: int = LOGITS_BYTES) -> None:
         super().__init__()
         self.config = config
-        self.loss_chunk = loss_chunk
+        self.logits_bytes = logits_bytes
         self.vision = VisionEncoder(config.vision, recompute=recompute)
         self.connector = Connector(config)
         self.decoder = Decoder(config.decoder, recompute=recompute)
@@ -63,7 +63,7 @@ class VisionLanguageModel(nn.Module):
             self.decoder.output_weight,
             batch.labels,
             batch.loss_weights,
-            self.loss_chunk,
+            logits_bytes=self.logits_bytes,
             loss_tokens=batch.loss_tokens,
         )
 
@@ -80,11 +80,11 @@ def build_model(
     seed: int,
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
-    loss_chunk: int = CHUNK,
+    logits_bytes: int = LOGITS_BYTES,
 ) -> VisionLanguageModel:
     """A new model on the CPU, the same on every machine and for any number of ranks. Shard it afterwards."""
     with torch.device("meta"):
-        model = VisionLanguageModel(config, recompute=recompute, loss_chunk=loss_chunk)
+        model = VisionLanguageModel(config, recompute=recompute, logits_bytes=logits_bytes)
     model.to_empty(device="cpu").to(dtype)
     model.connector.make_windows()
     initialise(model, seed)

@@ -16,7 +16,7 @@ from trainer.distributed.mesh import ContextParallel
 from trainer.models.families import Features, ModelFamily, family_of
 from trainer.models.features import FeatureExchange, bind_features
 from trainer.models.interface import PACKED
-from trainer.models.loss import CHUNK, loss_sum
+from trainer.models.loss import LOGITS_BYTES, loss_sum
 
 
 class PackedModel(nn.Module):
@@ -30,20 +30,20 @@ class PackedModel(nn.Module):
 
     Args:
         model: from ``load_model``.
-        loss_chunk: tokens whose logits exist at once.
+        logits_bytes: the most bytes of logits that exist at once.
 
     Raises:
         ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
     """
 
-    def __init__(self, model: nn.Module, *, loss_chunk: int = CHUNK) -> None:
+    def __init__(self, model: nn.Module, *, logits_bytes: int = LOGITS_BYTES) -> None:
         super().__init__()
         hugging_face: Any = model
         self.config: Any = hugging_face.config
         if self.config.get_text_config()._attn_implementation != PACKED:
             raise ConfigError(f"the model's attention is not {PACKED}; load it with trainer.models.load_model")
         self.family: ModelFamily | None = family_of(self.config)
-        self.loss_chunk = loss_chunk
+        self.logits_bytes = logits_bytes
         self.model = model
 
     @property
@@ -93,7 +93,7 @@ class PackedModel(nn.Module):
             head.get_output_embeddings().weight,
             batch.labels,
             batch.loss_weights,
-            self.loss_chunk,
+            logits_bytes=self.logits_bytes,
             loss_tokens=batch.loss_tokens,
         )
 

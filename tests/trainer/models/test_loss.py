@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.models.loss import loss_sum
+from trainer.models.loss import loss_sum, tokens_of_a_chunk
 
 
 def _example(dtype: torch.dtype = torch.float64, tokens: int = 23, without: int = 9) -> tuple[Tensor, ...]:
@@ -33,16 +33,28 @@ def test_chunks_change_neither_the_loss_nor_its_gradients(chunk: int) -> None:
     """Fails when a token is left out or counted twice at a chunk's edge, or where the last chunk is short."""
     example = _example()
     assert int((example[2] >= 0).sum()) == 14, "chunks that divide the tokens with loss, and chunks that do not"
-    total, expected = loss_sum(*example, chunk=chunk), _plain(*example)
+    total, expected = loss_sum(*example, logits_bytes=chunk * 31 * 8), _plain(*example)
     torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
     ours, plain = (torch.autograd.grad(3 * loss, example[:2]) for loss in (total, expected))
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
 
 
+def test_a_chunk_follows_from_memory() -> None:
+    """Fails when a large vocabulary gets chunks of a few tokens, whose gradients move a large matrix each time, or when
+    the copies of logits in other dtypes are not counted.
+    """
+    assert tokens_of_a_chunk(151_936, torch.float32) == 1766
+    assert tokens_of_a_chunk(151_936, torch.bfloat16) == 1177
+    assert tokens_of_a_chunk(31, torch.float64, logits_bytes=31 * 8 * 20) == 20
+    assert tokens_of_a_chunk(151_936, torch.float32, logits_bytes=1) == 1
+
+
 def test_gradients_pass_gradcheck() -> None:
     """Fails when a gradient is not the derivative of what forward computes."""
     hidden, weight, labels, loss_weights = _example()
-    assert torch.autograd.gradcheck(lambda h, w: loss_sum(h, w, labels, loss_weights, 5), (hidden, weight))
+    assert torch.autograd.gradcheck(
+        lambda h, w: loss_sum(h, w, labels, loss_weights, logits_bytes=5 * 31 * 8), (hidden, weight)
+    )
 
 
 def test_no_token_with_loss_gives_zero_and_zero_gradients() -> None:
@@ -60,7 +72,7 @@ def test_no_token_with_loss_gives_zero_and_zero_gradients() -> None:
 def test_low_precision_is_summed_in_float32() -> None:
     """Fails when probabilities, the sum over tokens or the weight's gradient are accumulated in bfloat16."""
     example = _example(torch.bfloat16, tokens=3000, without=0)
-    total = loss_sum(*example, chunk=8)
+    total = loss_sum(*example, logits_bytes=8 * 31 * 6)
     assert total.dtype == torch.float32
     exact = [tensor.detach().double().requires_grad_() for tensor in example[:2]]
     expected = _plain(*exact, *example[2:])
@@ -85,7 +97,7 @@ def test_the_logits_of_all_tokens_never_exist_together() -> None:
 
     hidden, weight, labels, loss_weights = _example(tokens=400, without=0)
     with _Sizes():
-        loss_sum(hidden, weight, labels, loss_weights, chunk=20).backward()
+        loss_sum(hidden, weight, labels, loss_weights, logits_bytes=20 * 31 * 8).backward()
     assert 20 * 31 <= largest <= max(400 * 6, 20 * 31), largest
 
 
@@ -94,7 +106,7 @@ def test_the_host_does_not_wait_for_the_device() -> None:
     hidden, weight, labels, loss_weights = (x.detach().to("meta") for x in _example())
     hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
     found = torch.arange(14, device="meta")
-    total = loss_sum(hidden, weight, labels, loss_weights, chunk=5, loss_tokens=found)
+    total = loss_sum(hidden, weight, labels, loss_weights, logits_bytes=5 * 31 * 8, loss_tokens=found)
     total.backward()
     assert hidden.grad is not None
 

@@ -1,0 +1,167 @@
+"""Ways to train with less memory, for any model of ``transformers``. None changes what is computed.
+
+* Blocks are computed again in the backward pass, whole or all but their attention.
+* What is left of a block until then, its input, waits in the host's memory or on a disk.
+* The MLPs of the language model take the tokens in tiles, so that their wide activations exist for one tile at a time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.wrap import inductor_compiled_code
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from schemas.errors import ConfigError
+
+Recompute = Literal["none", "full", "selective"]
+Offload = Literal["none", "host", "disk"]
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
+OFFLOAD: tuple[Offload, ...] = get_args(Offload)
+
+MLP_NAMES = ("mlp", "feed_forward", "block_sparse_moe")
+"""Names under which blocks hold what treats each token by itself. Anything else might mix tokens, and is not tiled."""
+
+SMALL = 2**16
+"""Bytes below which a tensor is not worth a file."""
+
+_aten = torch.ops.aten
+KEPT: frozenset[Any] = frozenset(
+    {
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.higher_order.flex_attention,
+        inductor_compiled_code,  # what compiling makes of FlexAttention
+    }
+)
+"""What ``selective`` does not compute again: attention, whose work grows with the square of a document's length."""
+
+
+def save_memory(
+    model: nn.Module, *, recompute: str = "none", offload: str = "none", mlp_tiles: int = 1, device_type: str = "cpu"
+) -> None:
+    """Sets a model up, in place. Call it before the model is sharded.
+
+    Args:
+        model: from ``trainer.models.load_model``.
+        recompute: ``full`` computes each block again in the backward pass, ``selective`` all of it but attention, whose
+            outputs are kept.
+        offload: where the blocks' inputs wait for the backward pass: ``host`` is page-locked memory of the machine,
+            ``disk`` a file without a name in the folder for temporary files.
+        mlp_tiles: in how many parts the MLPs of the language model take a rank's tokens (Bekman et al. 2025, Arctic
+            Long Sequence Training). Each part is computed again in the backward pass.
+        device_type: where the model will compute.
+
+    Raises:
+        ConfigError: a name is unknown, the settings do not fit each other, or the model has no MLP of a known name.
+    """
+    if recompute not in RECOMPUTE:
+        raise ConfigError(f"--recompute is {recompute!r}; take one of {', '.join(RECOMPUTE)}")
+    if offload not in OFFLOAD:
+        raise ConfigError(f"--offload is {offload!r}; take one of {', '.join(OFFLOAD)}")
+    if offload != "none" and recompute == "none":
+        raise ConfigError(f"--offload is {offload} and --recompute is none; it moves the inputs of blocks that are "
+                          "computed again: add --recompute full or selective")  # fmt: skip
+    if offload == "host" and device_type == "cpu":
+        raise ConfigError(
+            "--offload is host and the model computes on the CPU, in that same memory: take disk, or none"
+        )
+    if mlp_tiles > 1:
+        tile_mlps(model, mlp_tiles)
+    if recompute != "none":
+        _recompute_blocks(model, selective=recompute == "selective", offload=offload)
+
+
+def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if selective:
+        settings["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings, offload=offload == "host")
+    if offload == "disk":
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                DiskOffload().around(module)
+
+
+def _policy(_context: Any, function: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if function in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class DiskOffload:
+    """Keeps what the forward pass of a module saves for its backward pass in a file, and not in memory."""
+
+    def __init__(self) -> None:
+        self._contexts: list[saved_tensors_hooks] = []
+
+    def around(self, module: nn.Module) -> None:
+        """Applies to each forward pass of this module from now on."""
+        module.register_forward_pre_hook(self._enter)
+        module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, *_: Any) -> None:
+        context = saved_tensors_hooks(_to_file, _from_file)
+        context.__enter__()
+        self._contexts.append(context)
+
+    def _leave(self, *_: Any) -> None:
+        self._contexts.pop().__exit__(None, None, None)
+
+
+Stored = Tensor | tuple[BinaryIO, torch.Size, torch.dtype, torch.device]
+
+
+def _to_file(tensor: Tensor) -> Stored:
+    """Small tensors and parameters, which exist anyway, stay where they are."""
+    if tensor.nbytes < SMALL or isinstance(tensor, nn.Parameter):
+        return tensor
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (open until the tensor is wanted again)
+    tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tofile(file)
+    return file, tensor.shape, tensor.dtype, tensor.device
+
+
+def _from_file(stored: Stored) -> Tensor:
+    if isinstance(stored, Tensor):
+        return stored
+    file, shape, dtype, device = stored
+    file.seek(0)
+    return torch.from_numpy(np.fromfile(file, np.uint8)).view(dtype).view(shape).to(device)
+
+
+def tile_mlps(model: Any, tiles: int) -> None:
+    """Makes the MLPs of the language model's blocks take their tokens in tiles.
+
+    Like FSDP2, it gives each of these modules a class of its own that inherits from the module's, so that parameters
+    keep their names.
+
+    Raises:
+        ConfigError: a block has no MLP of a known name.
+    """
+    for block in model.get_decoder().layers:
+        found = [getattr(block, name) for name in MLP_NAMES if isinstance(getattr(block, name, None), nn.Module)]
+        if not found:
+            raise ConfigError(
+                f"--mlp-tiles is {tiles}; {type(block).__name__} has no module named {' or '.join(MLP_NAMES)}: "
+                "leave the option out"
+            )
+        for mlp in found:
+            kind = type(mlp)
+            mlp.__class__ = type(f"Tiled{kind.__name__}", (kind,), {"forward": _in_tiles(kind.forward, tiles)})
+
+
+def _in_tiles(forward: Callable[[Any, Tensor], Tensor], tiles: int) -> Callable[[Any, Tensor], Tensor]:
+    def tiled(self: Any, hidden: Tensor) -> Tensor:
+        parts = hidden.chunk(tiles, dim=-2)
+        return torch.cat([checkpoint(partial(forward, self), part, use_reentrant=False) for part in parts], dim=-2)
+
+    return tiled
