@@ -21,6 +21,12 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def broken_media(broken: ModuleType) -> ModuleType:
+    """The packer's decoders, breaking on some media; their helpers import them, which takes a second of each."""
+    return importlib.import_module("broken_media")
+
+
+@pytest.fixture
 def isolated(broken: ModuleType) -> Iterator[Isolated]:
     """Calls in a helper process with limits that a test can wait for."""
     helper = Isolated(Limits(memory=256 << 20, cpu_seconds=1, asleep_seconds=2))

@@ -21,7 +21,6 @@ from schemas.errors import DocumentError, PreshardError
 BREAKS = {
     "aborts": "crashed (SIGABRT; its memory is limited to 256 MiB) in 2 of 2 tries",
     "segfaults": "crashed (SIGSEGV; its memory is limited to 256 MiB) in 2 of 2 tries",
-    "loops": "hung (no result in 1 s of processor time) in 2 of 2 tries",
     "loops_in_c": "hung (no result in 1 s of processor time) in 2 of 2 tries",
     "sleeps": "hung (it slept for 2 s) in 2 of 2 tries",
     "eats": "needs more than its 256 MiB of memory in 2 of 2 tries",

@@ -110,7 +110,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_document_that_breaks_the_decoder_is_all_that_a_pack_loses(
     monkeypatch: pytest.MonkeyPatch,
-    broken: ModuleType,
+    broken_media: ModuleType,
     isolated: Isolated,
     tiny_source: Path,
     tiny_dataset: Path,
@@ -123,7 +123,7 @@ def test_a_document_that_breaks_the_decoder_is_all_that_a_pack_loses(
     """Fails when a crash ends the job, takes a neighbour with it, or leaves layouts of what is not there."""
     name, function, stage, code, message = CASES[case]
     monkeypatch.setattr(media_calls, "_DECODER", isolated)
-    monkeypatch.setattr(media_calls, name, getattr(broken, function))
+    monkeypatch.setattr(media_calls, name, getattr(broken_media, function))
     out = tmp_path / "out"
     manifest = pack([str(tiny_source)], str(out), tiny_config, PlainExecutor(), progress).manifest
     found = rejected(out)
@@ -138,7 +138,7 @@ def test_a_document_that_breaks_the_decoder_is_all_that_a_pack_loses(
 
 def test_decoders_that_crash_once_leave_no_trace_in_a_dataset(
     monkeypatch: pytest.MonkeyPatch,
-    broken: ModuleType,
+    broken_media: ModuleType,
     isolated: Isolated,
     tiny_source: Path,
     tiny_dataset: Path,
@@ -149,7 +149,7 @@ def test_decoders_that_crash_once_leave_no_trace_in_a_dataset(
     """Fails when the second try gives other bytes than an undisturbed run."""
     source = shutil.copytree(tiny_source, tmp_path / "tiny")
     monkeypatch.setattr(media_calls, "_DECODER", isolated)
-    monkeypatch.setattr(media_calls, "encoded_crops", broken.crops_that_crash_once)
+    monkeypatch.setattr(media_calls, "encoded_crops", broken_media.crops_that_crash_once)
     pack([str(source)], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress)
     assert len(list(source.glob("tried *"))) == 4
     for shard in (tiny_dataset / "shards").iterdir():

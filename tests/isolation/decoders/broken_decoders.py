@@ -1,4 +1,7 @@
-"""Decoders that do what decoders do on hostile files. Called in the helper process, by their names."""
+"""What decoders do on hostile files, without any decoder. Called in the helper process, by their names.
+
+Nothing heavy is imported here, since the tests start some hundred helpers.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from packer_service.ingest.media.crops import encoded_crops
-from packer_service.ingest.media.image import probe_image
 from schemas.errors import DocumentError
 
 
@@ -23,11 +24,6 @@ def aborts(*_: Any, **__: Any) -> None:
 
 def segfaults(*_: Any, **__: Any) -> None:
     ctypes.string_at(0)
-
-
-def loops(*_: Any, **__: Any) -> None:
-    while True:
-        pass
 
 
 def loops_in_c(*_: Any, **__: Any) -> None:
@@ -188,32 +184,3 @@ def crashes_once(marker: str, n: int) -> Iterator[int]:
 
 def pid_of(*_: Any, **__: Any) -> int:
     return os.getpid()
-
-
-def probe_that_crashes_on_one(medium: Any, base: str, **options: Any) -> Any:
-    if medium.uri == "3.png":
-        os.abort()
-    return probe_image(medium, base, **options)
-
-
-def crops_that_crash_on_one(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
-    if medium.uri == "3.png":
-        ctypes.string_at(0)
-    yield from encoded_crops(medium, base, shape, **options)
-
-
-def crops_that_eat_on_one(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
-    crops = encoded_crops(medium, base, shape, **options)
-    yield next(crops)
-    if medium.uri == "3.png":
-        eats()
-    yield from crops
-
-
-def crops_that_crash_once(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
-    """Each media in its first process."""
-    marker = Path(base, f"tried {medium.uri}")
-    if not marker.exists():
-        marker.touch()
-        os.abort()
-    yield from encoded_crops(medium, base, shape, **options)

@@ -1,0 +1,43 @@
+"""The packer's own decoders, breaking on some media. Called in the helper process, by their names."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import broken_decoders
+
+from packer_service.ingest.media.crops import encoded_crops
+from packer_service.ingest.media.image import probe_image
+
+
+def probe_that_crashes_on_one(medium: Any, base: str, **options: Any) -> Any:
+    if medium.uri == "3.png":
+        os.abort()
+    return probe_image(medium, base, **options)
+
+
+def crops_that_crash_on_one(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    if medium.uri == "3.png":
+        ctypes.string_at(0)
+    yield from encoded_crops(medium, base, shape, **options)
+
+
+def crops_that_eat_on_one(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    crops = encoded_crops(medium, base, shape, **options)
+    yield next(crops)
+    if medium.uri == "3.png":
+        broken_decoders.eats()
+    yield from crops
+
+
+def crops_that_crash_once(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
+    """Each media in its first process."""
+    marker = Path(base, f"tried {medium.uri}")
+    if not marker.exists():
+        marker.touch()
+        os.abort()
+    yield from encoded_crops(medium, base, shape, **options)
