@@ -52,6 +52,11 @@ class RankBatch:
         image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]`` of the pack.
         pool_positions: the natural position of the token that each pooled row of the pack fills, exactly one per row.
+        total_loss_weight: sum of the loss weights of the whole pack, which every rank knows.
+        sequence_edges: the pack in natural order as documents and the padding between and after them: sequence i is the
+            tokens ``sequence_edges[i]:sequence_edges[i + 1]``.
+        longest_sequence: tokens of the longest of these.
+        not_causal: why the mask is not plain causal attention inside these sequences; empty where it is.
         cp_rank: this rank.
         bytes_read: bytes asked from the shard for this batch.
         state: for ``PackedDataset.load_state_dict``, to continue after this step. It is correct however far a
@@ -81,6 +86,10 @@ class RankBatch:
     image_edges: Int64[Tensor, "cp_plus_1"]
     pool_edges: Int64[Tensor, "cp_plus_1"]
     pool_positions: Int64[Tensor, "pooled"]
+    total_loss_weight: float
+    sequence_edges: Int32[Tensor, "sequences_plus_1"]
+    longest_sequence: int
+    not_causal: str
     cp_rank: int
     bytes_read: int
     state: dict[str, Any]
@@ -88,6 +97,36 @@ class RankBatch:
     @property
     def seq_len(self) -> int:
         return len(self.doc_ids)
+
+    @property
+    def cu_seqlens(self) -> Int32[Tensor, "sequences_plus_1"]:
+        """Edges of the pack's sequences in natural order, for kernels of variable length (``flash_attn_varlen_func``).
+
+        Padding between and after documents has sequences of its own: a kernel computes something for it, which has no
+        loss weight and which no document sees.
+
+        Raises:
+            ReaderError: the mask is not plain causal attention inside documents; says why.
+        """
+        self._check_causal("cu_seqlens")
+        return self.sequence_edges
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest of these sequences.
+
+        Raises:
+            ReaderError: as for ``cu_seqlens``.
+        """
+        self._check_causal("max_seqlen")
+        return self.longest_sequence
+
+    def _check_causal(self, name: str) -> None:
+        if self.not_causal:
+            raise ReaderError(
+                f"{name} of pack {self.pack_id} would be another mask: {self.not_causal}; take an attention that reads "
+                "doc_ids, branch_ids and group_ids, as those of trainer.attention do"
+            )
 
     @property
     def pictures(self) -> list[UInt8[Tensor, "height width 3"]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from pyarrow.fs import FileSystem
@@ -21,6 +22,7 @@ from trainer.data.crops import read_crops
 from trainer.data.files import DatasetFiles
 from trainer.data.header import crop_edges, pool_positions, read_header, token_layout
 from trainer.data.order import epoch_order
+from trainer.data.sequences import find_sequences
 from trainer.data.split import check_split
 
 LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
@@ -189,6 +191,7 @@ class PackedDataset(IterableDataset[RankBatch]):
             ulysses_degree=self.ulysses_degree,
             ulysses_rank=self.ulysses_rank,
         )
+        sequences = find_sequences(header.sequence.mask)
         return RankBatch(
             pack_id=pack_id,
             key=place.key,
@@ -207,6 +210,10 @@ class PackedDataset(IterableDataset[RankBatch]):
             image_edges=torch.from_numpy(edges.crops),
             pool_edges=torch.from_numpy(edges.pooled),
             pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
+            total_loss_weight=float(header.sequence.loss_weights.sum(dtype=np.float64)),
+            sequence_edges=torch.from_numpy(sequences.edges),
+            longest_sequence=sequences.longest,
+            not_causal=sequences.not_causal,
             cp_rank=self.cp_rank,
             bytes_read=self.bytes_read - before,
             state=state,
