@@ -15,11 +15,10 @@ from packer_service.layout.needs import key_blocks_needed
 from packer_service.layout.runs import runs_from_owners
 from packer_service.layout.schemes.balanced_gather import gather_owners
 from packer_service.layout.schemes.balanced_ring import ring_owners
-from packer_service.layout.schemes.contiguous import contiguous_runs
-from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.tiles import tiles_by_rank
 from schemas.errors import LayoutError
 from schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout
+from schemas.schemes import contiguous_runs, zigzag_runs
 from schemas.sequence import MaskArrays
 from schemas.validation import nearest_multiples
 
@@ -60,7 +59,7 @@ def solve_layouts(
 
     Args:
         mask: the pack's mask or its index.
-        segment_edges: see :func:`packer_service.layout.schemes.zigzag.segment_edges`; read by zigzag alone.
+        segment_edges: see :func:`schemas.schemes.segment_edges`; read by zigzag alone.
         schemes: names from ``SCHEMES``.
         ring_degrees: each at least 1.
         block_size: tokens of a block of the balanced schemes and of the stored needs.

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from packer_service.layout.images import smallest_limit
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
 from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
+from schemas.boundaries import smallest_limit
 from schemas.layout import RankImages, TokenLayout
 from schemas.tables import BALANCE
 

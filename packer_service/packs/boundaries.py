@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.layout.images import image_edges
+from schemas.boundaries import image_edges
 from schemas.layout import RankImages, boundaries_from_edges
 
 

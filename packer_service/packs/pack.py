@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from packer_service.layout.mask import MaskIndex
-from packer_service.layout.schemes.zigzag import segment_edges
 from packer_service.layout.solve import solve_layouts
 from packer_service.packs.boundaries import image_boundaries
 from packer_service.packs.rendered import RenderedDocument
@@ -17,6 +16,7 @@ from packer_service.packs.sequence import build_sequence
 from packer_service.packs.units import Units
 from schemas.config import PackConfig
 from schemas.layout import RankImages, TokenLayout
+from schemas.schemes import segment_edges
 from schemas.sequence import PackedSequence
 
 

@@ -27,9 +27,9 @@ from packer_service.layout.deals import round_robin
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
 from packer_service.layout.runs import runs_from_owners
-from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.solve import solve_layouts
 from schemas.layout import SCHEMES, TokenLayout
+from schemas.schemes import zigzag_runs
 from schemas.sequence import MaskArrays
 
 BLOCK = 128

@@ -46,6 +46,7 @@ from schemas.layout import rank_positions  # noqa: E402
 from trainer.data.dataset import PackedDataset  # noqa: E402
 from trainer.data.header import crop_edges, read_header  # noqa: E402
 from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
+from trainer.data.split import plan_split  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_PER_PACK = 384
@@ -122,6 +123,7 @@ def print_bound(dataset: Path, cp_size: int) -> None:
     """How often a rank reads at most an even share of the crops' bytes plus the largest unit and the header part."""
     files = PackedDataset(dataset).files
     config, packs = PackedDataset(dataset).config, files.packs()
+    split = plan_split(config, layout="contiguous", ring_degree=1, ulysses_degree=cp_size)
     excess, spread = [], []
     for place in (packs[pack_id] for pack_id in range(len(packs))):
         head = read_header(files, place, config, files.manifest.axes).head
@@ -129,7 +131,7 @@ def print_bound(dataset: Path, cp_size: int) -> None:
             continue
         members = np.array([512 + -(-image.size // 512) * 512 for image in head.images])
         largest_unit = np.bincount([image.unit for image in head.images], weights=members).max()
-        edges = crop_edges(head, cp_size, place.where).crops
+        edges = crop_edges(head, split, place.where).crops
         ranks = np.diff(np.concatenate([[0], np.cumsum(members)])[edges])
         excess += (ranks / (members.sum() / cp_size + largest_unit) - 1).tolist()
         if head.cum_image_bounds[-1] >= cp_size:

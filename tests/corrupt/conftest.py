@@ -26,7 +26,6 @@ from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.needs import key_blocks_needed
-from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.figures import UnitTotals, pack_figures
 from packer_service.runtime.executors import PlainExecutor
@@ -40,6 +39,7 @@ from schemas.header import read_member
 from schemas.identity import dataset_id
 from schemas.layout import TokenLayout
 from schemas.manifest import Manifest
+from schemas.schemes import segment_edges, zigzag_runs
 from schemas.sequence import PackedSequence
 from schemas.tables import TABLES
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.layout.images import image_edges, smallest_limit
+from schemas.boundaries import image_edges, smallest_limit
 from schemas.errors import FORMAT_RULES
 from schemas.layout import boundaries_from_edges
 

@@ -12,13 +12,13 @@ import pytest
 
 from packer_service.layout.blocks import block_map
 from packer_service.layout.deals import consecutive, longest_first, round_robin
-from packer_service.layout.images import image_edges
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.schemes.balanced_gather import gather_owners
 from packer_service.layout.schemes.balanced_ring import ring_owners
 from packer_service.layout.solve import solve_layouts
 from packer_service.plan.order import step_order
 from packer_service.plan.pack import pack_documents
+from schemas.boundaries import image_edges
 from schemas.layout import SCHEMES
 from schemas.sequence import MaskArrays
 from schemas.version import VERSION

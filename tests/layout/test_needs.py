@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from packer_service.layout.needs import key_blocks_needed, keys_fetched
 from schemas.layout import slice_positions
+from schemas.needs import needed_blocks
 from schemas.sequence import dense_mask
 
 
@@ -15,12 +16,16 @@ from schemas.sequence import dense_mask
     data=st.data(), sizes=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 3, 8])), seed=st.integers(0, 2**16)
 )
 def test_needed_blocks_and_fetched_keys(masks, random_runs, data, sizes, seed):
-    # Fails when a block is dropped that only a later member of a group makes needed, or when held keys are fetched.
+    # Fails when a block is dropped that only a later member of a group makes needed, when held keys are fetched, or
+    # when the needs of a derived layout differ from those of a packed one.
     degree, block = sizes
     mask = data.draw(masks([8, 48, 96]))
     runs = random_runs(mask.seq_len, degree, seed)
     dense = dense_mask(mask)
     blocks, fetched = key_blocks_needed(mask, runs, degree, block), keys_fetched(mask, runs, degree)
+    derived = needed_blocks(mask, runs, degree, block)
+    assert derived.dtype == blocks.dtype
+    assert derived.tolist() == blocks.tolist()
     for rank in range(degree):
         held = slice_positions(runs, rank)
         needed = dense[held].any(axis=0)

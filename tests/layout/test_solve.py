@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import measure_layout
-from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.solve import solve_layouts
 from schemas.errors import LayoutError
 from schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions
+from schemas.schemes import zigzag_runs
 from schemas.sequence import MaskArrays, dense_mask
 
 

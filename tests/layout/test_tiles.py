@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer_service.layout.mask import MaskIndex
-from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.tiles import tile_map, tiles_by_rank, whole_tiles
+from schemas.schemes import zigzag_runs
 from schemas.sequence import MaskArrays, dense_mask
 
 

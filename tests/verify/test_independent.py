@@ -15,16 +15,15 @@ from PIL import Image
 from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.layout.area import attention_area
-from packer_service.layout.images import image_edges
 from packer_service.layout.needs import key_blocks_needed, keys_fetched
-from packer_service.layout.schemes.contiguous import contiguous_runs
-from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.tiles import tiles_by_rank
 from packer_service.plan.cost import document_tiles
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import verify_dataset
 from packer_service.verify.independent import sample
 from packer_service.verify.verdict import Verdict
+from schemas.boundaries import image_edges
+from schemas.schemes import contiguous_runs, zigzag_runs
 
 SETTINGS = [
     "seq_len=512", "block_size=64", "cp_sizes=[2]", "ring_degrees=[2]", "vision.image_size=56", "packs_per_shard=2"

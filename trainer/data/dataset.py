@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from schemas.config import stored_config
 from schemas.errors import ReaderError
-from schemas.layout import layout_name, rank_positions
+from schemas.layout import rank_positions
 from schemas.sequence import IGNORE_INDEX, PackedSequence
 from trainer.data.batch import RankBatch
 from trainer.data.crops import read_crops
@@ -23,7 +24,7 @@ from trainer.data.files import DatasetFiles
 from trainer.data.header import crop_edges, pool_positions, read_header, token_layout
 from trainer.data.order import epoch_order
 from trainer.data.sequences import find_sequences
-from trainer.data.split import check_split
+from trainer.data.split import plan_split
 
 LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
 """Arrays of which a rank gets its slice, as int64, the dtype that torch indexes with."""
@@ -50,16 +51,19 @@ class PackedDataset(IterableDataset[RankBatch]):
         dp_rank: this data-parallel rank, below ``dp_size``.
         dp_size: data-parallel ranks; a divisor of the dataset's ``order.window`` gives steps without a straggler.
         ulysses_degree: ranks among which a ring rank's slice is cut into equal consecutive pieces.
-        ring_degree: ranks among which the layout deals the pack; one of the dataset's ``ring_degrees``.
-        cp_rank: ``ring_rank * ulysses_degree + ulysses_rank``, below the CP size ``ulysses_degree * ring_degree``. That
-            must be one of the dataset's ``cp_sizes``.
-        layout: the layout's scheme, one of the dataset's ``layouts``.
+        ring_degree: ranks among which the layout deals the pack.
+        cp_rank: ``ring_rank * ulysses_degree + ulysses_rank``, below the CP size ``ulysses_degree * ring_degree``,
+            which divides ``seq_len``.
+        layout: the layout's scheme. ``contiguous``, ``zigzag`` and the image boundaries are derived while reading at
+            degrees and sizes that the dataset was not packed for, and rank 0 warns once of what packing for them would
+            gain. The balanced layouts exist only where they were packed.
         seed: chooses the orders of the epochs.
         epoch: the epoch to start with.
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
 
     Raises:
-        ReaderError: a rank is out of range, or the dataset lacks a degree, size or scheme; names those it has.
+        ReaderError: a rank is out of range, or the dataset neither has the layout nor lets it be derived; names what
+            would do.
         FormatError: the manifest or ``packs.parquet`` is missing or breaks the format. Iteration raises it for a sample
             whose bytes break the format.
     """
@@ -80,14 +84,15 @@ class PackedDataset(IterableDataset[RankBatch]):
     ) -> None:
         self.files = DatasetFiles(path, filesystem)
         self.config = stored_config(self.files.manifest)
-        check_split(self.config, layout=layout, ring_degree=ring_degree, ulysses_degree=ulysses_degree)
+        self.split = plan_split(self.config, layout=layout, ring_degree=ring_degree, ulysses_degree=ulysses_degree)
         _check_rank("dp_rank", dp_rank, "dp_size", dp_size)
         _check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", ulysses_degree * ring_degree)
+        if self.split.advice and dp_rank == cp_rank == 0:
+            warnings.warn(self.split.advice, stacklevel=2)
         self.dp_rank, self.dp_size = dp_rank, dp_size
-        self.cp_rank, self.cp_size = cp_rank, ulysses_degree * ring_degree
+        self.cp_rank, self.cp_size = cp_rank, self.split.cp_size
         self.ring_rank, self.ulysses_rank = divmod(cp_rank, ulysses_degree)
         self.ulysses_degree = ulysses_degree
-        self.layout = layout_name(layout, ring_degree)
         self.seed = seed
         self._packs = self.files.packs()
         if self.n_packs < dp_size:
@@ -175,8 +180,8 @@ class PackedDataset(IterableDataset[RankBatch]):
         place, before = self._packs[pack_id], self.bytes_read
         manifest = self.files.manifest
         header = read_header(self.files, place, self.config, manifest.axes)
-        layout = token_layout(header, self.layout, self.config.seq_len, place.where)
-        edges = crop_edges(header.head, self.cp_size, place.where)
+        layout = token_layout(header, self.split, self.config, place.where)
+        edges = crop_edges(header.head, self.split, place.where)
         crops = read_crops(
             self.files,
             place,

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.codec import LAYOUTS, SEQUENCE
+from schemas.boundaries import image_edges
+from schemas.codec import HEAD, LAYOUTS, SEQUENCE
 from schemas.config import PackConfig
 from schemas.errors import BoundariesInvalid, LayoutError, LayoutNotPartition, LayoutsInvalid, PoolingInvalid
 from schemas.header import SampleHeader, decode_header
 from schemas.layout import TokenLayout, boundaries_from_edges, check_partition
 from schemas.manifest import SampleHead
+from schemas.needs import needed_blocks
+from schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
 from schemas.sequence import NOT_POOLED, PackedSequence
 from trainer.data.files import DatasetFiles
 from trainer.data.pack_index import PackPlace
+from trainer.data.split import Split
 
 
 def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes: int) -> SampleHeader:
@@ -28,23 +32,45 @@ def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes:
     return decode_header(data, place.pack_id, place.head_crc32c, config, axes=axes, where=place.where)
 
 
-def token_layout(header: SampleHeader, name: str, seq_len: int, where: str) -> TokenLayout:
-    """A layout by its name.
+def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
+    """The layout of a split: the stored one, or the one that its scheme's definition gives.
 
     The runs must be a partition: a token listed twice would silently be trained on twice.
 
     Raises:
-        LayoutsInvalid: the sample has no layout of this name.
+        LayoutsInvalid: the sample lacks the layout, or spans overlap from which it would be derived.
         LayoutNotPartition: its runs do not give every token to exactly one rank, in equal slices.
     """
-    layout = header.layouts.get(name)
+    layout = header.layouts.get(split.layout) if split.layout_stored else _derived(header, split, config, where)
     if layout is None:
-        raise LayoutsInvalid(f"{where}.{LAYOUTS}", f"{name} is missing; there are only {', '.join(header.layouts)}")
+        raise LayoutsInvalid(
+            f"{where}.{LAYOUTS}", f"{split.layout} is missing; there are only {', '.join(header.layouts)}"
+        )
     try:
-        check_partition(layout, seq_len)
+        check_partition(layout, config.seq_len)
     except LayoutError as error:
         raise LayoutNotPartition(f"{where}.{LAYOUTS}", str(error)) from None
     return layout
+
+
+def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
+    degree, spans = split.ring_degree, header.head.documents
+    try:
+        if split.scheme == "contiguous":
+            runs = contiguous_runs(config.seq_len, degree)
+        else:
+            starts = np.array([span.start for span in spans], np.int64)
+            lengths = np.array([span.aligned_length for span in spans], np.int64)
+            runs = zigzag_runs(segment_edges(starts, lengths, config.seq_len), degree)
+    except LayoutError as error:
+        raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
+    return TokenLayout(
+        scheme=split.scheme,
+        ring_degree=degree,
+        block_size=config.block_size,
+        runs=runs,
+        needs=needed_blocks(header.sequence.mask, runs, degree, config.block_size),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +85,37 @@ class CropEdges:
     of_units: Int64[np.ndarray, "units_plus_1"]
 
 
-def crop_edges(head: SampleHead, cp_size: int, where: str) -> CropEdges:
-    """The head's boundaries for a CP size as edges, which can neither overlap nor leave a gap.
+def crop_edges(head: SampleHead, split: Split, where: str) -> CropEdges:
+    """The boundaries of a CP size as edges, which can neither overlap nor leave a gap: the stored or the best ones.
+
+    Raises:
+        BoundariesInvalid: there are none for this size though it was planned, they are not consecutive whole units in
+            rank order, or the units do not cover the crops.
+    """
+    crops = np.concatenate([[0], np.array(head.cum_image_bounds, np.int64)])
+    pooled = np.concatenate([[0], np.array(head.cum_token_pooling_bounds, np.int64)])
+    if not (len(crops) == len(pooled) == len(head.units) + 1 and crops[-1] == len(head.images)):
+        raise BoundariesInvalid(
+            where, f"cum_image_bounds {head.cum_image_bounds} of {len(head.units)} units and {len(head.images)} images"
+        )
+    if split.edges_stored:
+        edges = _stored_edges(head, split.cp_size, crops, pooled, where)
+    else:
+        edges = image_edges(np.array([unit.load for unit in head.units], np.int64), split.cp_size)
+    return CropEdges(units=edges, crops=crops[edges], pooled=pooled[edges], of_units=crops)
+
+
+def _stored_edges(
+    head: SampleHead,
+    cp_size: int,
+    crops: Int64[np.ndarray, "units_plus_1"],
+    pooled: Int64[np.ndarray, "units_plus_1"],
+    where: str,
+) -> Int64[np.ndarray, "ranks_plus_1"]:
+    """Edges from the head's boundaries.
 
     Features are gathered in rank order, so boundaries in any other order would silently put them on the wrong tokens.
     The edges made from the ranks' starts must therefore give the stored dict again.
-
-    Raises:
-        BoundariesInvalid: there are none for this size, or they are not consecutive whole units in rank order.
     """
     stored = head.image_shard_boundaries.get(str(cp_size))
     if stored is None:
@@ -74,19 +123,15 @@ def crop_edges(head: SampleHead, cp_size: int, where: str) -> CropEdges:
         raise BoundariesInvalid(
             where, f"image_shard_boundaries: missing for cp_size {cp_size}; there are those for {sizes}"
         )
-    crops = np.concatenate([[0], np.array(head.cum_image_bounds, np.int64)])
-    pooled = np.concatenate([[0], np.array(head.cum_token_pooling_bounds, np.int64)])
     ranks = [stored.get(str(rank)) for rank in range(cp_size)]
     starts = [rank["start_image_idx"] for rank in ranks if rank is not None]
     edges = np.searchsorted(crops, [*starts, crops[-1]])
     if (
         len(starts) == cp_size
-        and len(crops) == len(pooled) == len(head.units) + 1
-        and crops[-1] == len(head.images)
         and edges.max() < len(crops)
         and boundaries_from_edges(edges, crops[1:], pooled[1:]) == stored
     ):
-        return CropEdges(units=edges, crops=crops[edges], pooled=pooled[edges], of_units=crops)
+        return edges
     raise BoundariesInvalid(
         where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored}"
     )

@@ -17,8 +17,8 @@ from packer_service.layout.needs import keys_fetched
 from packer_service.layout.runs import runs_from_owners
 from packer_service.layout.schemes.balanced_gather import gather_owners
 from packer_service.layout.schemes.balanced_ring import ring_owners
-from packer_service.layout.schemes.zigzag import zigzag_runs
 from packer_service.layout.tiles import tiles_by_rank
+from schemas.schemes import zigzag_runs
 from schemas.sequence import MaskArrays
 
 TILE = 8

@@ -26,13 +26,19 @@ from schemas.tables import PACKS
 from trainer.data.crops import read_crops
 from trainer.data.dataset import PackedDataset
 from trainer.data.header import read_header, token_layout
+from trainer.data.split import plan_split
 
 SPLITS = [
     ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),
-    ({"ring_degree": 16}, "ring_degree is 16.* 1, 2, 4, 8"),
+    ({"ring_degree": 16, "layout": "balanced_ring"}, "ring_degree is 16.* 1, 2, 4, 8.* contiguous.* pack with 16"),
+    (
+        {"ring_degree": 16, "layout": "zigzag"},
+        "32 equal chunks.* multiples of 16: take layout contiguous, or",
+    ),
     ({"ring_degree": 0}, "ring_degree is 0"),
-    ({"ulysses_degree": 3}, r"ulysses_degree \* ring_degree is 3.* 1, 2, 4, 8"),
-    ({"ulysses_degree": 4, "ring_degree": 4}, "is 16"),
+    ({"ulysses_degree": -1}, "ulysses_degree is -1"),
+    ({"ring_degree": 3}, "ring_degree is 3, which does not divide .* 2048.* 1, 2, 4, 8"),
+    ({"ulysses_degree": 3}, r"ulysses_degree \* ring_degree is 3, which does not divide .* 2048.* 1, 2, 4, 8"),
     ({"dp_rank": 2, "dp_size": 2}, "dp_rank is 2.* below 2"),
     ({"dp_rank": -1}, "dp_rank is -1"),
     ({"dp_size": 0}, "dp_size 0"),
@@ -226,7 +232,7 @@ BROKEN_HEADS: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], o
         "consecutive",
         lambda head: head["image_shard_boundaries"]["2"]["0"].update(end_image_idx=1),
     ),
-    "a crop less": (errors.BoundariesInvalid, "consecutive", lambda head: head["images"].pop()),
+    "a crop less": (errors.BoundariesInvalid, "cum_image_bounds .* images", lambda head: head["images"].pop()),
     "offset": (errors.ImagesInvalid, "crop 0: byte 0", lambda head: head["images"][0].update(offset=9)),
     "offsets exchanged": (errors.ImagesInvalid, "crop 0: byte 0: 0000000.*0001.jpg", _swap_offsets),
     "past the end": (
@@ -313,17 +319,20 @@ def test_a_layout_that_is_not_a_partition(packed: Path, broken: str) -> None:
     layout = TokenLayout(scheme="zigzag", ring_degree=2, block_size=12, runs=np.array(runs, np.int32), needs=needs)
     dataset = PackedDataset(packed)
     header = read_header(dataset.files, dataset.files.packs()[0], dataset.config, 1)
-    header = replace(header, layouts={layout.name: layout})
+    header, config = replace(header, layouts={layout.name: layout}), dataset.config.model_copy(update={"seq_len": 12})
+    split = plan_split(config, layout="zigzag", ring_degree=2, ulysses_degree=1)
     if error is None:
-        assert token_layout(header, layout.name, 12, "here") is layout
+        assert token_layout(header, split, config, "here") is layout
         return
     with pytest.raises(error, match=r"here.layouts.npz: layout zigzag.ring2"):
-        token_layout(header, layout.name, 12, "here")
+        token_layout(header, split, config, "here")
 
 
 def test_a_missing_layout(packed: Path) -> None:
-    """Fails when a layout that the configuration lists and the sample lacks ends in a KeyError."""
+    """Fails when a layout that the configuration lists and the sample lacks is derived without a word."""
     dataset = PackedDataset(packed)
     header = read_header(dataset.files, dataset.files.packs()[0], dataset.config, 1)
-    with pytest.raises(errors.LayoutsInvalid, match=r"zigzag.ring3 is missing; there are only contiguous.ring1"):
-        token_layout(header, "zigzag.ring3", 12, "here")
+    header.layouts.pop("zigzag.ring8")
+    split = plan_split(dataset.config, layout="zigzag", ring_degree=8, ulysses_degree=1)
+    with pytest.raises(errors.LayoutsInvalid, match=r"zigzag.ring8 is missing; there are only contiguous.ring1"):
+        token_layout(header, split, dataset.config, "here")

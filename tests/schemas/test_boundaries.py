@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from packer_service.layout.images import image_edges
+from schemas.boundaries import image_edges
 from schemas.errors import LayoutError
 
 

@@ -1,16 +1,36 @@
-"""Zigzag over each document: the layout of ring attention with packed documents.
-
-Each document is cut into ``2R`` equal chunks and rank r holds chunks r and ``2R - 1 - r``, so that the first, light
-part of a causal triangle is paired with a heavy one (zhuzilin/ring-flash-attention, ``zigzag_ring_flash_attn_varlen``).
-"""
+"""The two schemes that have a definition, which the packer stores and a reader can derive at any other degree."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.runs import merge_adjacent
 from schemas.errors import LayoutError
+
+
+def merge_adjacent(runs: Int64[np.ndarray, "rows 3"]) -> Int32[np.ndarray, "runs 3"]:
+    """Drops empty rows, and joins neighbouring rows of a rank where the second starts at the end of the first."""
+    runs = runs[runs[:, 2] > 0]
+    if not len(runs):
+        return np.zeros((0, 3), np.int32)
+    rank, start, length = runs.T
+    first = np.concatenate([[True], (rank[1:] != rank[:-1]) | (start[:-1] + length[:-1] != start[1:])])
+    heads = np.flatnonzero(first)
+    return np.stack([rank[heads], start[heads], np.add.reduceat(length, heads)], axis=1).astype(np.int32)
+
+
+def contiguous_runs(seq_len: int, ring_degree: int) -> Int32[np.ndarray, "ring 3"]:
+    """Rank r holds the r-th of ``ring_degree`` equal ranges.
+
+    Raises:
+        LayoutError: ``seq_len`` does not divide.
+    """
+    if seq_len % ring_degree:
+        raise LayoutError(
+            f"contiguous at ring degree {ring_degree}: seq_len {seq_len} is not a multiple of {ring_degree}"
+        )
+    length, ranks = seq_len // ring_degree, np.arange(ring_degree)
+    return np.stack([ranks, ranks * length, np.full(ring_degree, length)], axis=1).astype(np.int32)
 
 
 def segment_edges(
@@ -34,7 +54,10 @@ def segment_edges(
 
 
 def zigzag_runs(edges: Int64[np.ndarray, "segments_plus_1"], ring_degree: int) -> Int32[np.ndarray, "runs 3"]:
-    """Rank r holds chunks r and ``2R - 1 - r`` of each segment, segment after segment.
+    """Rank r holds chunks r and ``2R - 1 - r`` of the ``2R`` equal chunks of each segment, segment after segment.
+
+    So the first, light part of a document's causal triangle is paired with a heavy one (zhuzilin/ring-flash-attention,
+    ``zigzag_ring_flash_attn_varlen``).
 
     Raises:
         LayoutError: the length of a segment is not a multiple of ``2 * ring_degree``.

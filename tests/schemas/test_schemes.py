@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.layout.schemes.contiguous import contiguous_runs
-from packer_service.layout.schemes.zigzag import segment_edges, zigzag_runs
 from schemas.errors import LayoutError
 from schemas.layout import slice_positions
+from schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
 
 
 def test_written_out():

@@ -1,0 +1,120 @@
+"""Splits that a dataset was not packed for: derived while reading, equal to what the packer would have stored."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packer_service.packs.boundaries import image_boundaries
+from schemas.config import PackConfig
+from schemas.errors import LayoutsInvalid
+from schemas.header import SampleHeader
+from schemas.layout import BLOCK_SCHEMES, SCHEMES
+from trainer.data.dataset import PackedDataset
+from trainer.data.header import crop_edges, read_header, token_layout
+from trainer.data.split import plan_split
+
+DEGREES = (1, 2, 4, 8)
+
+
+@pytest.fixture(scope="session")
+def headers(packed: Path) -> list[SampleHeader]:
+    dataset = PackedDataset(packed)
+    return [read_header(dataset.files, place, dataset.config, 1) for place in dataset.files.packs()]
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme not in BLOCK_SCHEMES])
+def test_derived_layouts_equal_the_packed_ones(packed: Path, headers: list[SampleHeader], scheme: str) -> None:
+    """Fails when a run or a needed block differs from what the packer stores: ranks would wait, or attend to less."""
+    config = PackedDataset(packed).config
+    unplanned = config.model_copy(update={"layouts": ("zigzag", "balanced_ring"), "ring_degrees": (16,)})
+    for header, degree in itertools.product(headers, DEGREES):
+        packed_for = plan_split(config, layout=scheme, ring_degree=degree, ulysses_degree=1)
+        derived = plan_split(unplanned, layout=scheme, ring_degree=degree, ulysses_degree=1)
+        assert (packed_for.layout_stored, derived.layout_stored) == (True, False)
+        theirs = token_layout(header, packed_for, config, "here")
+        ours = token_layout(header, derived, unplanned, "here")
+        assert ours is not theirs
+        assert (ours.name, ours.block_size) == (theirs.name, theirs.block_size)
+        for name in ("runs", "needs"):
+            ours_array, theirs_array = getattr(ours, name), getattr(theirs, name)
+            assert ours_array.dtype == theirs_array.dtype
+            np.testing.assert_array_equal(ours_array, theirs_array)
+
+
+def test_derived_boundaries_equal_the_packed_ones(packed: Path, headers: list[SampleHeader]) -> None:
+    """Fails when derived boundaries are worse than, or other than, those that the packer solves."""
+    config = PackedDataset(packed).config
+    unplanned = config.model_copy(update={"cp_sizes": (16,)})
+    for header, size in itertools.product(headers, DEGREES):
+        stored = plan_split(config, layout="contiguous", ring_degree=1, ulysses_degree=size)
+        derived = plan_split(unplanned, layout="contiguous", ring_degree=1, ulysses_degree=size)
+        assert (stored.edges_stored, derived.edges_stored) == (True, False)
+        theirs, ours = crop_edges(header.head, stored, "here"), crop_edges(header.head, derived, "here")
+        for name in ("units", "crops", "pooled", "of_units"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize(("ulysses", "ring"), [(16, 1), (1, 16), (4, 8)])
+def test_the_ranks_of_an_unplanned_split_hold_everything_once(
+    packed: Path, whole: list[Any], check_union: Callable[..., None], ulysses: int, ring: int
+) -> None:
+    """Fails when a rank's slice or crops at a size that no sample names overlap another's or leave a gap."""
+    with pytest.warns(UserWarning, match="were not packed and are derived"):
+        first = PackedDataset(packed, ulysses_degree=ulysses, ring_degree=ring)
+    others = [
+        PackedDataset(packed, ulysses_degree=ulysses, ring_degree=ring, cp_rank=rank)
+        for rank in range(1, ulysses * ring)
+    ]
+    for _, batches in zip(range(3), zip(first, *others, strict=True), strict=False):
+        sample = whole[batches[0].pack_id]
+        bounds = [np.array(sample.head[name], np.int64) for name in ("cum_image_bounds", "cum_token_pooling_bounds")]
+        loads = np.array([unit["load"] for unit in sample.head["units"]], np.int64)
+        size = ulysses * ring
+        head = {**sample.head, "image_shard_boundaries": image_boundaries(loads, *bounds, [size])}
+        check_union(list(batches), replace(sample, head=head))
+
+
+def test_one_rank_says_once_what_packing_would_gain(packed: Path) -> None:
+    """Fails when every rank warns, a planned split warns, or the line does not say what to pack for."""
+    with pytest.warns(UserWarning, match="was not packed") as given:
+        PackedDataset(packed, ring_degree=16)
+    [line] = [str(warning.message) for warning in given]
+    assert "contiguous.ring16 was not packed" in line
+    assert "packing with 16 among ring_degrees would add balanced_ring and balanced_gather" in line
+    assert "packing with 16 among cp_sizes" in line
+    assert "\n" not in line
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PackedDataset(packed, ring_degree=16, cp_rank=1)
+        PackedDataset(packed, ring_degree=16, dp_rank=1, dp_size=2)
+        PackedDataset(packed, ring_degree=8)
+
+
+def test_a_derived_zigzag_from_spans_that_overlap(packed: Path, headers: list[SampleHeader]) -> None:
+    """Fails when a damaged head gives some layout instead of an error that names the sample."""
+    config = PackedDataset(packed).config.model_copy(update={"ring_degrees": (8,)})
+    header = next(each for each in headers if len(each.head.documents) > 1)
+    spans = [span.model_copy(update={"start": 0}) for span in header.head.documents]
+    head = header.head.model_copy(update={"documents": spans})
+    split = plan_split(config, layout="zigzag", ring_degree=4, ulysses_degree=1)
+    broken = SampleHeader(head=head, sequence=header.sequence, layouts=header.layouts)
+    with pytest.raises(LayoutsInvalid, match=r"here.json: its documents give no layout zigzag.ring4: .*reaches past"):
+        token_layout(broken, split, config, "here")
+
+
+def test_every_planned_split_is_stored() -> None:
+    """Fails when a legal configuration has a split that is derived though it was planned, or refused."""
+    config = PackConfig()
+    for scheme, ring, ulysses in itertools.product(config.layouts, config.ring_degrees, (1, 2, 4, 8)):
+        if ring * ulysses not in config.cp_sizes:
+            continue
+        split = plan_split(config, layout=scheme, ring_degree=ring, ulysses_degree=ulysses)
+        assert (split.layout_stored, split.edges_stored, split.advice) == (True, True, "")
