@@ -1,3 +1,3 @@
 """The version of preshard. Part of what decides a dataset's bytes."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"

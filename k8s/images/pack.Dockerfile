@@ -1,5 +1,5 @@
 # The packing job: Ray's nodes and the pod that submits. Built from the repository's root:
-#   docker build -f k8s/images/pack.Dockerfile -t preshard-pack:0.2.0 .
+#   docker build -f k8s/images/pack.Dockerfile -t preshard-pack:0.3.0 .
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /source
 # What is to be installed changes less often than the code, so the layer with it is kept.

@@ -1,5 +1,5 @@
 # The trainer on CUDA devices. Built from the repository's root:
-#   docker build -f k8s/images/train-cuda.Dockerfile -t preshard-train:0.2.0-cuda .
+#   docker build -f k8s/images/train-cuda.Dockerfile -t preshard-train:0.3.0-cuda .
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /source
 # What is to be installed changes less often than the code, so the layer with it is kept.

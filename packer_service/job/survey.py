@@ -9,24 +9,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 from packer_service.ingest.source.file import Fragment, SourceFile
 from packer_service.job.duplicates import repeated
 from packer_service.job.measure import MAX_UNUSED, MEASURED, Measured
+from schemas.document_ids import canonical_order, hash_ids
 from schemas.rejects import rejects_table
 
-LOCATED = MEASURED.remove(0).append(pa.field("file", pa.int64())).append(pa.field("line", pa.int64()))
+LOCATED = pa.schema([*list(MEASURED)[1:], ("file", pa.int64()), ("line", pa.int64()), ("id_hash", pa.uint64())])
 DOCUMENT_COLUMNS = [name for name in LOCATED.names if name not in ("stage", "code", "message")]
+
+MAX_STRING_BYTES = 2**30
+"""Most bytes of a column of strings whose offsets stay 32 bits wide: twice as many do not fit into one array."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Everything that measuring found, in source order.
+    """Everything that measuring found.
 
-    ``documents`` has :data:`DOCUMENT_COLUMNS`: those of ``measure.MEASURED``, with every ``doc_id`` filled in, and
-    ``file`` (index into ``files``) and ``line`` (row in the file from 1). Each column of integers is only as wide as
-    its values need. ``rejects`` has the columns of ``schemas.tables.REJECTS``, duplicates among them.
+    ``documents`` has :data:`DOCUMENT_COLUMNS`: those of ``measure.MEASURED``, with every ``doc_id`` filled in,
+    ``file`` (index into ``files``), ``line`` (row in the file from 1) and ``id_hash``. They stand in canonical order,
+    by ``id_hash`` and piece, so that what is made of them does not depend on the order of the source. Each column of
+    integers is only as wide as its values need. ``rejects`` has the columns of ``schemas.tables.REJECTS``, duplicates
+    among them, in source order. Of several rows with one id the first in source order is packed, so an earlier source
+    takes precedence over a later one.
     ``unused_columns`` counts, for each column that nothing reads, the files that have it.
     """
 
@@ -72,14 +79,17 @@ def _locate(table: pa.Table, number: int, file: SourceFile, lines_before: int) -
     """Adds where each row is from, and an id to those without. As narrow as the values allow: all tables are kept."""
     line = pc.add(table["row"], lines_before + 1)
     location = pc.binary_join_element_wise(file.label, pc.cast(line, pa.string()), ":")  # SourceFile.location of each
+    doc_ids = pc.coalesce(table["doc_id"], location)
     columns = {
         **{name: table[name] for name in MEASURED.names},
-        "doc_id": pc.coalesce(table["doc_id"], location),
+        "doc_id": doc_ids,
         "file": pa.array(np.full(len(table), number)),
         "line": line,
     }
-    narrow = {name: _narrow(columns[name]) for name in LOCATED.names}
-    return pa.table(narrow | {"source": columns["source"].dictionary_encode()})
+    narrow = {name: _narrow(columns[name]) for name in columns if name in LOCATED.names}
+    return pa.table(
+        narrow | {"source": columns["source"].dictionary_encode(), "id_hash": pa.array(hash_ids(doc_ids))}
+    ).select(LOCATED.names)
 
 
 def _narrow(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -97,22 +107,33 @@ def _split(files: list[SourceFile], table: pa.Table) -> Survey:
     """Separates the documents from the rejected rows."""
     first_piece = pc.fill_null(pc.equal(table["piece"], 0), True).to_numpy()
     n_rows = int(first_piece.sum())
-    again = repeated(table["doc_id"].filter(pa.array(first_piece)))
+    hashes = table["id_hash"].to_numpy()
+    again = repeated(table["doc_id"].filter(pa.array(first_piece)), hashes[first_piece])
     duplicate = np.repeat(again, np.diff(np.append(np.flatnonzero(first_piece), len(table))))
     lost = duplicate | pc.is_valid(table["code"]).to_numpy()
     rejects = table.filter(pa.array(lost & first_piece)).cast(LOCATED)
-    documents = table.select(DOCUMENT_COLUMNS)
+    columns = {name: table[name] for name in DOCUMENT_COLUMNS}
     del table  # its columns of messages are not needed while the documents are copied
-    if lost.any():
-        documents = documents.filter(pa.array(~lost))  # the same name each time, so that one copy lives at a time
-    documents = documents.unify_dictionaries()
+    pieces = pc.fill_null(columns["piece"], 0).to_numpy()
+    order = canonical_order(hashes, columns["doc_id"], pieces, rows=np.flatnonzero(~lost))
     return Survey(
         files=files,
-        documents=documents.combine_chunks(),
+        documents=_taken(columns, order),
         rejects=_rejects(files, rejects, duplicate[lost & first_piece]),
         n_rows=n_rows,
         unused_columns={},
     )
+
+
+def _taken(columns: dict[str, pa.ChunkedArray], rows: Int64[np.ndarray, "some"]) -> pa.Table:
+    """Rows of columns. It empties the dictionary, so that no more than one column is there twice at a time."""
+    taken = dict[str, pa.Array | pa.ChunkedArray]()
+    for name in list(columns):
+        column = columns.pop(name).unify_dictionaries()
+        if pa.types.is_string(column.type) and column.nbytes > MAX_STRING_BYTES:
+            column = column.cast(pa.large_string())
+        taken[name] = column.combine_chunks().take(pa.array(rows))
+    return pa.table(taken)
 
 
 def _rejects(files: list[SourceFile], rejected: pa.Table, is_duplicate: Bool[np.ndarray, "rows"]) -> pa.Table:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
+from schemas.document_ids import mix64
 from schemas.errors import PlanError
 
 
@@ -114,11 +115,5 @@ def _ratios(steps: Float64[np.ndarray, "steps packs"]) -> Float64[np.ndarray, "s
 
 
 def _hash(values: UInt64[np.ndarray, "n"], seed: int) -> UInt64[np.ndarray, "n"]:
-    """Hash of each value and the seed: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), applied twice."""
-    mixed = values
-    for salt in (np.uint64(seed % 2**64), np.uint64(0)):
-        mixed = mixed + salt + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed = mixed ^ (mixed >> np.uint64(31))
-    return mixed
+    """Hash of each value and the seed."""
+    return mix64(mix64(values + np.uint64(seed % 2**64)))

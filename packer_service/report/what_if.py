@@ -28,6 +28,7 @@ from packer_service.report.loads import Block, block_of, numbers_of
 from packer_service.report.losses import losses
 from schemas.balance import BalanceOrder, LoadGroup
 from schemas.config import PackConfig
+from schemas.document_ids import canonical_order, hash_ids
 from schemas.errors import ConfigError
 from schemas.rejects import rejects_table
 from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
@@ -64,7 +65,7 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    kept, rejects = _within_budgets(_with_patches(table, config), config)
+    kept, rejects = _within_budgets(_in_canonical_order(_with_patches(table, config)), config)
     columns = {name: kept[name].to_numpy() for name in SIZES}
     images = columns["images"]
     columns["area"] = causal_area(columns["tokens"])
@@ -84,6 +85,12 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         rejected=len(rejects),
         lost=losses(rejects, kept, "truncated"),
         patches=columns["patches"],
+    )
+
+
+def _in_canonical_order(table: pa.Table) -> pa.Table:
+    return table.take(
+        pa.array(canonical_order(hash_ids(table["doc_id"]), table["doc_id"], np.zeros(len(table), np.int64)))
     )
 
 
