@@ -51,7 +51,8 @@ def flipped_byte_in_a_picture(data: Any) -> None:
     number = next(i for i, shard in enumerate(data.shards) if shard[0].crops)
     tar = bytearray(data.shard_file(number).read_bytes())
     row = data.tables["packs.parquet"][data.manifest["shards"][number]["first_pack"]]
-    tar[row["offset"] + row["header_size"] + 512 + 700] ^= 4
+    size = int(bytes(tar[row["offset"] + row["header_size"] + 124 :][:11]), 8)  # of the first crop, from its tar header
+    tar[row["offset"] + row["header_size"] + 512 + size - 20] ^= 4
     data.shard_file(number).write_bytes(tar)
 
 

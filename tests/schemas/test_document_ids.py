@@ -13,7 +13,13 @@ from schemas.document_ids import canonical_order, hash_ids
 def test_the_hash_of_an_id_never_changes() -> None:
     """Fails when the hash changes: every plan would, too, and a mixture would take other documents."""
     ids = pa.array(["", "a", "text-1", "tiny/rows.jsonl:37", "é" * 40])
-    assert hash_ids(ids).tolist() == [16294208416658607535, 15874169703858053892, 12116334320624644004, 9019701811533582422, 4984471428251417812]
+    assert hash_ids(ids).tolist() == [
+        16294208416658607535,
+        15874169703858053892,
+        12116334320624644004,
+        9019701811533582422,
+        4984471428251417812,
+    ]
 
 
 def test_a_slice_of_a_longer_array_is_hashed_from_its_own_begin() -> None:
