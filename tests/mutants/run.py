@@ -45,7 +45,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "render": (
         [
             *("packer_service/ingest/render.py", "packer_service/ingest/stream.py", "packer_service/ingest/written.py"),
-            "packer_service/ingest/oversize.py",
+            *("packer_service/ingest/oversize.py", "packer_service/ingest/text/encoded.py"),
+            "packer_service/ingest/text/marks.py",
         ],
         ["tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/ingest/text/test_chat_media.py"],
     ),
@@ -72,10 +73,13 @@ def main() -> None:
     if options.again:
         survived = {json.loads(line)["mutant"] for line in options.again.read_text().splitlines() if "survived" in line}
         mutants = [mutant for mutant in mutants if str(mutant) in survived]
+    known = _logged(options.log)
+    judged = [(mutant, known[str(mutant)]) for mutant in mutants if str(mutant) in known]
+    mutants = [mutant for mutant in mutants if str(mutant) not in known]
     for library in LIBRARIES:
         importlib.import_module(library)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        outcomes = _run(mutants, Path(folder), options.jobs, options.log)
+        outcomes = judged + _run(mutants, Path(folder), options.jobs, options.log)
     _print_summary(outcomes)
 
 
@@ -85,9 +89,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--room", action="append", choices=ROOMS, help="only those drawn in this room; repeatable")
     parser.add_argument("--jobs", type=int, default=1, help="mutants under test at once")
-    parser.add_argument("--log", type=Path, help="appends a line of JSON for each mutant")
+    parser.add_argument("--log", type=Path, help="appends a line of JSON for each mutant, and skips those it holds")
     parser.add_argument("--again", type=Path, help="only those that survived in this log")
     return parser.parse_args()
+
+
+def _logged(log: Path | None) -> dict[str, str]:
+    """Outcomes of an earlier run of the same tree, so that a run of hours can be stopped and continued."""
+    if log is None or not log.exists():
+        return {}
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    return {line["mutant"]: line["outcome"] for line in lines}
 
 
 def _files(patterns: Sequence[str]) -> list[str]:
@@ -105,6 +117,7 @@ def _run(mutants: list[Mutant], folder: Path, jobs: int, log: Path | None) -> li
     def judge(mutant: Mutant) -> tuple[Mutant, str]:
         difference = _difference(mutant)
         if (mutant.file, *difference) in known:
+            _note(log, mutant, "equivalent", difference)
             return mutant, "equivalent"
         scratch = scratches.get()
         began = time.monotonic()
@@ -116,10 +129,7 @@ def _run(mutants: list[Mutant], folder: Path, jobs: int, log: Path | None) -> li
         print(f"{outcome} {time.monotonic() - began:.0f} s {mutant}", file=sys.stderr, flush=True)
         if survives:
             print(f"{mutant}\n- {difference[0]}\n+ {difference[1]}\n", flush=True)
-        if log:
-            line = {"mutant": str(mutant), "outcome": outcome, "before": difference[0], "after": difference[1]}
-            with log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        _note(log, mutant, outcome, difference)
         return mutant, outcome
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -128,6 +138,13 @@ def _run(mutants: list[Mutant], folder: Path, jobs: int, log: Path | None) -> li
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _note(log: Path | None, mutant: Mutant, outcome: str, difference: tuple[str, str]) -> None:
+    if log is not None:
+        line = {"mutant": str(mutant), "outcome": outcome, "before": difference[0], "after": difference[1]}
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def _difference(mutant: Mutant) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,9 @@ from draw import Mutant
 
 FACTOR, SLACK = 4, 30
 """A mutant may take this many times what its tests take, and these seconds more: one that loops for ever ends then."""
+
+WAITING = 5
+"""Times as long by the clock as by processor time, so that a busy machine kills no mutant; one that waits ends too."""
 
 FIRST_LIMIT = 1800
 """Seconds for tests that have not been timed yet, which compile their loops."""
@@ -52,7 +56,7 @@ class Scratch:
         self.importers = self._importers()
 
     def limit(self, tests: Sequence[str]) -> float:
-        """Seconds that tests may take, by what they take without a mutant once their loops are compiled.
+        """Seconds of processor time for tests, by what they take without a mutant once their loops are compiled.
 
         Raises:
             RuntimeError: they fail without a mutant.
@@ -91,10 +95,10 @@ class Scratch:
     def _run(self, tests: Sequence[str], cache: Path, limit: float) -> int | None:
         """Exit status of pytest; None when it took longer and was killed, with all it had started."""
         child = multiprocessing.get_context("fork").Process(
-            target=_pytest, args=(self.tree, tests, cache, self.log, self.bytecode)
+            target=_pytest, args=(self.tree, tests, cache, self.log, self.bytecode, limit)
         )
         child.start()
-        child.join(limit)
+        child.join(limit * WAITING)
         if child.exitcode is None and child.pid:
             os.killpg(child.pid, signal.SIGKILL)
             child.join()
@@ -126,9 +130,10 @@ class Scratch:
         return found
 
 
-def _pytest(tree: Path, tests: Sequence[str], cache: Path, log: Path, bytecode: Path) -> None:
-    """Runs in a fork that has imported libraries only: nothing of ours yet."""
+def _pytest(tree: Path, tests: Sequence[str], cache: Path, log: Path, bytecode: Path, limit: float) -> None:
+    """Runs in a fork that has imported libraries only: nothing of ours yet. Ends after `limit` of processor time."""
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

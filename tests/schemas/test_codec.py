@@ -10,6 +10,7 @@ import tarfile
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from schemas.codec import (
     TAR_END,
@@ -34,6 +35,7 @@ from schemas.errors import (
     SequenceInvalid,
     TableInvalid,
 )
+from schemas.manifest import StoredImage
 from schemas.sequence import SEQUENCE_DTYPES
 from schemas.tables import REJECTS
 
@@ -77,6 +79,7 @@ RUNS, NEEDS = np.zeros((1, 3), np.int32), np.zeros((2, 4), np.bool_)
         {"zigzag.ring02": RUNS, "zigzag.ring02.needs": NEEDS},
         {"zigzag.ring2": RUNS.astype(np.int64), "zigzag.ring2.needs": NEEDS},
         {"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS.astype(np.int8)},
+        {"zigzag.ring2": RUNS, "zigzag.ring2.needs": np.zeros((2, 4), "datetime64[s]")},
         {"zigzag.ring4": RUNS, "zigzag.ring4.needs": NEEDS},
         {"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS, "other.ring2.needs": NEEDS},
     ],
@@ -104,7 +107,7 @@ def test_records_with_other_fields_are_named() -> None:
         decode_head(b"{}", "x")
     with pytest.raises(SampleHeadInvalid):
         decode_head(b"\xff", "x")
-    with pytest.raises(ManifestInvalid, match="format_version is 99; this version of preshard reads 2"):
+    with pytest.raises(ManifestInvalid, match=r"format_version is 99; this version of preshard reads 2$"):
         decode_manifest(b'{"format_version": 99}', "x")
     for data in (b"", b"[]", b"{}", b'{"format_version": 1}', b'{"format_version": 2}'):
         with pytest.raises(ManifestInvalid):
@@ -175,3 +178,13 @@ def test_a_long_reason_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TableInvalid) as caught:
         decode_table(b"", REJECTS, "x")
     assert caught.value.detail == f"is not Parquet (no footer {'x' * 190})"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_numbers_that_are_none_are_refused(number: str) -> None:
+    """Fails when a time of a sample's head may be no number, which every comparison with it would pass."""
+    image = {"doc_id": "a", "unit": 0, "width": 1, "height": 1, "timestamp": 0.5, "offset": 0, "size": 1, "crc32c": 0}
+    given = json.dumps(image)
+    assert StoredImage.model_validate_json(given).timestamp == 0.5
+    with pytest.raises(ValidationError, match="finite number"):
+        StoredImage.model_validate_json(given.replace("0.5", number))

@@ -49,6 +49,15 @@ def test_a_stored_configuration_has_every_key(
         stored_config(manifest.model_copy(update={"config": config}))
 
 
+def test_a_model_decides_alone() -> None:
+    """Fails when a key that the model folder decides is taken beside it, or a default is held against it."""
+    assert parse_config({"model": "folder"}).model == "folder"
+    for key, given in (("tokenizer", "other"), ("bidirectional", "none"), ("vision", {"max_crops": 4})):
+        with pytest.raises(ConfigError, match="contradicts model, whose folder decides it"):
+            parse_config({"model": "folder", key: given})
+        parse_config({key: given})
+
+
 def test_values_given_twice_are_told() -> None:
     """Fails when a degree listed twice makes two layouts of one name."""
     for key in ("cp_sizes", "ring_degrees"):
