@@ -14,7 +14,7 @@ help:
 	@echo "make check         lint, types, import contracts, and the tests that start no process: a minute"
 	@echo "make test          lint, types, import contracts, and all tests"
 	@echo "make lint          lint, types and import contracts alone"
-	@echo "make test-cluster  more of what happens when nodes are lost: some minutes"
+	@echo "make test-cluster  jobs that lose nodes, and whole jobs as in a pod: some minutes"
 	@echo "make mutants       plant 20 small faults, one at a time, and say which of them no test notices: minutes"
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
 	@echo "make bench         run the benchmarks and print their figures"
@@ -101,8 +101,8 @@ docs: .venv/installed
 	@echo "build/docs/index.html"
 
 test-cluster: .venv/installed
-	@echo "==> jobs that lose nodes, with loops compiled as on a fresh cluster"
-	@$(BIN)/python -m pytest -m cluster tests/cluster
+	@echo "==> jobs that lose nodes or run as in a pod, with loops compiled as on a fresh cluster"
+	@$(BIN)/python -m pytest -m cluster tests/cluster tests/k8s
 
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py \

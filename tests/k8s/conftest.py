@@ -1,8 +1,10 @@
-"""The overlays, rendered once."""
+"""The overlays, rendered once, and whether programs can be confined as in a pod."""
 
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +15,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from manifests import overlay
+from confined import confined
+from manifests import K8S, overlay
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,14 @@ def rendered() -> Callable[[str], list[dict[str, Any]]]:
     """``rendered("local/pack")``: the objects of an overlay, to be changed at will."""
     once = cache(overlay)
     return lambda name: copy.deepcopy(once(name))
+
+
+@pytest.fixture(scope="session")
+def can_confine() -> None:
+    """Only root may confine as a container's runtime does, and the pod's user has to be able to read the code."""
+    if os.getuid() != 0 or not all(shutil.which(tool) for tool in ("unshare", "setpriv", "mount")):
+        pytest.skip("no right to make namespaces here")
+    reading = f"open({str(K8S / 'images' / 'launch.py')!r})"
+    tried = confined(["sh", "-c", '"$0" -c "$1"', sys.executable, reading])
+    if tried.wait(60) != 0:
+        pytest.skip("no right to make namespaces here, or the code is closed to other users")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,20 +14,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from confined import WRITABLE, confined
 from manifests import K8S, Object, arguments, of_kind, pods
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 SCRIPT = K8S / "components" / "pack" / "pack.sh"
-USER = 10001
-WRITABLE = "/mnt"
-"""Stands for a pod's /tmp: what is in /tmp here has to stay readable."""
-CONFINED = [
-    *("unshare", "--mount", "sh", "-c"),
-    f"mount -t tmpfs -o mode=1777 tmpfs {WRITABLE} && mount -o remount,ro,bind / && exec setpriv --reuid $0 --regid $0 "
-    '--clear-groups --no-new-privs --bounding-set=-all "$@"',
-    str(USER),
-]
-"""Runs what follows as in a pod: not root, without capabilities, on a root file system that is read-only."""
 
 
 def packed(tmp_path: Path, statuses: Sequence[int]) -> tuple[int, int]:
@@ -87,32 +77,15 @@ def test_the_rank_that_failed_first_decides(
     assert launch.exit_status(lost) == 138
 
 
-def confined(words: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Starts a program as in a pod."""
-    places = dict.fromkeys(("HOME", "TMPDIR", "NUMBA_CACHE_DIR"), WRITABLE)
-    kept = {"PATH": os.environ["PATH"], "PYTHONPATH": str(K8S.parent), "LANG": "C.UTF-8", **places, **environment}
-    return subprocess.Popen([*CONFINED, *words], env=kept, text=True, stderr=subprocess.PIPE, cwd="/")
-
-
-@pytest.fixture(scope="module")
-def _can_confine() -> None:
-    """Only root may confine as a container's runtime does, and the pod's user has to be able to read the code."""
-    if os.getuid() != 0 or not all(shutil.which(tool) for tool in ("unshare", "setpriv", "mount")):
-        pytest.skip("no right to make namespaces here")
-    tried = confined([sys.executable, "-c", f"open({str(SCRIPT)!r})"], {})
-    if tried.wait(60) != 0:
-        pytest.skip("no right to make namespaces here, or the code is closed to other users")
-
-
 @pytest.fixture
-def served(_can_confine: None, rendered: Callable[[str], list[Object]]) -> Iterator[tuple[Object, int, str]]:
+def served(can_confine: None, rendered: Callable[[str], list[Object]]) -> Iterator[tuple[Object, int, str]]:
     """The manifest's own service, confined, with its port and its token."""
     objects = rendered("local/serve")
     [pod] = pods(of_kind(objects, "Deployment"))
     [container] = pod.containers
     words = [*arguments(container, objects), "--port=0"]
     words[1] = str(K8S)  # any folder: one without datasets does
-    process = confined([sys.executable, "-m", "packer_service", *words], {"PRESHARD_TOKEN": "secret"})
+    process = confined([sys.executable, "-m", "packer_service", *words], PRESHARD_TOKEN="secret")
     assert process.stderr is not None
     line = process.stderr.readline()
     assert "serving" in line, line + process.stderr.read()
@@ -145,9 +118,9 @@ def test_the_service_runs_and_answers_its_probes_as_in_a_pod(served: tuple[Objec
     assert answer(port, "/v1/datasets", token) == 200
 
 
-@pytest.mark.usefixtures("_can_confine")
+@pytest.mark.usefixtures("can_confine")
 def test_a_wrong_source_ends_with_2_as_in_a_pod() -> None:
     """Fails when packing needs to write before it can say what is wrong, or says it with another status."""
-    process = confined([sys.executable, "-m", "packer_service", "pack", "/nowhere", "--out", f"{WRITABLE}/out"], {})
+    process = confined([sys.executable, "-m", "packer_service", "pack", "/nowhere", "--out", f"{WRITABLE}/out"])
     _, said = process.communicate(timeout=120)
     assert (process.returncode, "no such file" in said) == (2, True), said
