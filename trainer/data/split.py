@@ -46,7 +46,7 @@ def plan_split(config: PackConfig, *, layout: str, ring_degree: int, ulysses_deg
         ReaderError: a sample neither holds what the split needs nor lets it be derived; names what would do.
     """
     if layout not in SCHEMES:
-        raise ReaderError(f"layout is {layout!r}; there are {_listed(SCHEMES)}")
+        raise ReaderError(f"layout is {layout!r}; the dataset was packed for {_listed(config.layouts)}: take one")
     for name, degree in (("ring_degree", ring_degree), ("ulysses_degree", ulysses_degree)):
         if degree < 1:
             raise ReaderError(f"{name} is {degree}; it must be at least 1")

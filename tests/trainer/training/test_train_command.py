@@ -110,7 +110,11 @@ MISFITS = {
     "heads": (["--ulysses", "3", "--ring", "1"], 3, "3 ranks, which does not divide"),
     "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
     "scheme": (["--layout", "spiral"], 1, "layout is 'spiral'; the dataset was packed for contiguous, zigzag"),
-    "degree": (["--ring", "16"], 16, "ring_degree is 16; the dataset was packed for 1, 2, 4, 8"),
+    "degree": (
+        ["--ring", "16", "--layout", "balanced_ring"],
+        16,
+        "ring_degree is 16, and balanced_ring was packed for 1, 2, 4, 8",
+    ),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
     "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
     "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 16 packs"),
