@@ -1,10 +1,13 @@
 # `make demo` shows what it does and `make test` checks it; each first makes the virtual environment. `make help` lists all.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
-# Processes that run tests. More than two pay only where there are as many cores and several GiB for each.
+# Cores for the tests. `make test` takes a process more, of 2 GiB, since tests that start Ray or a browser wait much.
 WORKERS ?= 2
 BIN := .venv/bin
 DEMO := demo
+
+# Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo train check lint ruff types contracts unit test kernels chromium test-cluster mutants docs bench peers clean help
 
@@ -81,8 +84,8 @@ unit: .venv/installed
 # What one process does comes first, two at a time; the tests then take every core.
 test: .venv/installed
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types kernels chromium contracts ruff
-	@echo "==> all tests, in $(WORKERS) workers"
-	@$(BIN)/python -m pytest --quiet -n $(WORKERS) --durations=10
+	@echo "==> all tests, on $(WORKERS) cores"
+	@$(BIN)/python -m pytest --quiet -n $$(($(WORKERS) + 1)) --durations=10
 
 kernels: .venv/installed
 	@echo "==> compiling loops"

@@ -11,16 +11,24 @@ from hypothesis import strategies as st
 
 from packer_service.ingest import stream, written
 from packer_service.ingest.document import Document, Message
-from packer_service.ingest.render import render
+from packer_service.ingest.render import Renderer, render
 from packer_service.ingest.text import long_text
 from packer_service.ingest.text.long_text import PART, text_parts
-from packer_service.ingest.text.tokenizer import load_tokenizer
+from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
 from schemas.config import SpecialTokensConfig
 from schemas.errors import DocumentError
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
-TEKKEN = load_tokenizer("tekken", SpecialTokensConfig())
-RENDERER = renderer_of(TEKKEN)
+
+
+@pytest.fixture(scope="module")
+def tekken() -> Tokenizer:
+    return load_tokenizer("tekken", SpecialTokensConfig())
+
+
+@pytest.fixture(scope="module")
+def renderer(tekken: Tokenizer) -> Renderer:
+    return renderer_of(tekken)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a" * PART, "a" * (2 * PART + 1), "ab " * PART, " " * (3 * PART)])
@@ -32,7 +40,7 @@ def test_parts_are_bounded_and_make_up_the_text(text: str) -> None:
 
 
 @given(words=WORDS, size=st.integers(4, 60))
-def test_parts_give_the_tokens_of_the_whole(words: list[str], size: int) -> None:
+def test_parts_give_the_tokens_of_the_whole(tekken: Tokenizer, words: list[str], size: int) -> None:
     """Fails when an edge goes through what the tokenizer makes one token."""
     text = " ".join(words)
     with pytest.MonkeyPatch.context() as patch:
@@ -40,23 +48,23 @@ def test_parts_give_the_tokens_of_the_whole(words: list[str], size: int) -> None
         parts = list(text_parts(text))
     edges = [part[-1] + next_part[:2] for part, next_part in pairwise(parts)]
     if all(edge[1] == " " and edge[::2].isalnum() for edge in edges):  # else there was no place for an edge
-        assert [token for part in parts for token in TEKKEN.encode(part)] == TEKKEN.encode(text)
+        assert [token for part in parts for token in tekken.encode(part)] == tekken.encode(text)
 
 
-def test_a_long_document_is_its_parts() -> None:
+def test_a_long_document_is_its_parts(tekken: Tokenizer, renderer: Renderer) -> None:
     """Fails when a part is rendered twice, left out, or ends the document."""
     text = "One word more. " * (PART // 7)
     assert len(list(text_parts(text))) > 2
-    rendered = render(RENDERER, Document(text=text), [])
-    assert rendered.tokens.tolist() == [*TEKKEN.bos, *TEKKEN.encode(text), TEKKEN.entry.eos_id]
+    rendered = render(renderer, Document(text=text), [])
+    assert rendered.tokens.tolist() == [*tekken.bos, *tekken.encode(text), tekken.entry.eos_id]
 
 
-def test_a_document_beyond_a_tasks_memory_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_beyond_a_tasks_memory_is_too_long(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when memory grows with a text, or each of a document's texts is counted by itself."""
     monkeypatch.setattr(stream, "MAX_TOKENS", 50)
     monkeypatch.setattr(written, "MAX_TOKENS", 50)
     turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
-    assert len(render(RENDERER, Document(branches=(turns[:2],)), [])) > 30
+    assert len(render(renderer, Document(branches=(turns[:2],)), [])) > 30
     with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
-        render(RENDERER, Document(branches=(turns,)), [])
+        render(renderer, Document(branches=(turns,)), [])
     assert caught.value.code == "too_long"
