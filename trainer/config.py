@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Literal, Self
 
 import torch
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.errors import ConfigError
 from schemas.validation import first_violation
 from trainer.attention.bind import Kind
-from trainer.models.config import PRESETS, ModelConfig, parse_model_config
 from trainer.models.features import Way
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -25,6 +22,8 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     data: str = Field(description="The dataset's folder: a path, or a URI that pyarrow opens.")
+    model: Path = Field(description="Model folder: config.json, and weights unless --from-scratch is given.")
+    from_scratch: bool = Field(False, description="Begin with random weights, which follow from --seed alone.")
     steps: int = Field(ge=1, description="Optimiser steps in total, counting those before a resumed checkpoint.")
     ulysses: int = Field(1, ge=1, description="Ranks that share a pack by attention heads.")
     ring: int = Field(1, ge=1, description="Ranks that share a pack by the layout's slices.")
@@ -36,7 +35,6 @@ class TrainConfig(BaseModel):
     features: Way = Field(
         "route", description="How image features reach their tokens: sent to their rank only, or to every rank."
     )
-    model: str = Field("tiny", description="A preset's name, or a YAML file with the model's dimensions.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32",
         description="What the model computes in; with bfloat16, parameters and sums of gradients are float32.",
@@ -52,7 +50,7 @@ class TrainConfig(BaseModel):
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay rate for the mean of gradients.")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay rate for the mean of their squares.")
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; a larger one is scaled down to it.")
-    seed: int = Field(0, ge=0, description="Determines the initial parameters and the order of the packs.")
+    seed: int = Field(0, ge=0, description="Determines random weights and the order of the packs.")
     workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between the steps.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where to compute; auto takes CUDA if there is a device."
@@ -113,31 +111,3 @@ def make_config(values: dict[str, object]) -> TrainConfig:
         if not violation.place:
             raise ConfigError(violation.message) from None
         raise ConfigError(f"{option(violation.path)} is {values.get(violation.path)}; {violation.message}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-6 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def load_model_config(name: str) -> ModelConfig:
-    """The dimensions of a preset, or those in a YAML file.
-
-    Raises:
-        ConfigError: ``name`` is neither a preset nor a readable file, or a dimension in the file is not legal.
-    """
-    if name in PRESETS:
-        return PRESETS[name]
-    path = Path(name)
-    if not path.is_file():
-        raise ConfigError(f"--model is {name}; there is no such file: give one, or a preset: {', '.join(PRESETS)}")
-    try:
-        return parse_model_config(yaml.load(path.read_text(encoding="utf-8"), _Loader))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--model {name} is not readable YAML ({' '.join(str(error).split())})") from None
-    except ConfigError as error:
-        raise ConfigError(f"--model {name}: {str(error).removeprefix('model: ')}") from None

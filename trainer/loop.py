@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from trainer.attention import MaskTensors, bind
 from trainer.config import DTYPES
 from trainer.data.batch import RankBatch
 from trainer.data.loader import make_loader
@@ -16,8 +15,8 @@ from trainer.distributed.checkpoint import load_checkpoint, save_checkpoint
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
 from trainer.metrics import StepFigures
-from trainer.models.features import bind_features
-from trainer.models.model import VisionLanguageModel, build_model
+from trainer.models import PackedModel, load_model
+from trainer.models.recompute import recompute_blocks
 from trainer.optimizer import learning_rate, make_optimizer
 from trainer.setup import Job
 from trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
@@ -47,8 +46,7 @@ def run(
         FormatError: a sample's bytes break the format.
     """
     config = job.config
-    model = build_model(job.model, seed=config.seed, dtype=_parameter_dtype(config.dtype), recompute=config.recompute)
-    shard_model(model, model.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
+    model = build_model(job, mesh)
     parameters = list(model.parameters())
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
@@ -75,6 +73,22 @@ def run(
     return job.start.step
 
 
+def build_model(job: Job, mesh: Mesh) -> PackedModel:
+    """The job's model, sharded over the ranks of a replica. All ranks call this."""
+    config = job.config
+    model = load_model(
+        config.model,
+        dtype=_parameter_dtype(config.dtype),
+        from_scratch=config.from_scratch or job.checkpoint is not None,
+        seed=config.seed,
+    )
+    packed = PackedModel(model)
+    if config.recompute:
+        recompute_blocks(packed)
+    shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
+    return packed
+
+
 def _figures(totals: Totals, *, step: int, step_time: float, lr: float, epoch: int) -> StepFigures:
     has_loss = totals.loss_weight > 0
     return StepFigures(
@@ -98,13 +112,11 @@ def _parameter_dtype(name: str) -> torch.dtype:
 
 
 def _backward(
-    job: Job, mesh: Mesh, model: VisionLanguageModel, batch: RankBatch, device: torch.device
+    job: Job, mesh: Mesh, model: PackedModel, batch: RankBatch, device: torch.device
 ) -> tuple[RankBatch, torch.Tensor]:
     """Adds the gradients of one pack's loss sum to the parameters; returns the batch on the device, and the sum."""
-    mask = MaskTensors.of(batch).to(device)
-    attend = bind(job.config.attention, batch.layout, mask, mesh.cp)
     batch = batch.to(device, non_blocking=True)
-    loss_sum = model(batch, attend, bind_features(batch, mesh.cp, job.config.features))
+    loss_sum = model(batch, mesh.cp, attention=job.config.attention, features=job.config.features)
     loss_sum.backward()
     return batch, loss_sum
 

@@ -31,9 +31,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
 
 
 def _embeddings(model: nn.Module) -> set[int]:
-    """Identities of the weights of embedding layers, and of parameters named as an embedding."""
+    """Identities of the weights of embedding layers, and of parameters named as an embedding or a learnt token."""
     layers = [id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)]
-    return {*layers, *(id(p) for name, p in model.named_parameters() if "embedding" in name.rpartition(".")[2])}
+    own = ((name.rpartition(".")[2], parameter) for name, parameter in model.named_parameters())
+    return {*layers, *(id(parameter) for name, parameter in own if "embed" in name or "token" in name)}
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 from schemas.errors import ConfigError
 from trainer.attention import check_heads
 from trainer.attention.kernels import check_kernel
-from trainer.config import DTYPES, TrainConfig, load_model_config
+from trainer.config import DTYPES, TrainConfig
 from trainer.data.dataset import PackedDataset
 from trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
-from trainer.models.config import ModelConfig
+from trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +20,12 @@ class Job:
 
     Attributes:
         config: the settings.
-        model: the model's dimensions, including those that the dataset decides.
         dataset: this rank's part, at the position where the run starts.
         start: what the run starts from: step 0, or what the checkpoint holds.
         checkpoint: the checkpoint to load, if any.
     """
 
     config: TrainConfig
-    model: ModelConfig
     dataset: PackedDataset
     start: RunState
     checkpoint: Path | None
@@ -56,19 +54,10 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
         device_type: where they compute, ``cpu`` or ``cuda``.
 
     Raises:
-        PreshardError: they do not: the heads, ranks, packs or layouts do not allow a degree, the model's sizes are not
-            the dataset's, or the checkpoint is of another run. Says what would fit.
+        PreshardError: they do not: the heads, ranks, packs or layouts do not allow a degree, the model cannot be
+            trained on packs or not on these, or the checkpoint is of another run. Says what would fit.
     """
     dp_size = config.dp_replicate(world_size) * config.dp_shard
-    model = load_model_config(config.model)
-    check_heads(
-        config.attention,
-        model.decoder.num_attention_heads,
-        model.decoder.num_key_value_heads,
-        ulysses_degree=config.ulysses,
-        ring_degree=config.ring,
-    )
-    check_kernel(device_type, DTYPES[config.dtype], model.decoder.head_dim)
     dp_rank, cp_rank = divmod(rank, config.cp_size)
     dataset = PackedDataset(
         config.data,
@@ -85,21 +74,32 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
             f"{config.data} has only {dataset.n_packs} packs: accumulate fewer, or start fewer processes"
         )
-    packed_for = dataset.files.manifest.model
-    if packed_for is not None:
-        raise ConfigError(
-            f"{config.data} was packed for a {packed_for.model_type} model, and the project's own model takes only "
-            "datasets without one: pack without --set model"
-        )
-    model = model.for_dataset(dataset.config.vision, dataset.files.manifest.tokenizer)
-    start = RunState(step=0, data=dataset.state_dict(), model=model.model_dump(mode="json"))
+    _check_model(config, dataset, device_type)
+    start = RunState(step=0, data=dataset.state_dict(), model=identity(config.model))
     checkpoint = _checkpoint(config)
+    if checkpoint is None and not config.from_scratch:
+        check_weights(config.model)
     if checkpoint is not None:
         resumed = read_run_state(checkpoint)
         resumed.check_same_run(start, checkpoint)
         dataset.load_state_dict(resumed.data)
         start = resumed
-    return Job(config=config, model=model, dataset=dataset, start=start, checkpoint=checkpoint)
+    return Job(config=config, dataset=dataset, start=start, checkpoint=checkpoint)
+
+
+def _check_model(config: TrainConfig, dataset: PackedDataset, device_type: str) -> None:
+    """Checks what the model folder says, before a weight is read, against the degrees, the device and the dataset."""
+    model = read_model_config(config.model)
+    sizes = model_sizes(model)
+    check_heads(
+        config.attention,
+        sizes.num_heads,
+        sizes.num_kv_heads,
+        ulysses_degree=config.ulysses,
+        ring_degree=config.ring,
+    )
+    check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
+    check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
 
 
 def _checkpoint(config: TrainConfig) -> Path | None:

@@ -17,7 +17,7 @@ try:
 
     from trainer.config import TrainConfig, make_config, option
 except ModuleNotFoundError as missing:
-    if __name__ != "__main__" or missing.name not in ("click", "yaml"):
+    if __name__ != "__main__" or missing.name != "click":
         raise
     remedy = "pip install 'preshard[train]'"
     print(f"trainer: training needs the package {missing.name}, which is not installed: {remedy}", file=sys.stderr)
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 def cli(**given: Any) -> TrainConfig:
-    """Trains a vision-language model on a packed dataset. Each rank reads only its own part of each pack."""
+    """Trains a Hugging Face model on a packed dataset. Each rank reads only its own part of each pack."""
     return make_config({name: value for name, value in given.items() if value is not None})
 
 

@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 from process_trees import free_ports, kill_tree
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "training"))
+
+from lessons import given as given_for
+from lessons import make_texts
+
 STEPS = 6
 Agent = Callable[..., Any]
 
@@ -24,12 +29,13 @@ def figures(metrics: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def agent(short_packs: Path) -> Agent:
-    """``agent("--nnodes=2", ..., metrics=FILE)``: an agent of torchrun training on the short packs, as a context."""
+def agent(made_once: Any) -> Agent:
+    """``agent("--nnodes=2", ..., metrics=FILE)``: an agent of torchrun training on short texts, as a context."""
+    texts = made_once("texts", make_texts) / "dataset"
 
     @contextmanager
     def start(*launch: str, metrics: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-        given = [f"--data={short_packs}", f"--steps={STEPS}", "--ring=2", "--layout=zigzag", "--dtype=float64"]
+        given = [*given_for(texts), f"--steps={STEPS}", "--ring=2", "--layout=zigzag", "--dtype=float64"]
         given += [f"--metrics={metrics}", *(f"--{name}={value}" for name, value in more.items())]
         given += ["--save-every=1", "--resume"] if "checkpoint" in more else []
         command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "trainer.train", *given]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,14 @@ def load_original(folder: Path, family: str) -> Any:
 def alone(model: Any, batch: RankBatch) -> Tensor:
     """The sum of weight x cross entropy of a whole pack's documents, each through the model alone.
 
+    Each annotation of a document goes after what they share through the model, without the others.
+
     Args:
         model: as ``from_pretrained`` makes it, with an attention of its own.
         batch: the whole pack, in natural order.
     """
     total = torch.zeros((), dtype=torch.float64)
-    for number in range(int(batch.doc_ids.max()) + 1):
-        own = torch.nonzero(batch.doc_ids == number)[:, 0]
+    for number, own, new in _paths(batch):
         ids = batch.tokens[own][None]
         inputs = _inputs(batch, number)
         rows = torch.from_numpy(np.isin(ids.numpy(), batch.model.row_ids if batch.model is not None else []))
@@ -102,12 +103,24 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         if model.config.model_type == "internvl":
             del given["mm_token_type_ids"]
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits[0]
-        counted = batch.labels[own] >= 0
+        counted = (batch.labels[own] >= 0) & new
         losses = torch.nn.functional.cross_entropy(
             logits[counted].double(), batch.labels[own][counted], reduction="none"
         )
         total = total + (losses * batch.loss_weights[own][counted].double()).sum()
     return total
+
+
+def _paths(batch: RankBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For each document, or each annotation of one after its prefix: the document's number, the positions of its
+    tokens, and which of these no earlier path of the document held.
+    """
+    for number in range(int(batch.doc_ids.max()) + 1):
+        mine = batch.doc_ids == number
+        branches = range(1, int(batch.branch_ids[mine].max()) + 1) or range(1)
+        for branch in branches:
+            own = torch.nonzero(mine & ((batch.branch_ids == 0) | (batch.branch_ids == branch)))[:, 0]
+            yield number, own, (batch.branch_ids[own] == branch) | torch.tensor(branch <= 1)
 
 
 def _token_types(model: Any, batch: RankBatch, ids: Tensor, rows: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class RunState:
     Attributes:
         step: optimiser steps done.
         data: position in the dataset, as ``RankBatch.state`` gave it; it names the dataset and the seed of its order.
-        model: the model's dimensions.
+        model: what tells the model from others, such as its kind; its values are shown in messages.
     """
 
     step: int
@@ -46,7 +46,7 @@ class RunState:
         for what, there, here in (
             ("dataset", self.data["dataset_id"], new.data["dataset_id"]),
             ("seed", self.data["seed"], new.data["seed"]),
-            ("model", self.model, new.model),
+            ("model", " ".join(map(str, self.model.values())), " ".join(map(str, new.model.values()))),
         ):
             if here != there:
                 raise ConfigError(

@@ -6,6 +6,8 @@ Shapes: H query heads, K key heads, L local tokens, D head_dim.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from functools import cache
 from typing import Any
 
@@ -67,6 +69,7 @@ def register_attention() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
+    _hide_broken_torchvision()
     try:
         import transformers
         from transformers.masking_utils import AttentionMaskInterface
@@ -78,3 +81,16 @@ def register_attention() -> Any:
     transformers.AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, no_mask)
     return transformers
+
+
+def _hide_broken_torchvision() -> None:
+    """Lets ``transformers`` go on without a torchvision that cannot be imported, such as one built for another torch.
+
+    No model needs it, but ``transformers`` imports whatever is installed. A module that is None counts as not installed.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except (ImportError, RuntimeError, OSError):
+        sys.modules["torchvision"] = None  # type: ignore[assignment]

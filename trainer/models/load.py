@@ -8,15 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from schemas.errors import ConfigError
-from trainer.models.families import FAMILIES, family_of
+from trainer.models.families import family_of
+from trainer.models.folder import check_weights, read_model_config
 from trainer.models.interface import PACKED, register_attention
-
-HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which a model changes its logits after the output projection; the loss in chunks would miss it."""
-
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-"""Files of a model folder that hold weights."""
 
 
 def load_model(
@@ -40,9 +34,8 @@ def load_model(
             supported kind, or it does something to its attention or its logits that packs cannot follow.
     """
     transformers = register_attention()
-    config = _read_config(transformers, Path(folder))
+    config = read_model_config(folder)
     family = family_of(config)
-    _check_config(config)
     implementation: Any = PACKED
     if family is not None:
         implementation = dict.fromkeys(("", *config.sub_configs), "sdpa") | {"text_config": PACKED}
@@ -53,34 +46,10 @@ def load_model(
             model = auto.from_config(config, dtype=torch.float32, attn_implementation=implementation)
         _convert(model, dtype)
     else:
-        if not any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS):
-            raise ConfigError(
-                f"--model {folder} holds no weights ({' or '.join(WEIGHTS)}); give a folder with weights, "
-                "or --from-scratch"
-            )
+        check_weights(folder)
         model = auto.from_pretrained(folder, dtype=dtype, attn_implementation=implementation, local_files_only=True)
     trained: nn.Module = model.train()
     return trained
-
-
-def _read_config(transformers: Any, folder: Path) -> Any:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model is {folder}, which has no config.json; give a model folder")
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {folder}: its config.json is not one of a model ({_line(error)})") from None
-
-
-def _check_config(config: Any) -> None:
-    """Refuses what packs cannot follow."""
-    text = config.get_text_config()
-    for name in HEADS:
-        if getattr(text, name, None) not in (None, 1.0):
-            raise ConfigError(
-                f"--model: {name} is {getattr(text, name)}, which changes the logits of {text.model_type} after its "
-                f"output projection; the loss does not: take another model, such as {', '.join(FAMILIES)}"
-            )
 
 
 def _convert(model: nn.Module, dtype: torch.dtype) -> None:
@@ -88,7 +57,3 @@ def _convert(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -45,17 +45,12 @@ class PackedModel(nn.Module):
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self.model = model
+        self.block_paths = _block_paths(self, frozenset(getattr(model, "_no_split_modules", None) or ()))
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
         """The repeated parts, to be sharded one by one: the outermost that the model says are not to be split."""
-        names = set(getattr(self.model, "_no_split_modules", None) or ())
-        found: dict[str, nn.Module] = {}
-        for path, module in self.model.named_modules():
-            inside = any(path.startswith(f"{outer}.") for outer in found)
-            if type(module).__name__ in names and not inside:
-                found[path] = module
-        return tuple(found.values())
+        return tuple(self.get_submodule(path) for path in self.block_paths)
 
     def forward(
         self,
@@ -158,3 +153,12 @@ class PackedModel(nn.Module):
         """The model under its output projection."""
         model: Any = self.model
         return model.base_model
+
+
+def _block_paths(model: nn.Module, names: frozenset[str]) -> tuple[str, ...]:
+    """Paths of the outermost modules of these classes. They are found once, as sharding gives classes other names."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
+            found.append(path)
+    return tuple(found)

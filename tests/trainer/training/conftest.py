@@ -1,4 +1,4 @@
-"""A dataset small enough to train on in tests (``lessons.py``), and the trainer's command as a user runs it."""
+"""Datasets small enough to train on in tests (``lessons.py``), and the trainer's command as a user runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lessons import make_lessons
+from lessons import given, make_lessons, make_texts
 
 ROOT = Path(__file__).parents[3]
 GRID = Path(__file__).with_name("grid.py")
@@ -21,9 +21,15 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def lessons(tmp_path_factory: pytest.TempPathFactory, demo: Any) -> Path:
-    """Videos, photographs, annotations and text of the demo, in packs of 512 tokens. Read only."""
-    return make_lessons(demo[0], tmp_path_factory.mktemp("lessons"))
+def lessons(made_once: Any, demo: Any) -> Path:
+    """Videos, photographs, annotations and text of the demo in packs of 512 tokens, beside their model. Read only."""
+    return made_once("lessons", lambda folder: make_lessons(demo[0], folder)) / "dataset"
+
+
+@pytest.fixture(scope="session")
+def texts(made_once: Any) -> Path:
+    """Texts alone in packs of 512 tokens, beside a model that is quicker to train. Read only."""
+    return made_once("texts", make_texts) / "dataset"
 
 
 def run_command(command: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -40,13 +46,13 @@ def grid(lessons: Path) -> Command:
 
 
 @pytest.fixture(scope="session")
-def train(lessons: Path) -> Command:
-    """``train("--steps", "2", processes=2)``: the trainer on the lessons, under torchrun for several processes."""
+def train(texts: Path) -> Command:
+    """``train("--steps", "2", processes=2)``: the trainer on a dataset, under torchrun for several processes."""
 
-    def command(*arguments: str | Path, processes: int = 1, data: Path = lessons) -> Any:
+    def command(*arguments: str | Path, processes: int = 1, data: Path = texts) -> Any:
         alone = [sys.executable, "-m", "trainer.train"]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         start = alone if processes == 1 else [*torchrun, "-m", "trainer.train"]
-        return run_command([*start, "--data", str(data), *map(str, arguments)])
+        return run_command([*start, *given(data), *map(str, arguments)])
 
     return command

@@ -1,6 +1,6 @@
 """Trains the same steps with every kind of attention, layout and split, and compares each with one process.
 
-    python tests/trainer/training/lessons.py demo/source FOLDER  # makes DATASET, FOLDER/dataset
+    python tests/trainer/training/lessons.py demo/source FOLDER  # makes DATASET, FOLDER/dataset, and a model beside it
     python tests/trainer/training/grid.py DATASET                # the whole grid in float64, a few minutes
     python tests/trainer/training/grid.py DATASET --dtype float32
     python tests/trainer/training/grid.py DATASET --cases ring/zigzag/u1r2d1 gather/balanced_gather/u1r2d2
@@ -34,17 +34,13 @@ from trainer.config import make_config
 from trainer.distributed.mesh import Mesh, build_mesh
 from trainer.loop import run
 from trainer.metrics import StepFigures
+from trainer.models.interface import register_attention
 from trainer.setup import prepare
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
 SPLITS = ((1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (1, 8))
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
-MODEL = """
-decoder: {hidden_size: 32, num_layers: 2, num_attention_heads: 8, num_key_value_heads: 2, head_dim: 6,
-          intermediate_size: 48, rope_theta: 10000.0, tie_embeddings: true}
-vision: {hidden_size: 16, num_layers: 1, num_attention_heads: 2, intermediate_size: 24}
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +108,14 @@ class Settings:
     """What all cases have in common."""
 
     dataset: str
-    model: str
     dtype: str
     steps: int
-
-
-def make_settings(dataset: str, folder: Path, *, dtype: str, steps: int) -> Settings:
-    """Settings with the grid's small model, whose file is written into a folder."""
-    model = folder / "model.yaml"
-    model.write_text(MODEL, encoding="utf-8")
-    return Settings(dataset=dataset, model=str(model), dtype=dtype, steps=steps)
 
 
 def run_cases(cases: Sequence[Case], settings: Settings, folder: Path) -> dict[str, list[StepFigures]]:
     """Figures of every case's steps. The processes of a world size start once and run all its cases in turn."""
     found: dict[str, list[StepFigures]] = {}
+    register_attention().AutoModelForImageTextToText  # noqa: B018 (imported before the ranks are forked)
     for world_size in sorted({case.world_size for case in cases}):
         mine = [case for case in cases if case.world_size == world_size]
         # forked: this process has imported everything and has no thread yet; imports would take longer than a run
@@ -189,7 +178,8 @@ def train_case(mesh: Mesh, case: Case, settings: Settings) -> list[StepFigures]:
             "attention": case.kind,
             "layout": case.layout,
             "features": "gather" if case.kind == "ulysses" else "route",
-            "model": settings.model,
+            "model": str(Path(settings.dataset).with_name("model")),
+            "from_scratch": True,
             "dtype": settings.dtype,
             "warmup": 2,
             "lr": 0.001,
@@ -253,7 +243,7 @@ def main() -> None:
     if given.plant:
         cases = [replace(case, plant=plant) for case in cases for plant in given.plant]
     with tempfile.TemporaryDirectory() as folder:
-        settings = make_settings(given.dataset, Path(folder), dtype=given.dtype, steps=given.steps)
+        settings = Settings(dataset=given.dataset, dtype=given.dtype, steps=given.steps)
         found = run_cases([*references(cases), *cases], settings, Path(folder))
     differences = compare(cases, found)
     worst = max(differences.values())

@@ -1,21 +1,19 @@
 """Makes packs that train in seconds and yet hold what makes exactness hard.
 
-    python tests/trainer/training/lessons.py demo/source FOLDER    # makes FOLDER/dataset, for grid.py
+    python tests/trainer/training/lessons.py demo/source FOLDER    # makes FOLDER/model and FOLDER/dataset, for grid.py
 
-Videos, photographs, annotations and text of a demo source, in packs of 512 tokens with a vocabulary of 512.
+Videos, photographs, annotations and text of a demo source, in packs of 512 tokens for a tiny Qwen3-VL.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-import pydoc
 import sys
 from pathlib import Path
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from typing import Any
 
 from packer_service.config import load_config
+from packer_service.demo.model import write_model_folder
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import ConsoleProgress
@@ -23,10 +21,8 @@ from packer_service.runtime.progress import ConsoleProgress
 SETTINGS = [
     "seq_len=512",
     "block_size=32",
-    "vision.image_size=56",
-    "vision.pool_size=2",
     "video.fps=1",
-    "video.max_frames=3",
+    "video.max_frames=4",
     "max_images=12",
     "annotation_weight=sqrt",
     "packs_per_shard=4",
@@ -35,33 +31,51 @@ SETTINGS = [
 EACH = 12
 """Documents of each of the demo's four subsets."""
 
+HEADS = 8
+"""Heads of the models: Ulysses deals them to up to eight ranks."""
+
+SMALL: dict[str, dict[str, Any]] = {
+    "config.json": {"text_config": {"num_attention_heads": HEADS}},
+    "preprocessor_config.json": {"size": {"shortest_edge": 4096, "longest_edge": 12288}},
+    "video_preprocessor_config.json": {"size": {"shortest_edge": 2048, "longest_edge": 24576}},
+}
+"""Changes of a tiny model's folder: pixels of an image and of a video are so few that several of them fit a pack."""
+
+VOCABULARY = 400
+"""Tokens besides the special ones: with a real vocabulary nearly all time would go into logits."""
+
+TEXT_MODEL = {
+    **{"num_attention_heads": HEADS, "head_dim": 8, "hidden_size": 32, "intermediate_size": 48},
+    "tie_word_embeddings": True,
+}
+TEXT_SETTINGS = ["seq_len=512", "block_size=32", "packs_per_shard=4", "order.window=4"]
+
 
 def make_lessons(source: Path, folder: Path) -> Path:
-    """Packs the short documents of a demo source into ``folder/dataset``."""
+    """Packs the short documents of a demo source into ``folder/dataset``, for the model without weights beside it."""
     source = source.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(_short_rows(source)), encoding="utf-8")
-    tokenizer = _small_tokenizer(folder / "tokenizer.json")
-    config = load_config(None, [*SETTINGS, f"tokenizer={tokenizer}"])
+    write_model_folder(folder / "model", "qwen3_vl", vocabulary=VOCABULARY, files=SMALL)
+    config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
     pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress())
     return folder / "dataset"
 
 
-def _small_tokenizer(path: Path) -> Path:
-    """A byte-level BPE of 512 tokens: with a real vocabulary nearly all time would go into logits."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=["<s>", "</s>", "[INST]", "[/INST]"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(inspect.getsource(pydoc).splitlines(), trainer)
-    tokenizer.save(str(path))
-    return path
+def make_texts(folder: Path, documents: int = 34) -> Path:
+    """Packs texts of many lengths into ``folder/dataset``, for a tiny Qwen3 without weights in ``folder/model``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"id": f"text-{i}", "text": f"{i} is said again. " * (5 + 7 * i % 37)} for i in range(documents)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY, files={"config.json": TEXT_MODEL})
+    config = load_config(None, [*TEXT_SETTINGS, f"model={folder / 'model'}"])
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress())
+    return folder / "dataset"
+
+
+def given(data: Path) -> list[str]:
+    """The options that name a dataset and the model beside it, which has no weights."""
+    return ["--data", str(data), "--model", str(data.with_name("model")), "--from-scratch"]
 
 
 def _short_rows(source: Path) -> list[str]:

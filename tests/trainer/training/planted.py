@@ -48,8 +48,13 @@ def _swapped_runs(batch: RankBatch) -> RankBatch:
 
 
 def _exchanged_images(batch: RankBatch) -> RankBatch:
-    """The rank's crops in the opposite order, so that features fill each other's tokens."""
-    return replace(batch, pixels=batch.images.flip(0).flatten())
+    """The rank's crops of each size in the opposite order, so that features fill each other's tokens."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, picture in enumerate(batch.pictures):
+        places.setdefault(tuple(picture.shape), []).append(place)
+    moved = {old: new for same in places.values() for old, new in zip(same, reversed(same), strict=True)}
+    pictures = [batch.pictures[moved[place]].flatten() for place in range(len(batch.pictures))]
+    return replace(batch, pixels=torch.cat([batch.pixels[:0], *pictures]))
 
 
 @contextmanager

@@ -36,12 +36,12 @@ def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
     order = epoch_order(len(PackedDataset(lessons)), window=4, seed=0, epoch=0)
     packs = sorted(PackedDataset(lessons), key=lambda batch: batch.pack_id)
     used = [packs[i] for i in order[:STEPS]]
-    assert sum(len(batch.images) > 1 for batch in used) >= 3
+    assert sum(len(batch.units) > 1 for batch in used) >= 3
     assert sum(bool(batch.branch_ids.max() > 1) for batch in used) >= 2
     assert sum(int(batch.doc_ids.max()) >= 1 for batch in used) >= 5
     assert any(int(batch.doc_ids.max()) >= 2 for batch in used)
     assert sum(bool((batch.doc_ids < 0).any()) for batch in used) >= 3
-    assert any(0 < len(batch.images) < 8 for batch in used)  # of 8 ranks some encode nothing
+    assert any(0 < len(batch.units) < 8 for batch in used)  # of 8 ranks some encode nothing
     assert sum(len(set(batch.loss_weights.tolist())) > 2 for batch in used) >= 2
 
 
@@ -52,14 +52,14 @@ def train_on_a_rank(mesh: Mesh, case: dict[str, Any], settings: dict[str, Any]) 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-9), ("float32", 1e-5)])
 def test_loss_and_gradient_do_not_depend_on_the_processes(
-    gloo_pool: Any, lessons: Path, tmp_path: Path, dtype: str, limit: float
+    gloo_pool: Any, lessons: Path, dtype: str, limit: float
 ) -> None:
     """Fails when a kind of attention, a layout, the normalisation or FSDP's sums are not exact on a split."""
     names = FAST if dtype == "float64" else FAST[:4]
     cases = [case for case in grid.full_grid() if case.name in names]
     assert len(cases) == len(names)
     # in float32 every step adds to the differences of the steps before it
-    settings = grid.make_settings(str(lessons), tmp_path, dtype=dtype, steps=STEPS if dtype == "float64" else 4)
+    settings = grid.Settings(dataset=str(lessons), dtype=dtype, steps=STEPS if dtype == "float64" else 4)
     found = {}
     for case in sorted([*grid.references(cases), *cases], key=lambda case: case.world_size):
         degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
+
+from lessons import TEXT_MODEL, VOCABULARY, make_texts
+
+from packer_service.demo.model import write_model_folder
 from schemas.errors import ConfigError
 from trainer.config import make_config
 from trainer.data.dataset import PackedDataset
@@ -30,23 +36,28 @@ OPTIONS: dict[str, object] = {"steps": STEPS, "dtype": "float64", "lr": 0.003, "
 Train = Callable[..., list[StepFigures]]
 
 
+def with_model(options: dict[str, object]) -> dict[str, object]:
+    """The options with the model beside the dataset, unless they name one."""
+    return {"model": Path(str(options["data"])).with_name("model"), "from_scratch": True, **options}
+
+
 def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
     """Runs on each rank of the pool."""
-    job = prepare(make_config(options), rank=dist.get_rank(), world_size=dist.get_world_size())
+    job = prepare(make_config(with_model(options)), rank=dist.get_rank(), world_size=dist.get_world_size())
     figures: list[StepFigures] = []
     run(job, mesh, torch.device("cpu"), figures.append)
     return figures
 
 
 @pytest.fixture(scope="module")
-def train_on(gloo_pool: Any, lessons: Path) -> Train:
+def train_on(gloo_pool: Any, texts: Path) -> Train:
     """``train_on(ulysses=, ring=, dp_shard=, dp_replicate=, **options)``: what rank 0 reports."""
 
     def train(
         ulysses: int = 1, ring: int = 1, dp_shard: int = 1, dp_replicate: int = 1, **options: object
     ) -> list[StepFigures]:
         degrees = {"ulysses": ulysses, "ring": ring, "dp_shard": dp_shard}
-        given = {"data": str(lessons), **OPTIONS, **degrees, **options}
+        given = {"data": str(texts), **OPTIONS, **degrees, **options}
         given["accumulate"] = PACKS_PER_STEP // (dp_shard * dp_replicate)
         reports = gloo_pool.run(train_job, given, **degrees, dp_replicate=dp_replicate)
         return reports[0]
@@ -93,10 +104,10 @@ def test_resumed_on_any_ranks_the_steps_are_those_of_the_whole_run(
 
 
 def test_the_run_passed_the_end_of_an_epoch_and_took_each_pack_once(
-    whole: tuple[list[StepFigures], Path], lessons: Path
+    whole: tuple[list[StepFigures], Path], texts: Path
 ) -> None:
     """Fails when a pack is taken twice or never, or when no epoch ends in the resumed part, which would test less."""
-    n_packs = PackedDataset(lessons).n_packs
+    n_packs = PackedDataset(texts).n_packs
     per_epoch = n_packs // PACKS_PER_STEP
     assert SAVED < per_epoch < STEPS
     first = [pack for figures in whole[0][:per_epoch] for pack in figures.packs]
@@ -162,10 +173,10 @@ def crash_while_saving(mesh: Mesh, options: dict[str, object], where: str) -> st
 
 @pytest.mark.parametrize("where", ["before the parts", "before the rename"])
 def test_a_save_that_was_cut_short_is_not_found(
-    gloo_pool: Any, lessons: Path, tmp_path: Path, train_on: Train, where: str
+    gloo_pool: Any, texts: Path, tmp_path: Path, train_on: Train, where: str
 ) -> None:
     """Fails when half a checkpoint is taken for a whole one, or its remains stop the next save."""
-    options = {**OPTIONS, "data": str(lessons), "accumulate": 1, "steps": 4, "checkpoint": str(tmp_path)}
+    options = {**OPTIONS, "data": str(texts), "accumulate": 1, "steps": 4, "checkpoint": str(tmp_path)}
     said = gloo_pool.run(crash_while_saving, {**options, "save_every": 1}, where)
     assert said == ["died"]
     names = {path.name for path in tmp_path.iterdir()}
@@ -177,57 +188,52 @@ def test_a_save_that_was_cut_short_is_not_found(
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "step-00000004"}
 
 
-def test_only_the_newest_checkpoints_are_kept(gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(gloo_pool: Any, texts: Path, tmp_path: Path) -> None:
     """Fails when a long run fills the disk, or when the newest checkpoint is removed."""
-    options = {**OPTIONS, "data": str(lessons), "steps": 4, "checkpoint": str(tmp_path), "save_every": 1, "keep": 2}
+    options = {**OPTIONS, "data": str(texts), "steps": 4, "checkpoint": str(tmp_path), "save_every": 1, "keep": 2}
     gloo_pool.run(train_job, options)
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004"}
 
 
 def _prepare(**options: object) -> Job:
-    return prepare(make_config(options), rank=0, world_size=1)
+    return prepare(make_config(with_model(options)), rank=0, world_size=1)
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"seed": 1}, "seed 0, not 1"), ({"model": "{model}"}, "of model"), ({"data": "{other}"}, "of dataset")],
+    [({"seed": 1}, "seed 0, not 1"), ({"model": "{model}"}, "of model qwen3"), ({"data": "{other}"}, "of dataset")],
     ids=lambda value: str(value) if isinstance(value, str) else next(iter(value)),
 )
 def test_a_checkpoint_of_another_run_is_refused(
     whole: tuple[list[StepFigures], Path],
-    lessons: Path,
-    tiny_dataset: Path,
+    texts: Path,
     tmp_path: Path,
     change: dict[str, object],
     named: str,
 ) -> None:
     """Fails when a run continues with other packs, parameters or data than it started with."""
-    model = tmp_path / "model.yaml"
-    model.write_text(
-        "decoder: {hidden_size: 32, num_layers: 1, num_attention_heads: 8, num_key_value_heads: 2, head_dim: 8,"
-        " intermediate_size: 32}\n"
-        "vision: {hidden_size: 16, num_layers: 1, num_attention_heads: 2, intermediate_size: 16}",
-        encoding="utf-8",
-    )
-    stands = {"{model}": str(model), "{other}": str(tiny_dataset)}
+    other = make_texts(tmp_path, documents=4)
+    config = {**TEXT_MODEL, "num_hidden_layers": 1}
+    write_model_folder(tmp_path / "shallow", "qwen3", vocabulary=VOCABULARY, files={"config.json": config})
+    stands = {"{model}": str(tmp_path / "shallow"), "{other}": str(other)}
     changed = {name: stands.get(str(value), value) for name, value in change.items()}
-    options = {"data": str(lessons), **OPTIONS, "checkpoint": str(whole[1]), "resume": True}
+    options = {"data": str(texts), **OPTIONS, "checkpoint": str(whole[1]), "resume": True}
     assert _prepare(**options).start.step == STEPS
     with pytest.raises(ConfigError, match=named):
         _prepare(**{**options, **changed})
 
 
 def test_a_folder_with_checkpoints_is_not_written_into_by_a_new_run(
-    whole: tuple[list[StepFigures], Path], lessons: Path
+    whole: tuple[list[StepFigures], Path], texts: Path
 ) -> None:
     """Fails when forgetting --resume mixes the checkpoints of two runs."""
     with pytest.raises(ConfigError, match=f"holds step-{STEPS:08d}; give --resume"):
-        _prepare(data=str(lessons), **OPTIONS, checkpoint=str(whole[1]))
+        _prepare(data=str(texts), **OPTIONS, checkpoint=str(whole[1]))
 
 
-def test_resume_starts_at_step_1_where_there_is_no_checkpoint_yet(lessons: Path, tmp_path: Path) -> None:
+def test_resume_starts_at_step_1_where_there_is_no_checkpoint_yet(texts: Path, tmp_path: Path) -> None:
     """Fails when a job that is always started with --resume cannot be started a first time."""
-    job = _prepare(data=str(lessons), **OPTIONS, checkpoint=str(tmp_path / "none"), resume=True)
+    job = _prepare(data=str(texts), **OPTIONS, checkpoint=str(tmp_path / "none"), resume=True)
     assert (job.start.step, job.checkpoint) == (0, None)
 
 

@@ -17,8 +17,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
+
+from lessons import given
+
 from schemas.errors import PreshardError
-from trainer.config import TrainConfig, load_model_config, make_config, option
+from trainer.config import TrainConfig, make_config, option
 from trainer.distributed.mesh import Mesh
 from trainer.loop import run
 from trainer.setup import Job, prepare
@@ -29,6 +33,11 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def model_beside(data: Path) -> dict[str, object]:
+    """The options that name a dataset and the model beside it, which has no weights."""
+    return {"data": str(data), "model": str(data.with_name("model")), "from_scratch": True}
 
 
 def train_whole(mesh: Mesh, options: dict[str, object]) -> list[dict[str, Any]]:
@@ -45,12 +54,12 @@ def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, les
     """
     split = ("--ring", 2, "--attention", "ring", "--layout", "zigzag", "--workers", 1)
     given = ("--steps", 2, "--dtype", "float64", "--log-every", 1, "--metrics", tmp_path / "metrics.jsonl")
-    done = train(*given, *split, processes=2)
+    done = train(*given, *split, processes=2, data=lessons)
     assert done.returncode == 0, done.stderr
     assert "step      1  loss" in done.stdout
     assert "step      2  loss" in done.stdout
     both = steps_of(tmp_path / "metrics.jsonl")
-    one = gloo_pool.run(train_whole, {"data": str(lessons), "steps": 2, "dtype": "float64", "device": "cpu"})[0]
+    one = gloo_pool.run(train_whole, {**model_beside(lessons), "steps": 2, "dtype": "float64", "device": "cpu"})[0]
     for ours, theirs in zip(both, one, strict=True):
         assert " ".join(ours) == "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs"
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
@@ -63,35 +72,35 @@ def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, les
 
 
 def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
-    train: Command, gloo_pool: Any, lessons: Path, tmp_path: Path
+    train: Command, gloo_pool: Any, texts: Path, tmp_path: Path
 ) -> None:
     """Fails when the command does not run without torchrun, or when ``kill -9`` leaves a checkpoint that stops the next
     start, or metrics that miss or repeat a step.
     """
-    given = ["--steps", "12", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
-    given += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume"]
-    command = [sys.executable, "-m", "trainer.train", "--data", str(lessons), *given]
+    options = ["--steps", "12", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
+    options += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume"]
+    command = [sys.executable, "-m", "trainer.train", *given(texts), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not list((tmp_path / "kept").glob("unfinished-step-0000000[3-9]")):
             time.sleep(0.0005)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     assert len(steps_of(tmp_path / "metrics.jsonl")) < 12
-    rest = train(*given)
+    rest = train(*options)
     assert rest.returncode == 0, rest.stderr
     assert "continuing after step" in rest.stderr
     assert "step     12  loss" in rest.stdout
-    options = {"data": str(lessons), "steps": 12, "dtype": "float64", "device": "cpu"}
-    whole = gloo_pool.run(train_whole, options)[0]
+    alone = {**model_beside(texts), "steps": 12, "dtype": "float64", "device": "cpu"}
+    whole = gloo_pool.run(train_whole, alone)[0]
     ours = steps_of(tmp_path / "metrics.jsonl")
     assert [(step["step"], step["packs"]) for step in ours] == [(step["step"], step["packs"]) for step in whole]
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in whole], rel=1e-9)
 
 
-def test_a_signal_ends_it_after_a_step_with_a_checkpoint(lessons: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_it_after_a_step_with_a_checkpoint(texts: Path, tmp_path: Path) -> None:
     """Fails when a preempted job loses what it did since its last checkpoint, or when only one of its ranks stops."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "trainer.train", "--data", str(lessons), "--steps", "100000", "--ring", "2"]
+    command = [*torchrun, "-m", "trainer.train", *given(texts), "--steps", "100000", "--ring", "2"]
     command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(tmp_path / "metrics.jsonl")]
     metrics = tmp_path / "metrics.jsonl"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -118,7 +127,7 @@ MISFITS = {
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
     "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
     "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 16 packs"),
-    "model": (["--model", "huge"], 1, "--model is huge; there is no such file: give one, or a preset: tiny"),
+    "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give a model folder"),
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
     "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
     "resume": (["--resume"], 1, "--resume is given without --checkpoint"),
@@ -128,12 +137,12 @@ MISFITS = {
 
 @pytest.mark.parametrize(("options", "world_size", "said"), MISFITS.values(), ids=MISFITS)
 def test_what_does_not_fit_is_said_before_the_first_step(
-    lessons: Path, options: list[str], world_size: int, said: str
+    texts: Path, options: list[str], world_size: int, said: str
 ) -> None:
     """Fails when a run that cannot work starts, or is refused without naming the value and what would fit."""
 
     def start(*more: str, world_size: int) -> Job:
-        config = cli.main(["--data", str(lessons), "--steps", "1", *more], standalone_mode=False)
+        config = cli.main([*given(texts), "--steps", "1", *more], standalone_mode=False)
         return prepare(config, rank=0, world_size=world_size)
 
     assert start(world_size=1).start.step == 0
@@ -141,36 +150,6 @@ def test_what_does_not_fit_is_said_before_the_first_step(
         start(*options, world_size=world_size)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("decoder: {num_layers: 0}", "model.yaml: decoder"),
-        ("- a\n- b", "model.yaml: input should be"),
-        ("a: [", "is not readable YAML"),
-        ("", "model.yaml: input should be"),
-    ],
-)
-def test_a_broken_model_file_is_named(tmp_path: Path, text: str, said: str) -> None:
-    """Fails when a broken YAML file ends in a traceback, or in an error that does not name the wrong key."""
-    path = tmp_path / "model.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(PreshardError, match=said):
-        load_model_config(str(path))
-
-
-@pytest.mark.parametrize("size", ["vision.image_size", "vision.patch_size", "decoder.vocab_size"])
-def test_a_model_of_other_sizes_than_the_dataset_is_refused(lessons: Path, tmp_path: Path, size: str) -> None:
-    """Fails when the run starts although the dataset's crops, patches or tokens do not fit the model."""
-    tiny = load_model_config("tiny").model_dump()
-    section, _, key = size.partition(".")
-    tiny[section][key] = 28
-    path = tmp_path / "model.yaml"
-    path.write_text(json.dumps(tiny), encoding="utf-8")
-    config = make_config({"data": str(lessons), "steps": 1, "model": str(path)})
-    with pytest.raises(PreshardError, match=f"{size} is 28; the dataset"):
-        prepare(config, rank=0, world_size=1)
 
 
 def test_under_torchrun_one_line_says_it_and_all_end(train: Command) -> None:
@@ -184,12 +163,12 @@ def test_under_torchrun_one_line_says_it_and_all_end(train: Command) -> None:
 
 @pytest.mark.parametrize("wrong", ["nowhere", "--rings"])
 def test_alone_a_misfit_ends_with_status_2(
-    lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     """Fails when a script cannot tell a wrong command from a failure, or gets more than one line."""
-    given = {"nowhere": ["--data", str(tmp_path / "nowhere")], "--rings": ["--data", str(lessons), "--rings", "2"]}
+    options = {"nowhere": given(tmp_path / "nowhere"), "--rings": [*given(texts), "--rings", "2"]}
     with pytest.raises(SystemExit) as ended:
-        main([*given[wrong], "--steps", "1", "--device", "cpu"])
+        main([*options[wrong], "--steps", "1", "--device", "cpu"])
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert said.startswith("trainer: ")

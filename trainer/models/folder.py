@@ -1,0 +1,154 @@
+"""What a model folder says of its model before a weight is read, and whether a run can train it on a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ConfigError
+from schemas.manifest import Manifest
+from trainer.models.families import FAMILIES, family_of
+from trainer.models.interface import register_attention
+
+HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings by which a model changes its logits after the output projection; the loss in chunks would miss it."""
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""Files of a model folder that hold weights."""
+
+NOT_THE_MODEL = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
+"""Keys of ``config.json`` that may change while the model stays the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model's language part.
+
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: key and value heads.
+        head_dim: width of a head.
+        vocab_size: rows of the embedding.
+        window: tokens that a layer with a sliding window sees; None if no layer has one.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    window: int | None
+
+
+def read_model_config(folder: str | Path) -> Any:
+    """The configuration of a folder's model, as ``transformers`` reads it. Nothing is downloaded.
+
+    Raises:
+        ConfigError: transformers is not installed, the folder holds no model, the model is of no supported kind, or it
+            does something to its attention or its logits that packs cannot follow.
+    """
+    transformers = register_attention()
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--model is {folder}, which has no config.json; give a model folder")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--model {folder}: its config.json is not one of a model ({_line(error)})") from None
+    family_of(config)
+    _check_followed(config.get_text_config())
+    return config
+
+
+def _check_followed(text: Any) -> None:
+    """Refuses what packs cannot follow."""
+    for name in HEADS:
+        if getattr(text, name, None) not in (None, 1.0):
+            raise ConfigError(
+                f"--model: {name} is {getattr(text, name)}, which changes the logits of {text.model_type} after its "
+                f"output projection; the loss does not: take another model, such as {', '.join(FAMILIES)}"
+            )
+    if getattr(text, "attention_dropout", 0):
+        raise ConfigError(
+            f"--model: attention_dropout is {text.attention_dropout}, which packs do not follow: "
+            "set it to 0 in config.json"
+        )
+
+
+def model_sizes(config: Any) -> ModelSizes:
+    """Sizes of the language part of a configuration."""
+    text = config.get_text_config()
+    num_heads = text.num_attention_heads
+    kinds = getattr(text, "layer_types", None) or ("sliding_attention",)
+    return ModelSizes(
+        num_heads=num_heads,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
+        window=getattr(text, "sliding_window", None) if "sliding_attention" in kinds else None,
+    )
+
+
+def check_dataset(config: Any, manifest: Manifest, seq_len: int) -> None:
+    """Checks that a dataset's packs are for a model.
+
+    Raises:
+        ConfigError: they were packed for another kind of model, hold images of the generic way, ids that the model has
+            no embedding for, or are longer than a window of its attention.
+    """
+    kind, sizes, packed_for = config.model_type, model_sizes(config), manifest.model
+    if packed_for is not None and packed_for.model_type != kind:
+        raise ConfigError(
+            f"the dataset was packed for a {packed_for.model_type} model and --model is {kind}: pack with "
+            "--set model=DIR of this model"
+        )
+    if packed_for is None and (family_of(config) is not None or manifest.counts.images):
+        raise ConfigError(
+            f"the dataset was packed for no model, so its images are not those of {kind}: pack with --set model=DIR"
+        )
+    if sizes.vocab_size < manifest.tokenizer.vocab_size:
+        raise ConfigError(
+            f"--model has an embedding of {sizes.vocab_size} rows; the dataset's tokenizer {manifest.tokenizer.name} "
+            f"has ids below {manifest.tokenizer.vocab_size}: pack with --set model=DIR of this model"
+        )
+    if sizes.window is not None and sizes.window < seq_len:
+        raise ConfigError(
+            f"--model has a sliding_window of {sizes.window} tokens, shorter than packs of {seq_len}, which packs do "
+            "not follow: pack with a smaller seq_len, or take a model without"
+        )
+
+
+def has_weights(folder: str | Path) -> bool:
+    """Whether a model folder holds weights."""
+    return any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS)
+
+
+def check_weights(folder: str | Path) -> None:
+    """Checks that a model folder holds weights.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    if not has_weights(folder):
+        raise ConfigError(
+            f"--model {folder} holds no weights ({' or '.join(WEIGHTS)}); give a folder with weights, or --from-scratch"
+        )
+
+
+def identity(folder: str | Path) -> dict[str, str]:
+    """What tells one model from another, whatever its weights: its kind, and a hash of its ``config.json``."""
+    stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    own = json.dumps(_without(stored), sort_keys=True)
+    return {"model_type": str(stored["model_type"]), "config": hashlib.sha256(own.encode()).hexdigest()[:16]}
+
+
+def _without(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return {key: _without(value) for key, value in values.items() if key not in NOT_THE_MODEL}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
