@@ -86,7 +86,7 @@ def register_attention() -> Any:
 def _hide_broken_torchvision() -> None:
     """Lets ``transformers`` go on without a torchvision that cannot be imported, such as one built for another torch.
 
-    No model needs it, but ``transformers`` imports whatever is installed. A module that is None counts as not installed.
+    No model needs it, but ``transformers`` imports what is installed. A module that is None counts as not installed.
     """
     try:
         importlib.import_module("torchvision")
