@@ -16,7 +16,7 @@ from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
 from trainer.metrics import StepFigures
 from trainer.models import PackedModel, load_model
-from trainer.models.recompute import recompute_blocks
+from trainer.models.memory import save_memory
 from trainer.optimizer import learning_rate, make_optimizer
 from trainer.setup import Job
 from trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
@@ -82,9 +82,8 @@ def build_model(job: Job, mesh: Mesh) -> PackedModel:
         from_scratch=config.from_scratch or job.checkpoint is not None,
         seed=config.seed,
     )
+    save_memory(model, recompute="full" if config.recompute else "none", device_type=mesh.world.device_type)
     packed = PackedModel(model)
-    if config.recompute:
-        recompute_blocks(packed)
     shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
     return packed
 

@@ -17,7 +17,7 @@ from trainer.data.order import epoch_order
 from trainer.distributed.mesh import Mesh
 from trainer.metrics import StepFigures
 
-STEPS = 10
+STEPS = 5
 FAST = [
     "ring/zigzag/u1r2d1",
     "gather/balanced_gather/u1r2d1",

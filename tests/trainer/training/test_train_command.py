@@ -116,7 +116,7 @@ def test_a_signal_ends_it_after_a_step_with_a_checkpoint(texts: Path, tmp_path: 
 
 
 MISFITS = {
-    "heads": (["--ulysses", "3", "--ring", "1"], 3, "3 ranks, which does not divide"),
+    "heads": (["--ulysses", "16"], 16, "num_heads 8 over ulysses_degree = 16 ranks, which does not divide"),
     "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
     "scheme": (["--layout", "spiral"], 1, "layout is 'spiral'; the dataset was packed for contiguous, zigzag"),
     "degree": (
@@ -126,7 +126,7 @@ MISFITS = {
     ),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
     "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
-    "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 16 packs"),
+    "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 19 packs"),
     "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give a model folder"),
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
     "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
