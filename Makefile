@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
-	@echo "make train         pack the demo source into short packs and train a tiny model, two ranks per pack"
+	@echo "make train         pack the demo source into short packs and train a tiny Qwen3-VL, two ranks per pack"
 	@echo "make check         lint, types, import contracts, and the tests that start no process: a minute"
 	@echo "make test          lint, types, import contracts, and all tests"
 	@echo "make lint          lint, types and import contracts alone"
@@ -46,17 +46,19 @@ demo: .venv/installed
 	@echo "==> reporting on it"
 	@$(BIN)/preshard report $(DEMO)/qwen3_vl
 
-# Short packs of small images, so that two CPUs train 200 steps in a few minutes.
-SHORT := seq_len=1024 block_size=64 max_images=32 vision.image_size=84 video.max_frames=8 oversize=split \
-	order.window=16 cp_sizes=[1,2,4] ring_degrees=[1,2,4]
+# Short packs, so that two CPUs train 100 steps in a few minutes.
+SHORT := seq_len=1024 block_size=64 max_images=32 video.max_frames=8 oversize=split order.window=16 \
+	cp_sizes=[1,2,4] ring_degrees=[1,2,4] model=$(DEMO)/model
 
 train: .venv/installed
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
-	@echo "==> packing $(DEMO)/source into short packs in $(DEMO)/short"
+	@test -f $(DEMO)/model/config.json || $(BIN)/preshard demo-model $(DEMO)/model --family qwen3_vl
+	@echo "==> packing $(DEMO)/source into short packs for the tiny Qwen3-VL, in $(DEMO)/short"
 	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/short $(addprefix --set ,$(SHORT))
 	@echo "==> training on 2 processes, each with half of every pack; the figures of each step go to $(DEMO)/metrics.jsonl"
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m trainer.train --data $(DEMO)/short --ring 2 \
-		--attention ring --layout balanced_ring --steps 200 --lr 3e-3 --log-every 20 --metrics $(DEMO)/metrics.jsonl
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m trainer.train --data $(DEMO)/short \
+		--model $(DEMO)/model --from-scratch --ring 2 --layout balanced_gather --steps 100 --lr 3e-3 --log-every 10 \
+		--metrics $(DEMO)/metrics.jsonl --checkpoint $(DEMO)/checkpoints --resume
 
 # The four parts of `make check`, two at a time, the longest first.
 check: .venv/installed

@@ -98,8 +98,8 @@ def _train_faults(pod: Pod, container: Object, given: list[str], objects: list[O
     packed = load_config(CONFIG, [])
     if config.layout not in packed.layouts or config.ring not in packed.ring_degrees:
         yield f"{pod.where}: trains by {config.layout} at ring {config.ring}, for which the job does not pack"
-    if "$" in f"{config.data}{config.checkpoint}":
-        yield f"{pod.where}: {config.data} or {config.checkpoint} names a variable that is not set"
+    if "$" in f"{config.data}{config.model}{config.checkpoint}":
+        yield f"{pod.where}: {config.data}, {config.model} or {config.checkpoint} names a variable that is not set"
 
 
 def _pack_faults(job: Object, objects: list[Object]) -> Iterator[str]:
