@@ -1,8 +1,8 @@
-# Packs $SOURCE into $DATASET on the Ray cluster that this runs in. Each attempt continues where the last one stopped.
+# Packs $SOURCE into $DATASET for the model of $MODEL, on the Ray cluster that this runs in. Each attempt continues where the last one stopped.
 # Status 1 is an outage, which passes; any other status is final: 2 is a command, a configuration or a source that is
 # wrong, and would be wrong on a new cluster too.
 for pause in 30 120 0; do
-  preshard pack "$SOURCE" --out "$DATASET" --config /etc/preshard/pack.yaml
+  preshard pack "$SOURCE" --out "$DATASET" --config /etc/preshard/pack.yaml --set "model=$MODEL"
   status=$?
   [ "$status" -eq 1 ] || exit "$status"
   sleep "${PRESHARD_PAUSE:-$pause}"
