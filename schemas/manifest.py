@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from schemas.encoder import encoder_of, tokens_per_second
 from schemas.layout import RankImages
 
 FORMAT_VERSION = 2
@@ -78,7 +79,7 @@ class ModelEntry(_Record):
         merge: patches along one side of the square that one row stands for, where there are three axes.
         row_ids: ids of the tokens that rows fill.
         group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
-        settings: everything else that the family read from the folder.
+        settings: what else is needed of what the family read from the folder, see also :mod:`schemas.encoder`.
     """
 
     model_type: str
@@ -88,6 +89,13 @@ class ModelEntry(_Record):
     row_ids: list[Natural]
     group_ids: list[Natural]
     settings: dict[str, Any]
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        encoder_of(settings)
+        tokens_per_second(settings)
+        return settings
 
 
 class Counts(_Record):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int64
 
+from packer_service.verify.encoded import check_encoded
 from packer_service.verify.independent.cost import crop_work
 from packer_service.verify.verdict import Finding
 from schemas.config import PackConfig
@@ -80,11 +81,11 @@ def check_units(head: SampleHead, config: PackConfig, model: ModelEntry | None) 
                 yield UnitsInvalid, f"units[{number}].{name} is {getattr(unit, name)}, not {value}"
         if not unit.patches:
             yield UnitsInvalid, f"units[{number}].patches is 0, not at least 1"
-        if not math.isfinite(unit.time_step):
-            yield UnitsInvalid, f"units[{number}].time_step is {unit.time_step}, not finite"
         if model is not None and model.axes == 3 and unit.rows * model.merge**2 != math.prod(unit.grid):
             asked_rows = f"{model.merge} x {model.merge} patches of the grid {unit.grid}"
             yield UnitsInvalid, f"units[{number}].rows is {unit.rows}, not one for {asked_rows}"
+    if model is not None and [unit.document for unit in head.units] == owners:
+        yield from check_encoded(head, config, model)
     yield from _check_media(head)
     yield from _check_totals(head)
 

@@ -17,6 +17,9 @@ from schemas.checksum import crc32c
 MERGE = 2
 """A crop of the tiny configuration has 4 x 4 patches and four rows."""
 
+PATCH = 14
+PER_SECOND = 2
+
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 
 
@@ -35,13 +38,38 @@ def for_a_model(packed: Callable[..., Path], editable_of: Callable[[Path], Any],
         "merge": MERGE,
         "row_ids": [image_id],
         "group_ids": [image_id, *marks],
-        "settings": {"patch_size": 14},
+        "settings": {"encoder": _encoder(data.manifest["config"]["cost"]), "tokens_per_second": PER_SECOND},
     }
     for sample in data.samples():
+        _set_time_steps(sample)
         _with_three_axes(sample, [image_id, *marks])
         data.derive(sample)
     data.save()
     return data
+
+
+def _encoder(cost: dict[str, int]) -> dict[str, Any]:
+    """Dimensions under which a crop of 4 x 4 patches and four rows is as much work as in the generic way."""
+    h, f, layers = (cost[f"vision_{name}"] for name in ("hidden_size", "intermediate_size", "num_layers"))
+    return {
+        **{"patch_size": [PATCH, PATCH], "temporal_patch_size": 1, "hidden_size": h, "intermediate_size": f},
+        **{"mlp_matrices": 2, "layers": layers, "windowed_layers": 0, "window_size": 0},
+        "patch_inputs": 3 * PATCH**2 + 2 + 4 * h,
+        "row_inputs": 3 * h**2 + cost["intermediate_size"] * (2 * h + cost["hidden_size"]),
+        **{"row_hidden": 1, "row_outputs": 0},
+    }
+
+
+def _set_time_steps(sample: Any) -> None:
+    times: dict[tuple[int, int], list[float]] = {}
+    units, images = sample.head["units"], sample.head["images"]
+    for image in images:
+        unit = units[image["unit"]]
+        times.setdefault((unit["document"], unit["medium"]), []).append(image["timestamp"] or 0.0)
+    for unit in units:
+        own = times[unit["document"], unit["medium"]]
+        seconds = (own[-1] - own[0]) / (len(own) - 1) if len(own) > 1 else 0
+        unit["time_step"] = PER_SECOND * seconds or 1.0
 
 
 def _with_three_axes(sample: Any, in_groups: list[int]) -> None:
@@ -115,6 +143,56 @@ def _grid_of_other_rows(data: Any) -> None:
     data.sample_where(lambda s: s.head["units"]).head["units"][0]["grid"] = [1, 4, 6]
 
 
+def _grid_turned(data: Any) -> None:
+    """As many rows, which lie otherwise."""
+    data.sample_where(lambda s: s.head["units"]).head["units"][0]["grid"] = [1, 2, 8]
+
+
+def _and_its_document(data: Any, field: str, total: str) -> None:
+    sample = data.sample_where(lambda s: s.head["units"])
+    unit = sample.head["units"][0]
+    unit[field] += 1
+    sample.head["documents"][unit["document"]][total] += 1
+    data.derive(sample)
+    data.relist()
+
+
+def _load_of_another_encoder(data: Any) -> None:
+    _and_its_document(data, "load", "load")
+
+
+def _patch_more(data: Any) -> None:
+    _and_its_document(data, "patches", "n_patches")
+
+
+def _frames(data: Any) -> list[dict[str, Any]]:
+    """The units of a video of several frames."""
+    sample = data.sample_where(lambda s: any(unit["kind"] == "frame" for unit in s.head["units"]))
+    first = next(unit for unit in sample.head["units"] if unit["kind"] == "frame")
+    video = (first["document"], first["medium"])
+    units = [unit for unit in sample.head["units"] if (unit["document"], unit["medium"]) == video]
+    assert len(units) > 2
+    return units
+
+
+def _time_step_of_another_rate(data: Any) -> None:
+    for unit in _frames(data):
+        unit["time_step"] *= 2
+
+
+def _time_step_of_one_unit(data: Any) -> None:
+    _frames(data)[1]["time_step"] += 0.25
+
+
+def _time_step_of_a_still_image(data: Any) -> None:
+    sample = data.sample_where(lambda s: any(unit["kind"] == "image" for unit in s.head["units"]))
+    next(unit for unit in sample.head["units"] if unit["kind"] == "image")["time_step"] = 0.0
+
+
+def _encoder_left_out(data: Any) -> None:
+    del data.manifest["model"]["settings"]["encoder"]
+
+
 def _size_that_the_picture_has_not(data: Any) -> None:
     data.sample_where(lambda s: s.crops).head["images"][0]["width"] += 14
 
@@ -133,6 +211,13 @@ def _id_outside_of_the_vocabulary(data: Any) -> None:
         (_mark_without_its_group, "P10"),
         (_row_on_another_token, "P9"),
         (_grid_of_other_rows, "P19"),
+        (_grid_turned, "P19"),
+        (_load_of_another_encoder, "P19"),
+        (_patch_more, "P19"),
+        (_time_step_of_another_rate, "P19"),
+        (_time_step_of_one_unit, "P19"),
+        (_time_step_of_a_still_image, "P19"),
+        (_encoder_left_out, "P19"),
         (_size_that_the_picture_has_not, "P16"),
         (_id_outside_of_the_vocabulary, "D2"),
     ],
@@ -149,7 +234,23 @@ def test_a_broken_rule_is_named(
     data = editable_of(shutil.copytree(for_a_model.path, tmp_path / "dataset"))
     change(data)
     data.save()
-    assert_breaks(data, rule)
+    assert_breaks(data, rule, *(["P19"] if rule == "P16" else []))
+
+
+def test_settings_that_units_cannot_be_derived_from_are_named(
+    for_a_model: Any, editable_of: Callable[[Path], Any], tmp_path: Path, assert_breaks: Callable[..., Verdict]
+) -> None:
+    """Fails when a manifest's encoder or time is taken as it is, so that a check of units fails by itself later."""
+    data = editable_of(shutil.copytree(for_a_model.path, tmp_path / "dataset"))
+    settings = data.manifest["model"]["settings"]
+    for wrong in (
+        {**settings, "encoder": {**settings["encoder"], "layers": -1}},
+        {**settings, "encoder": {name: value for name, value in settings["encoder"].items() if name != "layers"}},
+        {**settings, "tokens_per_second": "2"},
+    ):
+        data.write_manifest({**data.manifest, "model": {**data.manifest["model"], "settings": wrong}})
+        [fault] = assert_breaks(data, "D2").broken
+        assert "layers" in fault.detail or "tokens_per_second" in fault.detail
 
 
 def test_pictures_of_different_sizes_are_read(

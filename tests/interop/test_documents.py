@@ -17,6 +17,7 @@ from packer_service.config import load_config
 from packer_service.demo.model import write_model_folder
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
+from packer_service.verify import verify_dataset
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
@@ -26,13 +27,16 @@ VOCABULARY = 1500
 def test_every_document_of_a_pack_is_what_transformers_makes_of_it_alone(
     tmp_path: Path, progress: Any, family: str
 ) -> None:
-    """Fails when packing, storing or numbering changes a token, label, position, pair of the mask, grid or pixel."""
+    """Fails when packing, storing or numbering changes a token, label, position, pair of the mask, grid or pixel, or
+    when verifying derives other loads, patches or time steps of a family's units than packing gives."""
     source, model, dataset = tmp_path / "source", tmp_path / "model", tmp_path / "dataset"
     source.mkdir()
     rows = write_source(source, 7, takes=FAMILIES[family], largest=160)
     write_model_folder(model, family, vocabulary=VOCABULARY)
     config = load_config(None, [f"model={model}", *SETTINGS])
     pack([str(source)], str(dataset), config, PlainExecutor(), progress)
+    verdict = verify_dataset(str(dataset), processes=1, progress=progress)
+    assert not verdict.broken, verdict.as_lines()
     oracle = Transformers(model)
     found = dict(compared(dataset, source, rows, oracle))
     assert {what: words for what, words in found.items() if words} == {}

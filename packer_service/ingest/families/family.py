@@ -73,7 +73,7 @@ class UnitShape:
         load: the encoder's work for it, see :mod:`packer_service.ingest.families.work`.
         crops: the pictures to store.
         time_step: by how much the temporal position grows from one unit of a video to the next, where positions have
-            three axes and units of a video follow each other without a token in between.
+            three axes and units of a video follow each other without a token in between; 0 with one axis.
     """
 
     kind: UnitKind

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packer_service.ingest.families.family import Family
 from packer_service.ingest.families.internvl import read_internvl
-from packer_service.ingest.families.molmo2 import read_molmo2
+from packer_service.ingest.families.molmo2_folder import read_molmo2
 from packer_service.ingest.families.qwen2_5_vl import read_qwen2_5_vl
 from packer_service.ingest.families.qwen3_vl import read_qwen3_vl
 from packer_service.ingest.families.settings import ModelFolder

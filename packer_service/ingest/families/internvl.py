@@ -11,6 +11,7 @@ from packer_service.ingest.families.family import CropShape, Mark, Piece, Placem
 from packer_service.ingest.families.qwen import BICUBIC
 from packer_service.ingest.families.settings import CLIP, CONFIG, STEPS, ModelFolder, Section
 from packer_service.ingest.families.work import EncoderWork
+from schemas.encoder import ENCODER_KEY
 from schemas.errors import ConfigError
 
 SIZE = {"height": 384, "width": 384}
@@ -116,7 +117,8 @@ class InternVLFamily:
         per_tile = self.grid[0] * self.grid[1]
         rows = self.rows_per_tile * len(crops)
         load = self.work.load([per_tile] * len(crops), rows)
-        return UnitShape(kind=kind, grid=grid, patches=per_tile * len(crops), rows=rows, load=load, crops=crops)
+        patches = per_tile * len(crops)
+        return UnitShape(kind=kind, grid=grid, patches=patches, rows=rows, load=load, crops=crops, time_step=0.0)
 
 
 def read_internvl(folder: ModelFolder) -> InternVLFamily:
@@ -135,6 +137,7 @@ def read_internvl(folder: ModelFolder) -> InternVLFamily:
     image.take("crop_to_patches", True)  # the processor asks for tiles whatever this says
     rows = processor.positive("image_seq_length", 256)
     work, grid = _encoder(folder, rows)
+    entry = work.entry(patch=_pair(folder.vision(ENCODER)["patch_size"]))
     colours = {"image_mean": image.numbers("image_mean", CLIP[0]), "image_std": image.numbers("image_std", CLIP[1])}
     moving = {"video_mean": video.numbers("image_mean", CLIP[0]), "video_std": video.numbers("image_std", CLIP[1])}
     for section in (image, video):
@@ -153,7 +156,7 @@ def read_internvl(folder: ModelFolder) -> InternVLFamily:
         video_token=folder.named_token("video_token", "<video>"),
         start=folder.named_token("start_image_token", "<img>"),
         end=folder.named_token("end_image_token", "</img>"),
-        settings={"inputs": "internvl", **colours, **moving},
+        settings={"inputs": "internvl", ENCODER_KEY: entry, **colours, **moving},
     )
 
 

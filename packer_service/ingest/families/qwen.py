@@ -11,6 +11,7 @@ from packer_service.ingest.families.family import CropShape, Placement, Rows, Un
 from packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, one_size, window_pairs
 from packer_service.ingest.families.settings import CLIP, STEPS, Colours, ModelFolder, Section
 from packer_service.ingest.families.work import EncoderWork
+from schemas.encoder import ENCODER_KEY
 
 BICUBIC = 3
 """Pillow's number of the filter that the processors scale with."""
@@ -200,11 +201,14 @@ def _read_work(folder: ModelFolder, section: Section, sizes: Mapping[str, int]) 
 
 
 def input_settings(geometry: Geometry, image: Section, video: Section, video_colours: Colours) -> dict[str, Any]:
-    """What a reader needs to rebuild ``pixel_values`` and ``pixel_values_videos``."""
+    """What a reader needs to rebuild ``pixel_values`` and ``pixel_values_videos``, and the encoder."""
     mean, deviation = CLIP
     video_mean, video_deviation = video_colours
     return {
         "inputs": "qwen_vl",
+        ENCODER_KEY: geometry.work.entry(
+            patch=(geometry.patch, geometry.patch), together=geometry.together, window=geometry.window
+        ),
         "patch_size": geometry.patch,
         "temporal_patch_size": geometry.together,
         "merge_size": geometry.merge,

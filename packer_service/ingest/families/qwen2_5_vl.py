@@ -11,6 +11,7 @@ from packer_service.ingest.families.family import Placement, Rows
 from packer_service.ingest.families.qwen import QwenFamily, encoder, input_settings, read_geometry
 from packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
 from packer_service.ingest.families.settings import CLIP, ModelFolder
+from schemas.encoder import TIME_KEY
 
 VIDEO_LIMITS = PixelLimits(least=128 * 28 * 28, most=28 * 28 * 768)
 """The video processor's own, for each frame."""
@@ -62,7 +63,8 @@ def read_qwen2_5_vl(folder: ModelFolder) -> Qwen25VLFamily:
     image = folder.image_processor(("Qwen2VLImageProcessor",))
     video = folder.video_processor(("Qwen2VLVideoProcessor", "Qwen2VLImageProcessor"))
     geometry = read_geometry(folder, image, video, patch=14, videos=VIDEO_LIMITS, cap_tokens=128000)
-    settings = input_settings(geometry, image, video, CLIP)
+    per_second = encoder(folder)[TIME_KEY]
+    settings = {**input_settings(geometry, image, video, CLIP), TIME_KEY: per_second}
     for section in (image, video, folder.processor()):
         section.finish()
     return Qwen25VLFamily(
@@ -73,5 +75,5 @@ def read_qwen2_5_vl(folder: ModelFolder) -> Qwen25VLFamily:
         opening="<|vision_start|>",
         closing="<|vision_end|>",
         settings=settings,
-        tokens_per_second=encoder(folder)["tokens_per_second"],
+        tokens_per_second=per_second,
     )

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from schemas.encoder import VisionEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,3 +53,26 @@ class EncoderWork:
         pairs = self.layers * sum(n * n for n in sequences) + self.windowed_layers * windows
         per_row = self.row_inputs * self.row_inner + self.row_inner * self.row_outputs
         return patches * per_patch + 2 * self.width * pairs + rows * per_row
+
+    def entry(self, *, patch: tuple[int, int], together: int = 1, window: int = 0) -> dict[str, Any]:
+        """What the manifest says of the encoder, so that every unit's patches and load can be derived again.
+
+        Args:
+            patch: height and width of a patch in pixels.
+            together: crops that one patch covers.
+            window: side of the encoder's windows in patches.
+        """
+        return VisionEncoder(
+            patch_size=list(patch),
+            temporal_patch_size=together,
+            hidden_size=self.width,
+            intermediate_size=self.inner,
+            mlp_matrices=self.matrices,
+            layers=self.layers,
+            windowed_layers=self.windowed_layers,
+            window_size=window,
+            patch_inputs=self.patch_inputs,
+            row_inputs=self.row_inputs,
+            row_hidden=self.row_inner,
+            row_outputs=self.row_outputs,
+        ).model_dump()

@@ -1,4 +1,4 @@
-"""The cost of a pack as ``docs/planning.md`` states it, with the mean over a tile's positions taken one by one."""
+"""Costs as ``docs/planning.md`` and ``docs/format.md`` state them, with sums over positions and windows one by one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas.config import CostConfig, PackConfig, VisionConfig
+from schemas.encoder import VisionEncoder
 from schemas.layout import TILE
 
 TRAINING = 6
@@ -57,3 +58,29 @@ def crop_work(model: CostConfig, vision: VisionConfig) -> int:
     pooling = (3 * q + 4 * p) * h**2 + 2 * p * h
     connector = q * model.intermediate_size * (2 * h + model.hidden_size)
     return model.vision_num_layers * layer + patches + pooling + connector
+
+
+def unit_work(encoder: VisionEncoder, sequences: Sequence[tuple[int, int]], rows: int) -> int:
+    """Multiplications that a model's encoder takes for one unit, forward.
+
+    Args:
+        encoder: its dimensions.
+        sequences: patches along height and width of each picture inside of which it attends.
+        rows: feature rows that come out.
+    """
+    h, f = encoder.hidden_size, encoder.intermediate_size
+    layers = encoder.layers + encoder.windowed_layers
+    total = rows * (encoder.row_inputs * encoder.row_hidden + encoder.row_hidden * encoder.row_outputs)
+    for tall, wide in sequences:
+        patches = tall * wide
+        total += patches * (encoder.patch_inputs * h + layers * (4 * h**2 + encoder.mlp_matrices * h * f))
+        total += 2 * h * encoder.layers * patches**2
+        if encoder.windowed_layers:
+            total += 2 * h * encoder.windowed_layers * _pairs_in_windows(tall, wide, encoder.window_size)
+    return total
+
+
+def _pairs_in_windows(tall: int, wide: int, side: int) -> int:
+    """Pairs of patches in the same window of a picture cut from its upper left corner, window by window."""
+    heights, widths = ([min(side, n - at) for at in range(0, n, side)] for n in (tall, wide))
+    return sum((height * width) ** 2 for height in heights for width in widths)
