@@ -8,7 +8,7 @@ from functools import lru_cache
 from packer_service.ingest.families.family import Family
 from packer_service.ingest.families.folder import FolderFamily, load_family
 from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.render import Renderer
+from packer_service.ingest.renderer import Renderer
 from packer_service.ingest.text.chat_process import chat_texts
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.ingest.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.render import Renderer
+from packer_service.ingest.renderer import Renderer
 from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
 from packer_service.ingest.text.chat_text import chat_text
 from packer_service.ingest.text.configured import folder_tokenizer
