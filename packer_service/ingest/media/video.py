@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
-from typing import Any
 
-import av
 import numpy as np
 from jaxtyping import Float64, Int64
 from PIL import Image
 
 from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Scaling
-from packer_service.ingest.media.demux import Video, display_size, open_at, seek_to, shown_at
+from packer_service.ingest.media.demux import display_size, open_at, seek_to
 from packer_service.ingest.media.open import open_media
+from packer_service.ingest.media.pictures import PictureReader, can_skip
 from packer_service.ingest.media.pixels import FrameScaler
 from packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
 from packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
@@ -133,7 +131,8 @@ def decode_video(
     """Decodes the chosen frames once, in order, each as an RGB image of one size.
 
     Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
-    the last key frame before it. It uses one thread: a task holds one CPU, and results must not depend on their number.
+    the last key frame before it, and pictures to which no other refers. Should a decoder lose a wanted picture by that,
+    the rest of the clip is decoded without leaving any out.
 
     Args:
         medium: the video that was probed.
@@ -149,86 +148,17 @@ def decode_video(
         DocumentError: ``missing_media``, ``bad_video`` as in the probe, or ``decode_failed``: the decoder stopped, or
             did not return a frame that the packets promise.
     """
-    with open_media(medium, base) as file, open_at(file, int(frames.pts[0])) as (video, packets):
-        reader, scaler = _FrameReader(video, packets), FrameScaler(size, scaling)
-        for index, tick in enumerate(frames.pts):
-            image = reader.read(int(tick), scaler)
-            if image is None:
-                second = frames.timestamps[index]
-                raise DocumentError(
-                    "decode_failed",
-                    f"{medium.label}: frame {index} of {frames.n_frames} ({second:.3f} s into the clip) "
-                    f"cannot be decoded{reader.reason}",
-                )
-            yield image
-
-
-class _FrameReader:
-    """Feeds a decoder just enough packets to get the frames asked for, in ascending order."""
-
-    def __init__(self, video: Video, packets: Iterator[Any]) -> None:
-        self.decoder = video.stream.codec_context
-        self.decoder.thread_count = 1
-        self.packets = packets
-        self.waiting: deque[Any] = deque()
-        """Packets read and not yet decoded."""
-        self.decoded: deque[Any] = deque()
-        self.reason = ""
-        self.flushed = False
-
-    def read(self, tick: int, scaler: FrameScaler) -> Image.Image | None:
-        """The frame shown at ``tick``, or None when it cannot be decoded; ``reason`` then says why."""
-        try:
-            frame = self._frame(tick)
-            return None if frame is None else scaler.image(frame)
-        except av.FFmpegError as error:
-            self.reason = f" ({error.strerror})"
-            return None
-
-    def _frame(self, tick: int) -> Any | None:
-        self._skip_to_key(tick)
-        while True:
-            while self.decoded:
-                frame = self.decoded.popleft()
-                shown = frame.pts if frame.pts is not None else frame.dts
-                if shown == tick:
-                    return self._whole(frame)
-                if shown is not None and shown > tick:
-                    self.reason = " (the decoder went on to a later frame)"
-                    return None
-            if self.flushed:
-                return None
-            self._decode_next()
-
-    def _whole(self, frame: Any) -> Any | None:
-        if frame.is_corrupt:
-            self.reason = " (its data are damaged)"
-            return None
-        return frame
-
-    def _skip_to_key(self, tick: int) -> None:
-        """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then."""
-        if any((frame.pts or frame.dts or 0) >= tick for frame in self.decoded):
-            return
-        while not self.waiting or self.waiting[-1].dts is None or self.waiting[-1].dts < tick:
-            packet = next(self.packets, None)
-            if packet is None:
-                break
-            self.waiting.append(packet)
-            if packet.is_keyframe:
-                self._drop_before_keys(tick)
-        self._drop_before_keys(tick)
-
-    def _drop_before_keys(self, tick: int) -> None:
-        keys = [i for i, p in enumerate(self.waiting) if p.is_keyframe and (shown_at(p) or 0) <= tick]
-        if not keys or keys[-1] == 0:
-            return
-        for _ in range(keys[-1]):
-            self.waiting.popleft()
-        self.decoded.clear()
-        self.decoder.flush_buffers()
-
-    def _decode_next(self) -> None:
-        packet = self.waiting.popleft() if self.waiting else next(self.packets, None)
-        self.flushed = packet is None
-        self.decoded.extend(self.decoder.decode(packet))
+    scaler, done = FrameScaler(size, scaling), 0
+    with open_media(medium, base) as file:
+        for sparing in (True, False):
+            with open_at(file, int(frames.pts[done])) as (video, packets):
+                ticks, left_out = frames.pts[done:].tolist(), sparing and can_skip(video)
+                reader = PictureReader(video, packets, leaving_out=ticks if left_out else None)
+                for image in reader.read(ticks, scaler.image):
+                    yield image
+                    done += 1
+            if done == frames.n_frames:
+                return
+            if not left_out:
+                which = f"frame {done} of {frames.n_frames} ({frames.timestamps[done]:.3f} s into the clip)"
+                raise DocumentError("decode_failed", f"{medium.label}: {which} cannot be decoded{reader.reason}")

@@ -1,0 +1,143 @@
+"""The pictures of a video that are asked for, with as few others decoded on the way as FFmpeg can do without."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeVar
+
+import av
+
+from packer_service.ingest.media.demux import Video, shown_at
+
+T = TypeVar("T")
+
+SKIPPING = ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
+"""Decoders that leave out a picture to which no other refers, when they are told so before its packet, with nothing
+lost for the pictures after it. VP8 loses the segments of a picture left out; those of VP9 and AV1 cannot be told."""
+
+FIELDS_APART = ("mpegts", "mpeg")
+"""Containers in which a picture's two fields can be in packets of their own: one of them has another time than the
+picture, and would be left out as not wanted."""
+
+WITHOUT_REFERENCES, EVERYTHING = "NONREF", "DEFAULT"
+"""What ``skip_frame`` leaves out."""
+
+
+def can_skip(video: Video) -> bool:
+    """Whether pictures that nothing refers to can be left out one by one."""
+    name = video.stream.codec_context.name
+    if name == "h264":
+        return not set(FIELDS_APART).intersection(video.container.format.name.split(","))
+    return name in SKIPPING and (name != "hevc" or _has_one_layer(video.stream.codec_context.extradata))
+
+
+def _has_one_layer(extradata: bytes | None) -> bool:
+    """Whether an HEVC stream has one temporal layer, by its configuration record (ISO/IEC 14496-15, section 8.3.3).
+
+    With several, a picture that its own layer does not refer to may be referred to from the next.
+    """
+    return bool(extradata) and len(extradata) > 21 and extradata[0] == 1 and extradata[21] >> 3 & 7 == 1
+
+
+class PictureReader:
+    """Feeds a decoder just enough packets to get the pictures asked for, in ascending order.
+
+    It uses one thread: a task holds one CPU, and results must not depend on their number.
+
+    Args:
+        video: an open video.
+        packets: its packets in decoding order, from a key frame on.
+        leaving_out: where unwanted pictures may be left out, the ticks of those that will be asked for; else None.
+
+    Attributes:
+        fed: packets given to the decoder so far, with those whose pictures it left out.
+        reason: why the last picture asked for could not be decoded; empty or ready to follow a message.
+    """
+
+    def __init__(self, video: Video, packets: Iterator[Any], leaving_out: Collection[int] | None = None) -> None:
+        self.fed = 0
+        self.reason = ""
+        self._decoder = video.stream.codec_context
+        self._decoder.thread_count = 1
+        self._packets = packets
+        self._wanted = None if leaving_out is None else frozenset(leaving_out)
+        self._skipping = EVERYTHING
+        self._waiting: deque[Any] = deque()
+        """Packets read and not yet decoded."""
+        self._decoded: deque[Any] = deque()
+        self._flushed = False
+
+    def read(self, ticks: Iterable[int], use: Callable[[Any], T]) -> Iterator[T]:
+        """What ``use`` makes of the picture shown at each of these ticks, ascending.
+
+        Ends before the first that cannot be decoded or used; ``reason`` then says why.
+        """
+        for tick in ticks:
+            try:
+                picture = self._picture(tick)
+                used = None if picture is None else use(picture)
+            except av.FFmpegError as error:
+                self.reason = f" ({error.strerror})"
+                return
+            if used is None:
+                return
+            yield used
+
+    def _picture(self, tick: int) -> Any | None:
+        self._skip_to_key(tick)
+        while True:
+            while self._decoded:
+                picture = self._decoded.popleft()
+                shown = picture.pts if picture.pts is not None else picture.dts
+                if shown == tick:
+                    return self._whole(picture)
+                if shown is not None and shown > tick:
+                    self.reason = " (the decoder went on to a later frame)"
+                    return None
+            if self._flushed:
+                return None
+            self._decode_next()
+
+    def _whole(self, picture: Any) -> Any | None:
+        if picture.is_corrupt:
+            self.reason = " (its data are damaged)"
+            return None
+        return picture
+
+    def _skip_to_key(self, tick: int) -> None:
+        """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then."""
+        if any((picture.pts or picture.dts or 0) >= tick for picture in self._decoded):
+            return
+        while not self._waiting or self._waiting[-1].dts is None or self._waiting[-1].dts < tick:
+            packet = next(self._packets, None)
+            if packet is None:
+                break
+            self._waiting.append(packet)
+            if packet.is_keyframe:
+                self._drop_before_keys(tick)
+        self._drop_before_keys(tick)
+
+    def _drop_before_keys(self, tick: int) -> None:
+        keys = [i for i, p in enumerate(self._waiting) if p.is_keyframe and (shown_at(p) or 0) <= tick]
+        if not keys or keys[-1] == 0:
+            return
+        for _ in range(keys[-1]):
+            self._waiting.popleft()
+        self._decoded.clear()
+        self._decoder.flush_buffers()
+
+    def _decode_next(self) -> None:
+        packet = self._waiting.popleft() if self._waiting else next(self._packets, None)
+        self._flushed = packet is None
+        if packet is not None:
+            self.fed += 1
+            self._leave_out(packet)
+        self._decoded.extend(self._decoder.decode(packet))
+
+    def _leave_out(self, packet: Any) -> None:
+        """Tells the decoder whether the next packet's picture matters beyond those that refer to it."""
+        unwanted = self._wanted is not None and packet.pts is not None and packet.pts not in self._wanted
+        skipping = WITHOUT_REFERENCES if unwanted else EVERYTHING
+        if skipping != self._skipping:
+            self._decoder.skip_frame = self._skipping = skipping
