@@ -51,12 +51,12 @@ class PictureReader:
         leaving_out: where unwanted pictures may be left out, the ticks of those that will be asked for; else None.
 
     Attributes:
-        fed: packets given to the decoder so far, with those whose pictures it left out.
+        fed: ticks of the packets given to the decoder so far, with those whose pictures it left out.
         reason: why the last picture asked for could not be decoded; empty or ready to follow a message.
     """
 
     def __init__(self, video: Video, packets: Iterator[Any], leaving_out: Collection[int] | None = None) -> None:
-        self.fed = 0
+        self.fed: list[int | None] = []
         self.reason = ""
         self._decoder = video.stream.codec_context
         self._decoder.thread_count = 1
@@ -131,7 +131,7 @@ class PictureReader:
         packet = self._waiting.popleft() if self._waiting else next(self._packets, None)
         self._flushed = packet is None
         if packet is not None:
-            self.fed += 1
+            self.fed.append(shown_at(packet))
             self._leave_out(packet)
         self._decoded.extend(self._decoder.decode(packet))
 
