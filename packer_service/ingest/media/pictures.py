@@ -20,6 +20,9 @@ FIELDS_APART = ("mpegts", "mpeg")
 """Containers in which a picture's two fields can be in packets of their own: one of them has another time than the
 picture, and would be left out as not wanted."""
 
+LAYERS_AT = 21
+"""Byte of HEVC's configuration record whose bits 3 to 5 count the temporal layers."""
+
 WITHOUT_REFERENCES, EVERYTHING = "NONREF", "DEFAULT"
 """What ``skip_frame`` leaves out."""
 
@@ -37,7 +40,9 @@ def _has_one_layer(extradata: bytes | None) -> bool:
 
     With several, a picture that its own layer does not refer to may be referred to from the next.
     """
-    return bool(extradata) and len(extradata) > 21 and extradata[0] == 1 and extradata[21] >> 3 & 7 == 1
+    if extradata is None or len(extradata) <= LAYERS_AT or extradata[0] != 1:
+        return False
+    return extradata[LAYERS_AT] >> 3 & 7 == 1
 
 
 class PictureReader:
