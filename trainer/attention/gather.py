@@ -19,7 +19,7 @@ from trainer.attention.exchange import Exchange, KeyExchange, plan_exchange
 from trainer.attention.heads import gather_heads, scatter_heads
 from trainer.attention.kernels import Kernel, Prepared, kernel_for
 from trainer.attention.mask import MaskTensors
-from trainer.attention.merge import accumulation_dtype, nothing_seen
+from trainer.attention.merge import accumulation_dtype
 from trainer.distributed.mesh import ContextParallel
 
 
@@ -74,21 +74,24 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan) -> Tensor:
         keys = plan.exchange.gather(k, v)
-        out, lse = nothing_seen(q) if plan.gathered.empty else plan.kernel.forward(q, *keys, plan.gathered)
-        out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.plan = plan
-        return out
+        ctx.plan, ctx.call = plan, None
+        if plan.gathered.empty:
+            ctx.save_for_backward(q, k, v)
+            return torch.zeros_like(q)
+        call = plan.kernel.whole(q, *keys, plan.gathered)
+        ctx.call = call.backward
+        ctx.save_for_backward(q, k, v, *call.saved)
+        return call.out_HQD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, *saved = ctx.saved_tensors
         plan: GatherPlan = ctx.plan
         keys = plan.exchange.gather(k, v)
-        if plan.gathered.empty:
+        if ctx.call is None:
             dq, dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(q.dtype)) for x in (q, *keys))
         else:
-            dq, dk, dv = plan.kernel.backward(grads[0].contiguous(), q, *keys, out, lse, plan.gathered)
+            dq, dk, dv = ctx.call(grads[0].contiguous(), (q, *keys), tuple(saved))
         dk, dv = plan.exchange.give_back(dk, dv)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None

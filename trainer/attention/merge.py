@@ -31,10 +31,13 @@ def merge(
 ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
     """Output and lse over the keys of two disjoint parts (Dao et al. 2022, FlashAttention, section 3.1).
 
-    A row that sees nothing in either part stays 0 and -inf.
+    The first two tensors are changed and returned: the whole is one pass over the outputs, a linear interpolation by
+    the second part's share of the softmax, ``sigmoid(more_lse - lse)``. A row that sees nothing in either part stays 0
+    and -inf.
     """
-    lse = torch.logaddexp(lse_HQ, more_lse_HQ)
-    return share(lse_HQ, lse) * out_HQD + share(more_lse_HQ, lse) * more_HQD, lse
+    more_share = torch.sigmoid(more_lse_HQ - lse_HQ).nan_to_num_(0.0)  # -inf - -inf: the row sees nothing
+    out_HQD.lerp_(more_HQD.to(out_HQD.dtype), more_share.unsqueeze(-1))
+    return out_HQD, torch.logaddexp(lse_HQ, more_lse_HQ, out=lse_HQ)
 
 
 def share(part_lse_HQ: Float[Tensor, "H Q"], lse_HQ: Float[Tensor, "H Q"]) -> Float[Tensor, "H Q 1"]:

@@ -88,7 +88,7 @@ def _forward(q: Tensor, kv_2KLD: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor
         coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
         if not prepared.empty:
             more, more_lse = plan.kernel.forward(q, kv_2KLD[0], kv_2KLD[1], prepared)
-            out, lse = merge(out, lse, more.to(out.dtype), more_lse) if seen else (more.to(out.dtype), more_lse)
+            out, lse = merge(out, lse, more, more_lse) if seen else (more.to(out.dtype), more_lse)
             seen = True
         if coming is not None:
             kv_2KLD = coming.wait()

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from trainer.attention.kernels.from_forward import backward_from_forward
+from trainer.attention.kernels.whole import Whole, whole_by_autograd
 from trainer.attention.mask import MaskTensors, visible_block
 from trainer.attention.merge import accumulation_dtype
 
@@ -56,6 +57,15 @@ class DenseKernel:
         out = weights @ v.repeat_interleave(copies, dim=0) / safe_total.unsqueeze(-1)
         lse = torch.where(seen, safe_total.log() + highest.squeeze(-1), -torch.inf)
         return out.to(q_HQD.dtype), lse
+
+    def whole(
+        self,
+        q_HQD: Float[Tensor, "H Q D"],
+        k_KTD: Float[Tensor, "K T D"],
+        v_KTD: Float[Tensor, "K T D"],
+        mask: DenseMask,
+    ) -> Whole:
+        return whole_by_autograd(lambda q, k, v: self.forward(q, k, v, mask)[0], q_HQD, k_KTD, v_KTD)
 
     def backward(
         self,

@@ -69,7 +69,7 @@ def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
     # Covers the merge, the backward by the merged log-sum-exp, and in the dense kernel the backward from a forward.
     met = {"a row sees nothing of a part": 0, "a row sees nothing": 0}
 
-    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=10, deadline=None, derandomize=True, database=None)
     @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from([1, 7, 33]))
     def check(pack: Any, seed: int, n_parts: int, head_dim: int) -> None:
         mask = pack[0]
@@ -128,8 +128,8 @@ class Largest(TorchDispatchMode):
 
 
 def test_memory_does_not_grow_with_the_square() -> None:
-    # 32,768 x 32,768 numbers would be 4 GB; a tile's own mask is 128 x its keys.
-    seq_len, document = 1 << 15, 1 << 10
+    # 8,192 x 8,192 numbers would be 268 MB; a tile's own mask is 128 x its keys.
+    seq_len, document = 1 << 13, 1 << 8
     zero = np.zeros(seq_len, np.int32)
     mask = MaskArrays(doc_ids=(np.arange(seq_len) // document).astype(np.int32), branch_ids=zero, group_ids=zero - 1)
     inputs = [x.float() for x in random_inputs(1, 1, seq_len, 4)]
@@ -142,7 +142,7 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
     # A table shifted by one, full tiles taken for partial ones, or another rule would be wrong only on a GPU.
     full_tiles = 0
 
-    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=12, deadline=None, derandomize=True, database=None)
     @given(packs(1, 4), st.sampled_from([1, 4, 16]))
     def check(pack: Any, tile: int) -> None:
         nonlocal full_tiles

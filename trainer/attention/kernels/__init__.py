@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from schemas.errors import ConfigError
+from trainer.attention.kernels.whole import Whole
 from trainer.attention.mask import MaskTensors
 
 
@@ -39,6 +40,15 @@ class Kernel(Protocol):
         """Output in q's dtype, and the log-sum-exp of each row in the accumulation dtype.
 
         A row that sees none of the keys has output 0 and log-sum-exp -inf.
+        """
+        ...
+
+    def whole(
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], prepared: Any
+    ) -> Whole:
+        """Attention where these are all the keys that the rows see, with the kernel's own backward.
+
+        ``forward`` and ``backward`` are for one part of the keys.
         """
         ...
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from trainer.attention.kernels.whole import Gradients, Inputs, Whole
 from trainer.attention.mask import MaskTensors, visible_block
 from trainer.attention.merge import accumulation_dtype
 from trainer.attention.tiles import Tiles, list_tiles
@@ -56,6 +57,15 @@ class FlashCPU:
             unseen = mask_BN.amax(dim=-1) == -torch.inf
             lse_HQ[:, call.rows] = lse[0].masked_fill(unseen, -torch.inf)
         return out_HQD, lse_HQ
+
+    def whole(
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], tiles: Tiles
+    ) -> Whole:
+        def backward(dout: Tensor, inputs: Inputs, saved: tuple[Tensor, ...]) -> Gradients:
+            return self.backward(dout, *inputs, *saved, tiles)
+
+        saved = self.forward(q_HQD, k_KTD, v_KTD, tiles)
+        return Whole(out_HQD=saved[0], saved=saved, backward=backward)
 
     def backward(
         self,

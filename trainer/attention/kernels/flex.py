@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from schemas.layout import TILE
 from trainer.attention.kernels.from_forward import backward_from_forward
+from trainer.attention.kernels.whole import Whole, whole_by_autograd
 from trainer.attention.mask import MaskTensors, visible
 from trainer.attention.merge import accumulation_dtype
 from trainer.attention.tiles import Tiles, list_tiles
@@ -70,9 +71,9 @@ class FlexTiles:
 class Flex:
     """FlexAttention over the occupied tiles; float32, bfloat16 and float16, head_dim 16 or more.
 
-    FlexAttention's own backward knows only its own forward's rows. So the backward runs the forward again and passes
-    the gradients of both its results through it (``backward_from_forward``). Forward and backward together cost 4.5
-    forwards, instead of 3.5 with a backward that takes the merged log-sum-exp.
+    FlexAttention's own backward knows only its own forward's rows. Where these are all the keys of the rows, that is
+    enough (``whole``). For a part of the keys the backward runs the forward again and passes the gradients of both its
+    results through it (``backward_from_forward``): forward and backward together cost 4.5 forwards instead of 3.5.
 
     Attributes:
         attention: FlexAttention; by default it is compiled, as a GPU needs. Uncompiled it makes a dense matrix.
@@ -91,12 +92,27 @@ class Flex:
         v_KTD: Float[Tensor, "K T D"],
         tiles: FlexTiles,
     ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-        out, aux = (self.attention or compiled_attention())(
-            q_HQD[None], k_KTD[None], v_KTD[None],
-            block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), return_aux=AuxRequest(lse=True),
-            kernel_options=_OPTIONS,
-        )  # fmt: skip
+        out, aux = self._attend(q_HQD, k_KTD, v_KTD, tiles, return_aux=AuxRequest(lse=True))
         return out[0], aux.lse[0].to(accumulation_dtype(q_HQD.dtype))
+
+    def whole(
+        self,
+        q_HQD: Float[Tensor, "H Q D"],
+        k_KTD: Float[Tensor, "K T D"],
+        v_KTD: Float[Tensor, "K T D"],
+        tiles: FlexTiles,
+    ) -> Whole:
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out_HQD: Tensor = self._attend(q, k, v, tiles)[0]
+            return out_HQD
+
+        return whole_by_autograd(attention, q_HQD, k_KTD, v_KTD)
+
+    def _attend(self, q_HQD: Tensor, k_KTD: Tensor, v_KTD: Tensor, tiles: FlexTiles, **asked: Any) -> Any:
+        return (self.attention or compiled_attention())(
+            q_HQD[None], k_KTD[None], v_KTD[None],
+            block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), kernel_options=_OPTIONS, **asked,
+        )  # fmt: skip
 
     def backward(
         self,

@@ -1,0 +1,125 @@
+# ruff: noqa: N803 (shape suffixes)
+"""Attention over all the keys that some rows see, in one call, so that its backward can be the kernel's own.
+
+A kernel that torch differentiates by itself (FlexAttention) keeps a graph between forward and backward. That graph must
+not keep the gathered keys, which are gathered again for the backward, nor anything past an outer
+``torch.utils.checkpoint`` or an offloading hook. So it keeps no tensor at all: what it would save is handed to the
+caller, who saves it as its own, and q, k and v are handed in again.
+
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+from trainer.attention.merge import accumulation_dtype
+
+Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """One call of a kernel, between its forward and its backward. It holds no memory but its output's and ``saved``.
+
+    Attributes:
+        out_HQD: in q's dtype.
+        saved: what ``backward`` needs besides the inputs; for ``save_for_backward``.
+        backward: from the gradient of the output, the inputs and ``saved`` to the gradients of q, k and v, in the
+            accumulation dtype.
+    """
+
+    out_HQD: Float[Tensor, "H Q D"]
+    saved: tuple[Tensor, ...]
+    backward: Callable[[Tensor, Inputs, tuple[Tensor, ...]], Gradients]
+
+
+def whole_by_autograd(
+    attention: Callable[[Tensor, Tensor, Tensor], Float[Tensor, "H Q D"]],
+    q_HQD: Float[Tensor, "H Q D"],
+    k_KTD: Float[Tensor, "K T D"],
+    v_KTD: Float[Tensor, "K T D"],
+) -> Whole:
+    """Runs a function that torch can differentiate, to be differentiated once. It must not change its inputs."""
+    inputs, saved = (q_HQD, k_KTD, v_KTD), _Saved()
+    saved.inputs = inputs
+    gradients: list[Tensor] = []
+    anchor = torch.empty(0, device=q_HQD.device, requires_grad=True)
+    with torch.enable_grad(), saved_tensors_hooks(saved.pack, saved.unpack):
+        out_HQD = attention(*_Enter.apply(anchor, gradients, *(x.detach() for x in inputs)))
+    edge, tensors = get_gradient_edge(out_HQD), tuple(saved.tensors)
+    saved.clear()
+
+    def backward(dout_HQD: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
+        saved.inputs, saved.tensors = again, list(kept)
+        try:
+            torch.autograd.backward(edge, dout_HQD.to(q_dtype), inputs=[anchor])
+            dtype = accumulation_dtype(q_dtype)
+            dq, dk, dv = (gradient.to(dtype) for gradient in gradients)
+        finally:
+            gradients.clear()
+            saved.clear()
+        return dq, dk, dv
+
+    q_dtype = q_HQD.dtype
+    return Whole(out_HQD=out_HQD.detach(), saved=tensors, backward=backward)
+
+
+class _Enter(torch.autograd.Function):
+    """The graph's beginning. A leaf of the graph would be kept by it, so gradients end in a list instead."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, gradients: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.gradients = gradients
+        ctx.save_for_backward()
+        return tuple(x.view_as(x) for x in inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.gradients.extend(grads)
+        return grads[0].new_empty(0), None, None, None, None
+
+
+@dataclass(frozen=True)
+class _View:
+    """Some view of one of the inputs."""
+
+    place: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Saved:
+    """Takes what a graph would save, and gives it back in the backward."""
+
+    def __init__(self) -> None:
+        self.inputs: tuple[Tensor, ...] = ()
+        self.tensors: list[Tensor] = []
+
+    def clear(self) -> None:
+        self.inputs, self.tensors = (), []
+
+    def pack(self, tensor: Tensor) -> Tensor | _View | int:
+        if not tensor.is_floating_point():
+            return tensor  # the mask's tables, which all layers share
+        for place, given in enumerate(self.inputs):
+            if tensor.dtype == given.dtype and tensor.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
+                return _View(place, tensor.size(), tensor.stride(), tensor.storage_offset())
+        self.tensors.append(tensor.detach())
+        return len(self.tensors) - 1
+
+    def unpack(self, packed: Tensor | _View | int) -> Tensor:
+        if isinstance(packed, _View):
+            return self.inputs[packed.place].as_strided(packed.size, packed.stride, packed.offset)
+        return self.tensors[packed] if isinstance(packed, int) else packed
