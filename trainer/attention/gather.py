@@ -81,7 +81,7 @@ class _Gather(torch.autograd.Function):
         call = plan.kernel.whole(q, *keys, plan.gathered)
         ctx.call = call.backward
         ctx.save_for_backward(q, k, v, *call.saved)
-        return call.out_HQD
+        return call.out
 
     @staticmethod
     @once_differentiable

@@ -62,10 +62,11 @@ class FlashCPU:
         self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], tiles: Tiles
     ) -> Whole:
         def backward(dout: Tensor, inputs: Inputs, saved: tuple[Tensor, ...]) -> Gradients:
-            return self.backward(dout, *inputs, *saved, tiles)
+            out, lse = saved
+            return self.backward(dout, *inputs, out, lse, tiles)
 
-        saved = self.forward(q_HQD, k_KTD, v_KTD, tiles)
-        return Whole(out_HQD=saved[0], saved=saved, backward=backward)
+        out, lse = self.forward(q_HQD, k_KTD, v_KTD, tiles)
+        return Whole(out=out, saved=(out, lse), backward=backward)
 
     def backward(
         self,

@@ -103,8 +103,8 @@ class Flex:
         tiles: FlexTiles,
     ) -> Whole:
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out_HQD: Tensor = self._attend(q, k, v, tiles)[0]
-            return out_HQD
+            out: Tensor = self._attend(q, k, v, tiles)[0]
+            return out
 
         return whole_by_autograd(attention, q_HQD, k_KTD, v_KTD)
 

@@ -32,13 +32,13 @@ class Whole:
     """One call of a kernel, between its forward and its backward. It holds no memory but its output's and ``saved``.
 
     Attributes:
-        out_HQD: in q's dtype.
+        out: in q's dtype.
         saved: what ``backward`` needs besides the inputs; for ``save_for_backward``.
         backward: from the gradient of the output, the inputs and ``saved`` to the gradients of q, k and v, in the
             accumulation dtype.
     """
 
-    out_HQD: Float[Tensor, "H Q D"]
+    out: Float[Tensor, "H Q D"]
     saved: tuple[Tensor, ...]
     backward: Callable[[Tensor, Inputs, tuple[Tensor, ...]], Gradients]
 
@@ -55,8 +55,8 @@ def whole_by_autograd(
     gradients: list[Tensor] = []
     anchor = torch.empty(0, device=q_HQD.device, requires_grad=True)
     with torch.enable_grad(), saved_tensors_hooks(saved.pack, saved.unpack):
-        out_HQD = attention(*_Enter.apply(anchor, gradients, *(x.detach() for x in inputs)))
-    edge, tensors = get_gradient_edge(out_HQD), tuple(saved.tensors)
+        out = attention(*_Enter.apply(anchor, gradients, *(x.detach() for x in inputs)))
+    edge, tensors = get_gradient_edge(out), tuple(saved.tensors)
     saved.clear()
 
     def backward(dout_HQD: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
@@ -71,14 +71,14 @@ def whole_by_autograd(
         return dq, dk, dv
 
     q_dtype = q_HQD.dtype
-    return Whole(out_HQD=out_HQD.detach(), saved=tensors, backward=backward)
+    return Whole(out=out.detach(), saved=tensors, backward=backward)
 
 
 class _Enter(torch.autograd.Function):
     """The graph's beginning. A leaf of the graph would be kept by it, so gradients end in a list instead."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, gradients: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, _anchor: Tensor, gradients: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.gradients = gradients
         ctx.save_for_backward()
         return tuple(x.view_as(x) for x in inputs)
@@ -91,13 +91,11 @@ class _Enter(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _View:
-    """Some view of one of the inputs."""
+class _Input:
+    """One of the inputs, with dims of one element more or less."""
 
     place: int
     size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
 
 
 class _Saved:
@@ -110,16 +108,22 @@ class _Saved:
     def clear(self) -> None:
         self.inputs, self.tensors = (), []
 
-    def pack(self, tensor: Tensor) -> Tensor | _View | int:
+    def pack(self, tensor: Tensor) -> Tensor | _Input | int:
         if not tensor.is_floating_point():
             return tensor  # the mask's tables, which all layers share
         for place, given in enumerate(self.inputs):
-            if tensor.dtype == given.dtype and tensor.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
-                return _View(place, tensor.size(), tensor.stride(), tensor.storage_offset())
+            if _identity(tensor) == _identity(given):
+                return _Input(place, tensor.size())
         self.tensors.append(tensor.detach())
         return len(self.tensors) - 1
 
-    def unpack(self, packed: Tensor | _View | int) -> Tensor:
-        if isinstance(packed, _View):
-            return self.inputs[packed.place].as_strided(packed.size, packed.stride, packed.offset)
+    def unpack(self, packed: Tensor | _Input | int) -> Tensor:
+        if isinstance(packed, _Input):
+            return self.inputs[packed.place].view(packed.size)
         return self.tensors[packed] if isinstance(packed, int) else packed
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    """The same for two tensors of the same elements in the same memory. Handed in again, they may lie elsewhere."""
+    plain = tensor.squeeze()
+    return tensor.data_ptr(), plain.dtype, plain.shape, plain.stride()
