@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from trainer.data.batch import RankBatch
+from trainer.data.dataset import PackedDataset
 
 SETTINGS = [
     "seq_len=2048",
@@ -166,6 +168,24 @@ def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
         assert sum(unit.rows for unit in batch.units) == batch.end_pool_idx - batch.start_pool_idx
         for name in ("doc_ids", "branch_ids", "group_ids"):
             np.testing.assert_array_equal(getattr(batch, name).numpy(), sample.arrays[name])
+
+
+class _IdsOnly:
+    """In place of a reader: gives each pack's id without reading it."""
+
+    def read(self, pack_id: int, **given: Any) -> SimpleNamespace:
+        return SimpleNamespace(pack_id=pack_id, **given)
+
+
+@pytest.fixture(scope="session")
+def ids_only() -> Callable[[PackedDataset], PackedDataset]:
+    """``ids_only(dataset)``: the same dataset, whose batches have only ids, step and state. Orders need no pixels."""
+
+    def replace_readers(dataset: PackedDataset) -> PackedDataset:
+        dataset.readers = [_IdsOnly() for _ in dataset.readers]  # type: ignore[misc]
+        return dataset
+
+    return replace_readers
 
 
 @pytest.fixture(scope="session")

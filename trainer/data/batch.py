@@ -28,7 +28,8 @@ class RankBatch:
     layout of every ring rank, and every rank's share of the crops. All of it comes from the header part.
 
     Attributes:
-        pack_id: number of the pack in the dataset.
+        pack_id: number of the pack in its dataset.
+        dataset: number of the dataset in a mixture, in the order in which they were given; 0 for a single one.
         key: the pack's sample in its shard.
         step: step of the epoch, counted from where this pass over the epoch began.
         tokens: token ids.
@@ -64,6 +65,7 @@ class RankBatch:
     """
 
     pack_id: int
+    dataset: int
     key: str
     step: int
     tokens: Int64[Tensor, "local"]

@@ -1,33 +1,26 @@
-"""A dataset as one context-parallel rank reads it: its slice of the tokens and its crops, by ranges of bytes."""
+"""Packed datasets as one context-parallel rank reads them: its slice of the tokens, and its crops."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Int64
 from pyarrow.fs import FileSystem
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from schemas.config import stored_config
+from schemas.config import PackConfig
 from schemas.errors import ReaderError
-from schemas.layout import rank_positions
-from schemas.sequence import IGNORE_INDEX, PackedSequence
+from trainer.data.alike import check_alike
 from trainer.data.batch import RankBatch
-from trainer.data.crops import read_crops
 from trainer.data.files import DatasetFiles
-from trainer.data.header import crop_edges, pool_positions, read_header, token_layout
-from trainer.data.order import epoch_order
-from trainer.data.sequences import find_sequences
-from trainer.data.split import plan_split
+from trainer.data.mixture import MixedDatasets, whole_shares
+from trainer.data.order import OneDataset
+from trainer.data.reader import PackReader, RankPart
 
-LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
-"""Arrays of which a rank gets its slice, as int64, the dtype that torch indexes with."""
+Weighted = tuple[str | Path, float]
+"""A dataset's folder, and its weight in a mixture."""
 
 
 class PackedDataset(IterableDataset[RankBatch]):
@@ -46,10 +39,17 @@ class PackedDataset(IterableDataset[RankBatch]):
     ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream through all epochs
     with persistent workers, see :func:`trainer.data.loader.make_loader`.
 
+    **Several datasets**, ``[(path, weight), ...]``, are one endless stream, of which each gives its weight's share of
+    the packs, to within one chunk at any time. A chunk is as many consecutive packs as divide the ``order.window`` of
+    all of them, all from one dataset. Each dataset goes through epochs of its own, so that every pack comes once before
+    any of its dataset comes again. ``n_packs`` is the number of packs of all, and an epoch of the mixture is that many
+    packs of the stream, whichever these are: small weights go through less of their dataset, large ones through more.
+    Nothing is left out at its end; the next iteration goes on where the last whole step ended.
+
     Args:
-        path: the dataset's folder, a path or a URI that pyarrow opens.
+        path: the dataset's folder, a path or a URI that pyarrow opens; or several of them with their weights.
         dp_rank: this data-parallel rank, below ``dp_size``.
-        dp_size: data-parallel ranks; a divisor of the dataset's ``order.window`` gives steps without a straggler.
+        dp_size: data-parallel ranks; a divisor of the datasets' ``order.window`` gives steps without a straggler.
         ulysses_degree: ranks among which a ring rank's slice is cut into equal consecutive pieces.
         ring_degree: ranks among which the layout deals the pack.
         cp_rank: ``ring_rank * ulysses_degree + ulysses_rank``, below the CP size ``ulysses_degree * ring_degree``,
@@ -62,15 +62,16 @@ class PackedDataset(IterableDataset[RankBatch]):
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
 
     Raises:
-        ReaderError: a rank is out of range, or the dataset neither has the layout nor lets it be derived; names what
-            would do.
+        ReaderError: a rank or weight is out of range, datasets to be mixed were packed for different models or lengths
+            (the line names the difference), or a dataset neither has the
+            layout nor lets it be derived; names what would do.
         FormatError: the manifest or ``packs.parquet`` is missing or breaks the format. Iteration raises it for a sample
             whose bytes break the format.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | Sequence[Weighted],
         *,
         dp_rank: int = 0,
         dp_size: int = 1,
@@ -82,36 +83,53 @@ class PackedDataset(IterableDataset[RankBatch]):
         epoch: int = 0,
         filesystem: FileSystem | None = None,
     ) -> None:
-        self.files = DatasetFiles(path, filesystem)
-        self.config = stored_config(self.files.manifest)
-        self.split = plan_split(self.config, layout=layout, ring_degree=ring_degree, ulysses_degree=ulysses_degree)
+        part = RankPart(scheme=layout, ulysses_degree=ulysses_degree, ring_degree=ring_degree, cp_rank=cp_rank)
+        given = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
+        if not given:
+            raise ReaderError("no dataset is given; give at least one path with its weight")
+        self.readers = [PackReader(each, part, filesystem) for each, _ in given]
+        self.split = self.readers[0].split
         _check_rank("dp_rank", dp_rank, "dp_size", dp_size)
-        _check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", ulysses_degree * ring_degree)
-        if self.split.advice and dp_rank == cp_rank == 0:
-            warnings.warn(self.split.advice, stacklevel=2)
+        _check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", self.split.cp_size)
+        advice = next((reader.split.advice for reader in self.readers if reader.split.advice), "")
+        if advice and dp_rank == cp_rank == 0:
+            warnings.warn(advice, stacklevel=2)
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self.cp_rank, self.cp_size = cp_rank, self.split.cp_size
-        self.ring_rank, self.ulysses_rank = divmod(cp_rank, ulysses_degree)
-        self.ulysses_degree = ulysses_degree
         self.seed = seed
-        self._packs = self.files.packs()
+        self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed)
         if self.n_packs < dp_size:
             raise ReaderError(f"dp_size is {dp_size}; the dataset has only {self.n_packs} packs: take at most as many")
         self.set_epoch(epoch)
 
     @property
+    def files(self) -> DatasetFiles:
+        """The files of the dataset; of the first one of a mixture."""
+        return self.readers[0].files
+
+    @property
+    def config(self) -> PackConfig:
+        """What the dataset was packed with; the first one of a mixture."""
+        return self.readers[0].config
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether there are several datasets, so that no pack is left out at an epoch's end."""
+        return len(self.readers) > 1
+
+    @property
     def n_packs(self) -> int:
-        """Packs of the dataset."""
-        return len(self._packs)
+        """Packs of the dataset, or of all datasets of a mixture."""
+        return self._order.n_packs
 
     @property
     def bytes_read(self) -> int:
         """Bytes asked from shards by this copy of the dataset."""
-        return self.files.bytes_read
+        return sum(reader.files.bytes_read for reader in self.readers)
 
     def __len__(self) -> int:
         """Steps of the current pass over the epoch, or of the next one, counted from where it begins."""
-        return (self.n_packs - self._begin) // self.dp_size
+        return self._order.steps_left(self._begin, self.dp_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch.
@@ -121,8 +139,11 @@ class PackedDataset(IterableDataset[RankBatch]):
         """
         if epoch < 0:
             raise ReaderError(f"epoch is {epoch}; epochs count from 0: take 0 or more")
+        self._go_to(epoch, 0)
+
+    def _go_to(self, epoch: int, position: int) -> None:
         self.epoch = epoch
-        self._begin = self._position = 0
+        self._begin = self._position = position
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch. Only valid without workers; with them use ``RankBatch.state``."""
@@ -134,7 +155,8 @@ class PackedDataset(IterableDataset[RankBatch]):
         The position counts packs, so it is valid for any ``dp_size`` and any split of the sequence.
 
         Raises:
-            ReaderError: a field is missing, the dataset or seed differs, or the position lies outside the dataset.
+            ReaderError: a field is missing, the datasets, weights or seed differ, or the position lies outside the
+                epoch.
         """
         missing = [name for name in self._state(0) if name not in state]
         if missing:
@@ -150,15 +172,11 @@ class PackedDataset(IterableDataset[RankBatch]):
                 f"state's position is {state['position']}; it must be from 0 to the dataset's {self.n_packs} packs"
             )
         self.set_epoch(state["epoch"])
-        self._begin = self._position = state["position"]
+        self._go_to(state["epoch"], state["position"])
 
     def _state(self, position: int) -> dict[str, Any]:
-        return {
-            "dataset_id": self.files.manifest.dataset_id,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "position": position,
-        }
+        epoch, position = self._order.normal(self.epoch, position)
+        return {"dataset_id": self.dataset_id, "seed": self.seed, "epoch": epoch, "position": position}
 
     def __iter__(self) -> Iterator[RankBatch]:
         self._begin = self._position
@@ -167,69 +185,31 @@ class PackedDataset(IterableDataset[RankBatch]):
         yield from self.steps(first, every)
 
     def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
-        """Every n-th step of the current or next pass; afterwards goes to the start of the next epoch."""
-        order = epoch_order(self.n_packs, window=self.config.order.window, seed=self.seed, epoch=self.epoch)
+        """Every n-th step of the current or next pass; afterwards goes to the start of the next one."""
+        end = self._begin + len(self) * self.dp_size
         for step in range(first, len(self), every):
             at = self._begin + step * self.dp_size
-            batch = self._read(int(order[at + self.dp_rank]), step, self._state(at + self.dp_size))
+            dataset, pack_id = self._order.place(self.epoch, at + self.dp_rank)
+            state = self._state(at + self.dp_size)
+            batch = self.readers[dataset].read(pack_id, dataset=dataset, step=step, state=state)
             self._position = at + self.dp_size
             yield batch
-        self.set_epoch(self.epoch + 1)
-
-    def _read(self, pack_id: int, step: int, state: dict[str, Any]) -> RankBatch:
-        place, before = self._packs[pack_id], self.bytes_read
-        manifest = self.files.manifest
-        header = read_header(self.files, place, self.config, manifest.axes)
-        layout = token_layout(header, self.split, self.config, place.where)
-        edges = crop_edges(header.head, self.split, place.where)
-        crops = read_crops(
-            self.files,
-            place,
-            header.head,
-            range(int(edges.crops[self.cp_rank]), int(edges.crops[self.cp_rank + 1])),
-            image_format=self.config.image_format,
-        )
-        first_unit, end_unit = edges.units[self.cp_rank : self.cp_rank + 2].tolist()
-        positions = rank_positions(
-            layout.runs,
-            ring_rank=self.ring_rank,
-            ulysses_degree=self.ulysses_degree,
-            ulysses_rank=self.ulysses_rank,
-        )
-        sequences = find_sequences(header.sequence.mask)
-        return RankBatch(
-            pack_id=pack_id,
-            key=place.key,
-            step=step,
-            **_local(header.sequence, torch.from_numpy(positions)),
-            doc_ids=torch.from_numpy(header.sequence.doc_ids),
-            branch_ids=torch.from_numpy(header.sequence.branch_ids),
-            group_ids=torch.from_numpy(header.sequence.group_ids),
-            layout=layout,
-            pixels=torch.from_numpy(crops.buffer),
-            picture_sizes=torch.from_numpy(crops.sizes),
-            crop_side=self.config.vision.image_size if manifest.model is None else None,
-            units=tuple(header.head.units[first_unit:end_unit]),
-            unit_edges=torch.from_numpy(edges.of_units[first_unit : end_unit + 1] - edges.crops[self.cp_rank]),
-            model=manifest.model,
-            image_edges=torch.from_numpy(edges.crops),
-            pool_edges=torch.from_numpy(edges.pooled),
-            pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
-            total_loss_weight=float(header.sequence.loss_weights.sum(dtype=np.float64)),
-            sequence_edges=torch.from_numpy(sequences.edges),
-            longest_sequence=sequences.longest,
-            not_causal=sequences.not_causal,
-            cp_rank=self.cp_rank,
-            bytes_read=self.bytes_read - before,
-            state=state,
-        )
+        self._go_to(*self._order.next_pass(self.epoch, end))
 
 
-def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Tensor]:
-    local = {name: torch.from_numpy(getattr(sequence, name))[..., positions].long() for name in LOCAL}
-    loss_tokens = torch.nonzero(local["labels"] != IGNORE_INDEX)[:, 0]
-    loss_weights = torch.from_numpy(sequence.loss_weights)[positions]
-    return {**local, "loss_weights": loss_weights, "loss_tokens": loss_tokens, "positions": positions}
+def _stream(
+    readers: Sequence[PackReader], weights: Sequence[float], seed: int
+) -> tuple[OneDataset | MixedDatasets, str]:
+    """The order of the packs, and the id under which a state names what they are of."""
+    ids = [reader.files.manifest.dataset_id for reader in readers]
+    sizes = [len(reader.packs) for reader in readers]
+    windows = [reader.config.order.window for reader in readers]
+    if len(readers) == 1:
+        return OneDataset(sizes[0], window=windows[0], seed=seed), ids[0]
+    check_alike([(reader.files.location, reader.files.manifest, reader.config) for reader in readers])
+    shares = whole_shares(weights)
+    name = " + ".join(f"{share} x {each}" for share, each in zip(shares, ids, strict=True))
+    return MixedDatasets(sizes, windows=windows, shares=shares, seed=seed), name
 
 
 def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:

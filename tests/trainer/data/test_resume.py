@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader
 from trainer.data.batch import RankBatch
 from trainer.data.dataset import PackedDataset
 from trainer.data.order import epoch_order
+
+IdsOnly = Callable[[PackedDataset], PackedDataset]
 
 PART = {"ulysses_degree": 8, "cp_rank": 7}
 """One rank of eight: which packs it takes does not depend on it, and it decodes an eighth of the crops."""
@@ -26,9 +29,9 @@ def _order(n_packs: int, epoch: int = 0, seed: int = 5) -> list[int]:
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 4])
-def test_data_parallel_ranks_take_the_steps_packs_in_order(packed: Path, dp_size: int) -> None:
+def test_data_parallel_ranks_take_the_steps_packs_in_order(packed: Path, ids_only: IdsOnly, dp_size: int) -> None:
     """Fails when two ranks take the same pack, a step mixes groups, or ranks disagree on the number of steps."""
-    ranks = [PackedDataset(packed, dp_rank=r, dp_size=dp_size, seed=5, **PART) for r in range(dp_size)]
+    ranks = [ids_only(PackedDataset(packed, dp_rank=r, dp_size=dp_size, seed=5)) for r in range(dp_size)]
     n_packs = ranks[0].n_packs
     assert n_packs % 4, "the last step of some size is incomplete"
     assert {len(rank) for rank in ranks} == {n_packs // dp_size}
@@ -38,14 +41,16 @@ def test_data_parallel_ranks_take_the_steps_packs_in_order(packed: Path, dp_size
 
 @pytest.mark.parametrize("then", [1, 2, 3])
 @pytest.mark.parametrize("at_first", [1, 2, 3])
-def test_a_resumed_job_sees_exactly_what_was_not_seen(packed: Path, at_first: int, then: int) -> None:
+def test_a_resumed_job_sees_exactly_what_was_not_seen(
+    packed: Path, ids_only: IdsOnly, at_first: int, then: int
+) -> None:
     """Fails when the position counts steps: with another number of ranks, packs would be skipped or repeated."""
     n_packs = PackedDataset(packed).n_packs
     for stop in range(n_packs // at_first + 1):
-        before = [PackedDataset(packed, dp_rank=r, dp_size=at_first, seed=5, **PART) for r in range(at_first)]
+        before = [ids_only(PackedDataset(packed, dp_rank=r, dp_size=at_first, seed=5)) for r in range(at_first)]
         seen = [batch.pack_id for _, *step in zip(range(stop), *before, strict=False) for batch in step]
         state = json.loads(json.dumps(before[0].state_dict()))
-        after = [PackedDataset(packed, dp_rank=r, dp_size=then, seed=5, **PART) for r in range(then)]
+        after = [ids_only(PackedDataset(packed, dp_rank=r, dp_size=then, seed=5)) for r in range(then)]
         for rank in after:
             rank.load_state_dict(state)
         assert len(after[0]) == (n_packs - stop * at_first) // then

@@ -1,0 +1,120 @@
+"""One dataset as one context-parallel rank reads it, pack by pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from pyarrow.fs import FileSystem
+from torch import Tensor
+
+from schemas.config import stored_config
+from schemas.layout import rank_positions
+from schemas.sequence import IGNORE_INDEX, PackedSequence
+from trainer.data.batch import RankBatch
+from trainer.data.crops import read_crops
+from trainer.data.files import DatasetFiles
+from trainer.data.header import crop_edges, pool_positions, read_header, token_layout
+from trainer.data.sequences import find_sequences
+from trainer.data.split import plan_split
+
+LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
+"""Arrays of which a rank gets its slice, as int64, the dtype that torch indexes with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPart:
+    """Which part of a pack a rank reads: ``cp_rank`` of ``ulysses_degree * ring_degree``, under a scheme."""
+
+    scheme: str
+    ulysses_degree: int
+    ring_degree: int
+    cp_rank: int
+
+
+class PackReader:
+    """Reads a rank's part of any pack of a dataset.
+
+    Args:
+        path: the dataset's folder, a path or a URI that pyarrow opens.
+        part: what this rank reads of a pack.
+        filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
+
+    Raises:
+        ReaderError: the dataset neither has the layout nor lets it be derived.
+        FormatError: the manifest or ``packs.parquet`` is missing or breaks the format.
+    """
+
+    def __init__(self, path: str | Path, part: RankPart, filesystem: FileSystem | None = None) -> None:
+        self.files = DatasetFiles(path, filesystem)
+        self.config = stored_config(self.files.manifest)
+        self.split = plan_split(
+            self.config, layout=part.scheme, ring_degree=part.ring_degree, ulysses_degree=part.ulysses_degree
+        )
+        self.packs = self.files.packs()
+        self._part = part
+
+    def read(self, pack_id: int, *, dataset: int, step: int, state: dict[str, Any]) -> RankBatch:
+        """The rank's part of a pack. ``dataset``, ``step`` and ``state`` become fields of the batch.
+
+        Raises:
+            FormatError: the sample's bytes break the format.
+        """
+        place, before, part = self.packs[pack_id], self.files.bytes_read, self._part
+        manifest = self.files.manifest
+        header = read_header(self.files, place, self.config, manifest.axes)
+        layout = token_layout(header, self.split, self.config, place.where)
+        edges = crop_edges(header.head, self.split, place.where)
+        crops = read_crops(
+            self.files,
+            place,
+            header.head,
+            range(int(edges.crops[part.cp_rank]), int(edges.crops[part.cp_rank + 1])),
+            image_format=self.config.image_format,
+        )
+        first_unit, end_unit = edges.units[part.cp_rank : part.cp_rank + 2].tolist()
+        positions = rank_positions(
+            layout.runs,
+            ring_rank=part.cp_rank // part.ulysses_degree,
+            ulysses_degree=part.ulysses_degree,
+            ulysses_rank=part.cp_rank % part.ulysses_degree,
+        )
+        sequences = find_sequences(header.sequence.mask)
+        return RankBatch(
+            pack_id=pack_id,
+            dataset=dataset,
+            key=place.key,
+            step=step,
+            **_local(header.sequence, torch.from_numpy(positions)),
+            doc_ids=torch.from_numpy(header.sequence.doc_ids),
+            branch_ids=torch.from_numpy(header.sequence.branch_ids),
+            group_ids=torch.from_numpy(header.sequence.group_ids),
+            layout=layout,
+            pixels=torch.from_numpy(crops.buffer),
+            picture_sizes=torch.from_numpy(crops.sizes),
+            crop_side=self.config.vision.image_size if manifest.model is None else None,
+            units=tuple(header.head.units[first_unit:end_unit]),
+            unit_edges=torch.from_numpy(edges.of_units[first_unit : end_unit + 1] - edges.crops[part.cp_rank]),
+            model=manifest.model,
+            image_edges=torch.from_numpy(edges.crops),
+            pool_edges=torch.from_numpy(edges.pooled),
+            pool_positions=torch.from_numpy(pool_positions(header.sequence, int(edges.pooled[-1]), place.where)),
+            total_loss_weight=float(header.sequence.loss_weights.sum(dtype=np.float64)),
+            sequence_edges=torch.from_numpy(sequences.edges),
+            longest_sequence=sequences.longest,
+            not_causal=sequences.not_causal,
+            cp_rank=part.cp_rank,
+            bytes_read=self.files.bytes_read - before,
+            state=state,
+        )
+
+
+def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Tensor]:
+    local = {name: torch.from_numpy(getattr(sequence, name))[..., positions].long() for name in LOCAL}
+    loss_tokens = torch.nonzero(local["labels"] != IGNORE_INDEX)[:, 0]
+    loss_weights = torch.from_numpy(sequence.loss_weights)[positions]
+    return {**local, "loss_weights": loss_weights, "loss_tokens": loss_tokens, "positions": positions}
