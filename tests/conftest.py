@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gloo_pool import GlooPool
-from kinds import Guard, longest_first, mark
+from kinds import Guard, is_last_of_group, lies_in_process_folder, longest_first, mark
 from once import MadeOnce
 from PIL import Image
 
@@ -44,6 +44,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make check` does not import what it leaves out: Ray, a browser's driver and others, in every worker."""
+    is_left_out = config.option.markexpr == "not process" and lies_in_process_folder(collection_path, REPOSITORY)
+    return True if is_left_out else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark(items)
@@ -67,6 +73,16 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     with GUARD.watch(item):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Ends Ray after the last of its tests: idle, it would take processor time from all others, and break in forks."""
+    yield
+    if is_last_of_group("ray", item, nextitem):
+        import ray
+
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

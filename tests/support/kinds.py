@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,11 @@ def mark(items: Sequence[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group_of(item.nodeid, fixtures)))
 
 
+def lies_in_process_folder(path: Path, repository: Path) -> bool:
+    """Whether all tests of a file or folder get the mark by where they lie."""
+    return path.is_relative_to(repository) and str(path.relative_to(repository)).startswith(PROCESS_FOLDERS)
+
+
 def group_of(nodeid: str, fixtures: set[str]) -> str:
     """Tests of one group run in one worker, one after the other: those that share a costly fixture, or a file."""
     shared = [group for fixture, group in GROUPS.items() if fixture in fixtures]
@@ -103,6 +109,15 @@ def longest_first(items: list[pytest.Item]) -> None:
         return next((number for number, first in enumerate(FIRST) if group.startswith(first)), len(FIRST))
 
     items.sort(key=place)
+
+
+def is_last_of_group(name: str, item: pytest.Item, following: pytest.Item | None) -> bool:
+    """Whether no further test of a group runs in this worker. Without workers they come in any order."""
+
+    def is_member(one: pytest.Item) -> bool:
+        return any(mark.args == (name,) for mark in one.iter_markers("xdist_group"))
+
+    return "PYTEST_XDIST_WORKER" in os.environ and is_member(item) and not (following and is_member(following))
 
 
 class Guard:
