@@ -8,20 +8,27 @@ from typing import Any
 
 import yaml
 
+from packer_service.ingest.packed.defaults import with_settings_of_datasets
 from schemas.config import PackConfig, parse_config
 from schemas.errors import ConfigError
 
 
-def load_config(file: Path | None = None, settings: Sequence[str] = ()) -> PackConfig:
+def load_config(file: Path | None = None, settings: Sequence[str] = (), sources: Sequence[str] = ()) -> PackConfig:
     """Reads a YAML file and overrides it with ``key=value`` settings (dotted keys, YAML values).
 
+    Args:
+        file: the file, if there is one.
+        settings: the settings.
+        sources: of the job; keys that neither gives are those of the packed datasets among them.
+
     Raises:
-        ConfigError: the file cannot be read, or a key or value is not legal; one line that names it.
+        ConfigError: the file cannot be read, or a key or value is not legal; one line that names it. Also where a
+            dataset among the sources cannot be packed again.
     """
     values = _read_yaml(file) if file is not None else {}
     for setting in settings:
         _apply_setting(values, setting)
-    return parse_config(values)
+    return parse_config(with_settings_of_datasets(sources, values))
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

@@ -152,7 +152,8 @@ class DocumentSpan(_Record):
     """Where a document (or a piece of one) lies in its pack, in tokens, and how much of everything it has.
 
     ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
-    once.
+    once. ``label_cut`` and ``medium_cut`` say what a cut at its end took apart, so that pieces can be joined again: the
+    label of its last token, and a video whose later units are behind the cut.
     """
 
     doc_id: str
@@ -167,6 +168,8 @@ class DocumentSpan(_Record):
     n_images: Natural
     n_patches: Natural
     load: Natural
+    label_cut: bool
+    medium_cut: bool
 
 
 class Unit(_Record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from schemas.errors import ConfigError, PreshardError
 from schemas.filesystem import join
 
 if TYPE_CHECKING:
+    from schemas.config import PackConfig
     from schemas.manifest import Manifest
 
 
@@ -44,10 +45,9 @@ def pack(
     num_cpus: int | None,
 ) -> None:
     """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped."""
-    from packer_service.config import load_config
     from packer_service.job.pack import pack as run_job
 
-    config = load_config(config_file, with_source_options(settings, form, ignore))
+    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     with _tasks(ray_address, num_cpus) as (executor, progress):
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
@@ -86,11 +86,10 @@ def plan(
     num_cpus: int | None,
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
-    from packer_service.config import load_config
     from packer_service.job.preview import plan_sources
     from packer_service.report.what_if import plan_lengths
 
-    config = load_config(config_file, with_source_options(settings, form, ignore))
+    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     if lengths is not None:
@@ -132,6 +131,16 @@ def show(
         click.echo(json.dumps(document.model_dump(mode="json")))
     else:
         print_document(document)
+
+
+def _configured(sources: Sequence[str], config_file: Path | None, settings: list[str]) -> PackConfig:
+    """The configuration of a job; of keys that are left out, that of the packed datasets among its sources."""
+    from packer_service.config import load_config
+    from packer_service.shards.reach import require_answer
+
+    for source in sources:
+        require_answer("SOURCE", source)
+    return load_config(config_file, settings, sources)
 
 
 @contextmanager

@@ -41,6 +41,11 @@ class PackedFor:
     tokenizer: TokenizerEntry
     model: ModelEntry | None
 
+    @property
+    def axes(self) -> int:
+        """Axes of ``position_ids``."""
+        return 1 if self.model is None else self.model.axes
+
 
 def packed_for(config: PackConfig) -> PackedFor:
     """What a job packs for. Everything that its files say is checked here, before any row is read.

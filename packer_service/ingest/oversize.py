@@ -137,4 +137,6 @@ def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDo
         group_ids=renumbered(groups),
         units=Units.joined([prefix.units, rest.units.moved(rendered.n_shared, n_media)]),
         n_branches=int(branches.max(initial=0)),
+        label_cut=rest.label_cut,
+        medium_cut=rest.medium_cut,
     )

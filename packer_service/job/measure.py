@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from packer_service.ingest.packed.dataset import StoredRow, open_dataset
+from packer_service.ingest.packed.pieces import stored_pieces
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import Fragment, RowReference
+from packer_service.ingest.source.file import DATASET, Fragment, RowReference
 from packer_service.ingest.source.files import read_fragment
 from packer_service.ingest.source.forms.detect import find_form
 from packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
@@ -58,7 +61,9 @@ class Measured(NamedTuple):
 
 
 def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
-    """Tokenises and probes every row of a fragment; no pixel is decoded."""
+    """Tokenises and probes every row of a fragment; no pixel is decoded. Of a dataset nothing is even tokenised."""
+    if fragment.file.kind == DATASET:
+        return _measure_packs(fragment, config)
     tokenizer = configured_tokenizer(config)
     read = read_fragment(fragment)
     rows, unused, form = list[dict[str, Any]](), set[str](), find_form(fragment.file.form)
@@ -89,6 +94,32 @@ def _measure_row(
         pieces = render_pieces(document, fragment.file.folder, config, tokenizer)
     except DocumentError as error:
         return [{**where, **reason_columns(stage, error)}]
+    return _lengths(where, pieces)
+
+
+def _measure_packs(fragment: Fragment, config: PackConfig) -> Measured:
+    """The documents that have their first (or only) place in some packs of a dataset."""
+    stored = open_dataset(fragment.file).rows(fragment.start, fragment.end)
+    rows: list[dict[str, Any]] = []
+    for number, document in enumerate(stored):
+        if document.is_first:
+            place = document.place
+            where = {"row": number, "offset": place.offset, "size": place.size}
+            rows += _measure_stored(document, {**where, "doc_id": document.doc_id, "source": document.source}, config)
+    return Measured(pa.Table.from_pylist(rows, schema=MEASURED), len(stored), [])
+
+
+def _measure_stored(document: StoredRow, where: dict[str, Any], config: PackConfig) -> list[dict[str, Any]]:
+    try:
+        pieces = stored_pieces(document.file, document.place, document.doc_id, config)
+    except DocumentError as error:
+        return [{**where, **reason_columns("measure", error)}]
+    *others, (last, lost) = pieces
+    return _lengths(where, [*others, (last, lost + document.truncated)])
+
+
+def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int]]) -> list[dict[str, Any]]:
+    """One row for each piece of a document."""
     return [
         {
             **where,

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from packer_service.ingest.model import PackedFor, packed_for
+from packer_service.ingest.model import PackedFor
+from packer_service.ingest.packed.notes import dataset_notes
+from packer_service.ingest.packed.settings import packed_target
 from packer_service.ingest.source.file import Fragment
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import Sources, list_sources
@@ -87,8 +89,8 @@ def pack(
     for source in sources:
         require_answer("SOURCE", source)
     require_answer("--out", out)
-    target = packed_for(config)
     found = list_sources(sources, config)
+    target = packed_target(config, found.files)
     fragments = list_fragments(found.files)
     folder, record = Folder(out), job_record(config, target, fragments)
     manifest = finished_before(folder, record)
@@ -96,7 +98,7 @@ def pack(
         return Outcome(manifest=manifest, already_done=True, seconds={})
     _check_writable(folder)
     with claimed(folder, record, progress) as claim:
-        for note in found.notes():
+        for note in (*found.notes(), *dataset_notes(found.files)):
             progress.note(note)
         job = _Job(claim=claim, config=config, executor=executor, progress=progress, few_bytes=few_bytes)
         try:
@@ -156,7 +158,7 @@ def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], target: Pac
     plan = plan_documents(found.documents, job.config)
     clock.lap("plan_seconds")
     job.progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
-    shards = _write_missing(job, found, plan)
+    shards = _write_missing(job, found, plan, target)
     clock.lap("write_seconds")
     job.claim.check()
     records = job.work / SHARDS
@@ -232,7 +234,7 @@ def _survey(job: _Job, fragments: Sequence[Fragment], unused: dict[str, int]) ->
     return survey(fragments, read_all(), unused), round(seconds, 3)
 
 
-def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
+def _write_missing(job: _Job, found: Survey, plan: Plan, target: PackedFor) -> list[str]:
     """Builds every shard that is not there as its record says, and returns the names of all."""
     ranges = shard_ranges(plan, job.config.packs_per_shard)
     job.work.write(PLANNED, json.dumps({"shards": len(ranges)}).encode())
@@ -244,7 +246,7 @@ def _write_missing(job: _Job, found: Survey, plan: Plan) -> list[str]:
         progress=job.progress,
     )
     missing = [shard for shard in ranges if shard.name not in kept]
-    build = partial(build_and_keep, config=job.config, out=job.folder.location)
+    build = partial(build_and_keep, config=job.config, target=target, out=job.folder.location)
     _run_tasks(job, "written shards", build, PlannedShards(found=found, plan=plan, ranges=missing))
     return [shard.name for shard in ranges]
 

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from packer_service.ingest.model import configured_renderer, packed_for
+from packer_service.ingest.model import PackedFor
+from packer_service.ingest.packed.notes import dataset_notes
+from packer_service.ingest.packed.settings import packed_target
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
-from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.pack import measure_all
 from packer_service.job.plan import PlannedShard, ShardRange, planned_shard
 from packer_service.job.read import read_planned
@@ -47,11 +48,11 @@ def plan_sources(
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    packed_for(config)  # so that wrong files are reported before any task starts
     for source in sources:
         require_answer("SOURCE", source)
     listed = list_sources(sources, config)
-    for note in listed.notes():
+    target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
+    for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)
     fragments = list_fragments(listed.files)
     found = survey(fragments, measure_all(fragments, config, executor, progress), listed.unused)
@@ -59,7 +60,7 @@ def plan_sources(
     plan = plan_documents(found.documents, config)
     seconds = time.perf_counter() - started
     tasks = [planned_shard(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
-    sampled = [result for _, result in executor.run(partial(_solve_task, config=config), tasks)]
+    sampled = [result for _, result in executor.run(partial(_solve_task, config=config, target=target), tasks)]
     packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
     return plan_report(
         plan,
@@ -80,17 +81,16 @@ def _numbers(column: pa.ChunkedArray) -> Int64[np.ndarray, "measured"]:
     return column.to_numpy().astype(np.int64)
 
 
-def _solve_task(task: PlannedShard, config: PackConfig) -> SampledPack:
+def _solve_task(task: PlannedShard, config: PackConfig, target: PackedFor) -> SampledPack:
     """One planned pack with its real mask; its media are probed, not decoded."""
-    tokenizer = configured_tokenizer(config)
     planned = task.packs[0]
     pack = build_pack(
-        [read_planned(document, config, tokenizer) for document in planned],
+        [read_planned(document, config) for document in planned],
         [document.start for document in planned],
         [document.aligned_length for document in planned],
         config=config,
-        pad_id=tokenizer.entry.pad_id,
-        axes=configured_renderer(config, tokenizer).family.axes,
+        pad_id=target.tokenizer.pad_id,
+        axes=target.axes,
     )
     rows = BalanceRows()
     rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)

@@ -1,16 +1,22 @@
-"""A planned document, read and rendered again so that it can be written. Its media are probed, no pixel is decoded."""
+"""A planned document, read and rendered again (or taken out of its pack) so that it can be written, and its crops."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from cachetools import LRUCache
 
 from packer_service.ingest.cache import recent_values
+from packer_service.ingest.decode import decode_crops
+from packer_service.ingest.packed.crops import stored_crops
+from packer_service.ingest.packed.pieces import stored_pieces
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import RowReference, SourceFile
+from packer_service.ingest.source.file import DATASET, RowReference, SourceFile
 from packer_service.ingest.source.files import read_row
 from packer_service.ingest.source.rows import parse_document, row_identity
-from packer_service.ingest.text.tokenizer import Tokenizer
+from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.plan import PlannedDocument
+from packer_service.packs.crop import Crop
 from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
@@ -23,11 +29,11 @@ CACHED_TOKENS = 2**23
 _SPLIT: LRUCache[tuple[SourceFile, RowReference, PackConfig], Pieces] = recent_values(
     CACHED_TOKENS, lambda pieces: sum(map(len, pieces))
 )
-"""Documents of several pieces: each piece lies in another pack, and would tokenise the whole document again."""
+"""Documents of several pieces: each piece lies in another pack, and would render the whole document again."""
 
 
-def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> RenderedDocument:
-    """Reads a planned document again by its reference, and renders it.
+def read_planned(planned: PlannedDocument, config: PackConfig) -> RenderedDocument:
+    """Reads a planned document again by its reference, and renders it, or takes it out of its pack.
 
     Raises:
         DocumentError: its file is gone, or it is not what was measured.
@@ -36,7 +42,7 @@ def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
     key = (planned.file, planned.reference, config)
     pieces = _SPLIT.get(key)
     if pieces is None:
-        pieces = _read_pieces(planned, config, tokenizer)
+        pieces = _taken_pieces(planned, config) if planned.file.kind == DATASET else _read_pieces(planned, config)
         if len(pieces) > 1:
             _SPLIT[key] = pieces
     rendered = pieces[planned.piece] if planned.piece < len(pieces) else None
@@ -46,7 +52,28 @@ def read_planned(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
     return rendered
 
 
-def _read_pieces(planned: PlannedDocument, config: PackConfig, tokenizer: Tokenizer) -> Pieces:
+def planned_crops(
+    planned: PlannedDocument, rendered: RenderedDocument, config: PackConfig, *, first_unit: int
+) -> Iterator[Crop]:
+    """The crops of a planned document, decoded, or copied from where they are stored.
+
+    Raises:
+        DocumentError: an image or video is missing, cannot be decoded, or is damaged where it is stored.
+        OSError: the file system failed; no document is at fault.
+    """
+    if planned.file.kind == DATASET:
+        return stored_crops(rendered, doc_id=planned.doc_id, first_unit=first_unit)
+    return decode_crops(rendered, planned.file.folder, config, doc_id=planned.doc_id, first_unit=first_unit)
+
+
+def _taken_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
+    try:
+        return [piece for piece, _ in stored_pieces(planned.file, planned.reference, planned.doc_id, config)]
+    except DocumentError as error:
+        raise DocumentError("decode_failed", f"changed since it was measured: {error}") from None
+
+
+def _read_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     try:
         row = read_row(planned.file, planned.reference)
     except FileNotFoundError:
@@ -57,5 +84,5 @@ def _read_pieces(planned: PlannedDocument, config: PackConfig, tokenizer: Tokeni
     if given_id not in (None, planned.doc_id):
         raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
     document = parse_document(row, planned.file.form, config.ignore_columns)
-    pieces = render_pieces(document, planned.file.folder, config, tokenizer)
+    pieces = render_pieces(document, planned.file.folder, config, configured_tokenizer(config))
     return [piece for piece, _ in pieces]

@@ -12,7 +12,7 @@ from packer_service.ingest.document import Medium
 from packer_service.ingest.media.shape import PlacedMedium
 from packer_service.ingest.media.video import VideoFrames
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import Fragment
+from packer_service.ingest.source.file import DATASET, Fragment
 from packer_service.ingest.source.files import list_fragments, read_fragment
 from packer_service.ingest.source.forms.detect import find_form
 from packer_service.ingest.source.listing import list_sources
@@ -59,8 +59,12 @@ def show_document(
     """
     for source in sources:
         require_answer("SOURCE", source)
+    files = list_sources(sources, config).files
+    for file in files:
+        if file.kind == DATASET:
+            raise ConfigError(f"SOURCE {file.uri}: is packed; preshard serve shows its documents, show those of rows")
     tokenizer = configured_tokenizer(config)
-    found = _find(list_fragments(list_sources(sources, config).files), row if row or doc_id else "1", doc_id)
+    found = _find(list_fragments(files), row if row or doc_id else "1", doc_id)
     given_id, source = row_identity(found.row)
     try:
         if isinstance(found.row, DocumentError):

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
+from packer_service.ingest.model import PackedFor
 from packer_service.ingest.source.containers.compressed import keep_copy, spooled
 from packer_service.ingest.source.file import Fragment
 from packer_service.job.measure import Measured, measure_fragment
@@ -119,11 +120,11 @@ class ShardRecord(BaseModel):
     seconds: float
 
 
-def build_and_keep(task: PlannedShard, config: PackConfig, out: str) -> TaskCounts:
+def build_and_keep(task: PlannedShard, config: PackConfig, target: PackedFor, out: str) -> TaskCounts:
     """Runs in a task: writes the shard, then its rows of the tables, then the record that says all of it is there."""
     started = time.monotonic()
     folder = Folder(out)
-    built = build_shard(task, config, folder / SHARDS)
+    built = build_shard(task, config, target, folder / SHARDS)
     record = folder / WORK / SHARDS / built.name
     for name, table in built.tables.items():
         record.write(name, encode_table(table))

@@ -7,12 +7,9 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from packer_service.ingest.decode import decode_crops
-from packer_service.ingest.model import configured_renderer
-from packer_service.ingest.text.configured import configured_tokenizer
-from packer_service.ingest.text.tokenizer import Tokenizer
+from packer_service.ingest.model import PackedFor
 from packer_service.job.plan import PlannedDocument, PlannedShard
-from packer_service.job.read import read_planned
+from packer_service.job.read import planned_crops, read_planned
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.crop import Crop
 from packer_service.packs.figures import UnitTotals, pack_figures
@@ -38,12 +35,11 @@ class BuiltShard:
     tables: dict[str, pa.Table]
 
 
-def build_shard(task: PlannedShard, config: PackConfig, folder: Folder) -> BuiltShard:
+def build_shard(task: PlannedShard, config: PackConfig, target: PackedFor, folder: Folder) -> BuiltShard:
     """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects."""
     rows = _ShardRows()
-    tokenizer = configured_tokenizer(config)
     samples = (
-        _build_sample(task.first_pack + i, planned, config, tokenizer, rows) for i, planned in enumerate(task.packs)
+        _build_sample(task.first_pack + i, planned, config, target, rows) for i, planned in enumerate(task.packs)
     )
     written = write_shard(folder, task.name, samples, config.image_format)
     return BuiltShard(
@@ -103,7 +99,7 @@ class _ShardRows:
 
 
 def _build_sample(
-    pack_id: int, references: list[PlannedDocument], config: PackConfig, tokenizer: Tokenizer, rows: _ShardRows
+    pack_id: int, references: list[PlannedDocument], config: PackConfig, target: PackedFor, rows: _ShardRows
 ) -> Sample:
     planned: list[PlannedDocument] = []
     documents: list[RenderedDocument] = []
@@ -111,10 +107,8 @@ def _build_sample(
     n_units = 0
     for reference in references:
         try:
-            rendered = read_planned(reference, config, tokenizer)
-            crops += list(
-                decode_crops(rendered, reference.file.folder, config, doc_id=reference.doc_id, first_unit=n_units)
-            )
+            rendered = read_planned(reference, config)
+            crops += list(planned_crops(reference, rendered, config, first_unit=n_units))
         except DocumentError as error:
             rows.add_reject(reference, error)
             continue
@@ -126,8 +120,8 @@ def _build_sample(
         [document.start for document in planned],
         [document.aligned_length for document in planned],
         config=config,
-        pad_id=tokenizer.entry.pad_id,
-        axes=configured_renderer(config, tokenizer).family.axes,
+        pad_id=target.tokenizer.pad_id,
+        axes=target.axes,
     )
     spans = [_span(reference, document) for reference, document in zip(planned, documents, strict=True)]
     rows.add_pack(pack_id, pack, planned, spans, config)
@@ -145,6 +139,8 @@ def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
         length=planned.length,
         aligned_length=planned.aligned_length,
         **asdict(UnitTotals.of(rendered.units)),
+        label_cut=rendered.label_cut,
+        medium_cut=rendered.medium_cut,
     )
 
 

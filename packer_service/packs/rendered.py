@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 
 from packer_service.packs.positions import grid_positions
 from packer_service.packs.units import Units
@@ -22,8 +22,10 @@ class RenderedDocument:
     the document, -1 for tokens that see no later one. The first ``n_shared`` tokens are the prefix that all
     ``n_branches`` annotations see; both are 0 for a document without annotations. ``merge`` is the
     side of the square of patches that one row stands for, where positions have three axes. ``media`` holds what
-    decoding needs of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), and nothing
-    here looks at it.
+    decoding needs of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), or where
+    the crops of every unit are stored (``ingest.packed.crops.StoredCrops``), and nothing here looks at it.
+    ``label_cut`` and ``medium_cut`` say what a cut at its end took: the label of its last token, because the next token
+    carries loss and lies behind the cut, and the rest of a video.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -38,6 +40,8 @@ class RenderedDocument:
     n_branches: int
     merge: int = 1
     media: tuple[Any, ...] = ()
+    label_cut: bool = False
+    medium_cut: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -119,7 +123,9 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
     unit_ids = rendered.unit_ids[start:end]
     unit_ids = np.where(unit_ids >= 0, unit_ids - (units[0] if len(units) else 0), NOT_POOLED).astype(np.int32)
     branch_ids, inside = rendered.branch_ids[start:end], rendered.units.of(units).moved(-start)
+    reaches_end = end == len(rendered)
     labels = rendered.labels[start:end].copy()
+    label_cut = rendered.label_cut if reaches_end else bool((labels[-1:] != IGNORE_INDEX).any())
     labels[-1:] = IGNORE_INDEX
     return replace(
         rendered,
@@ -134,4 +140,15 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
         unit_ids=unit_ids,
         units=inside,
         n_branches=int(branch_ids.max(initial=0)),
+        label_cut=label_cut,
+        medium_cut=_cuts_medium(rendered, units),
     )
+
+
+def _cuts_medium(rendered: RenderedDocument, inside: Int64[np.ndarray, "some"]) -> bool:
+    """Whether the image or video of the last of these units goes on behind them."""
+    if not len(inside):
+        return False
+    following = int(inside[-1]) + 1
+    media = rendered.units.media
+    return rendered.medium_cut if following == len(media) else bool(media[following] == media[following - 1])

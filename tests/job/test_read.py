@@ -47,41 +47,38 @@ def write_row(folder: Path, **row: str) -> None:
 
 def test_a_row_that_became_another_is_not_packed_under_the_old_id(tmp_path: Path, tiny_config: PackConfig) -> None:
     """Fails when a source rewritten in another order packs a document of the same length under a wrong id."""
-    tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
     write_row(tmp_path, id="one", text="some words")
     planned = planned_in(tmp_path, tiny_config)
-    assert len(read_planned(planned, tiny_config, tokenizer)) == planned.length
+    assert len(read_planned(planned, tiny_config)) == planned.length
     write_row(tmp_path, id="two", text="some words")
     with pytest.raises(DocumentError, match="changed since it was measured: its id is now 'two'") as error:
-        read_planned(planned, tiny_config, tokenizer)
+        read_planned(planned, tiny_config)
     assert error.value.code == "decode_failed"
 
 
 def test_a_row_without_an_id_is_known_by_its_place(tmp_path: Path, tiny_config: PackConfig) -> None:
     """Fails when the id that the packer gave a row is taken for a changed one."""
-    tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
     write_row(tmp_path, text="some words")
     planned = planned_in(tmp_path, tiny_config)
-    assert len(read_planned(planned, tiny_config, tokenizer)) == planned.length
+    assert len(read_planned(planned, tiny_config)) == planned.length
 
 
 def test_only_a_missing_file_is_the_documents_fault(
     tmp_path: Path, tiny_config: PackConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when a network or disk that fails for a moment turns whole documents into rejects for good."""
-    tokenizer = load_tokenizer(tiny_config.tokenizer, tiny_config.special_tokens)
     write_row(tmp_path, id="one", text="some words")
     planned = planned_in(tmp_path, tiny_config)
     gone = replace(planned, file=replace(planned.file, uri=str(tmp_path / "gone.jsonl")))
     with pytest.raises(DocumentError, match="the source file is gone"):
-        read_planned(gone, tiny_config, tokenizer)
+        read_planned(gone, tiny_config)
 
     def outage(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(read_module, "read_row", outage)
     with pytest.raises(OSError, match="Input/output error"):
-        read_planned(planned, tiny_config, tokenizer)
+        read_planned(planned, tiny_config)
 
 
 def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
@@ -104,7 +101,7 @@ def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
 
     monkeypatch.setattr(read_module, "render_pieces", counted)
     planned = [replace(first, piece=piece, length=length) for piece, length in enumerate(lengths)]
-    parts = [read_planned(each, config, tokenizer) for each in planned]
+    parts = [read_planned(each, config) for each in planned]
     assert len(rendered) == 1
     assert [len(part) for part in parts] == lengths
     whole = [token for part in parts for token in part.tokens.tolist()]

@@ -62,6 +62,8 @@ class DocumentInPack(Answer):
     n_images: int
     n_patches: int
     load: int = Field(description="The vision encoder's work for it, in multiplications.")
+    label_cut: bool = Field(description="Whether a cut at its end took the label of its last token.")
+    medium_cut: bool = Field(description="Whether a cut at its end went through a video.")
     branches: int = Field(description="Annotations; 0 where it has none.")
     attention_area: int = Field(description="Allowed pairs of the document.")
 

@@ -8,15 +8,27 @@ from typing import Any
 
 from schemas.filesystem import split_query
 
+DATASET = "dataset"
+"""Kind of a source that is a packed dataset."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetIdentity:
+    """Which packed dataset a source is: its id, and the hash of its manifest, which covers every byte of it."""
+
+    dataset_id: str
+    manifest_sha256: str
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """A file of rows.
+    """A file of rows, or a packed dataset, whose ``uri`` is its folder.
 
     ``label`` names it in results, and is the same wherever the source lies. ``kind`` is its container, ``compression``
     what is around that, if anything. ``form`` names the form of its rows, ``form_sha256`` is that of the source of a
     form of the user's own, and ``columns`` are those of a table that are read (None: all). ``copy`` is where the job
-    keeps what is read of a compressed file again and again; it is no part of what the file is.
+    keeps what is read of a compressed file again and again; it is no part of what the file is. ``dataset`` says which
+    one it is.
     """
 
     label: str
@@ -28,6 +40,7 @@ class SourceFile:
     form: str = "messages"
     form_sha256: str | None = None
     columns: tuple[str, ...] | None = None
+    dataset: DatasetIdentity | None = None
     copy: str | None = field(default=None, compare=False)
 
     @property
@@ -43,7 +56,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fragment:
-    """A part of a file that one task measures: rows that begin in bytes ``[start, end)``, or groups of rows."""
+    """A part of a file that one task measures: rows that begin in bytes ``[start, end)``, groups of rows, or packs."""
 
     file: SourceFile
     start: int
@@ -52,7 +65,7 @@ class Fragment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReference:
-    """Where a row lies: byte offset and size, or group of rows and row in it."""
+    """Where a row lies: byte offset and size, group of rows and row in it, or pack and document in it."""
 
     offset: int
     size: int

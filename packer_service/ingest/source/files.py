@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from packer_service.ingest.packed.manifest import manifest_of
 from packer_service.ingest.source.containers import arrow_batches, csv_table, json_array, json_lines, tar_samples
 from packer_service.ingest.source.containers.compressed import kept_copy, spooled
 from packer_service.ingest.source.containers.row_groups import ROW_GROUPS, DamagedGroupError, row_at
-from packer_service.ingest.source.file import Fragment, FragmentRows, RowReference, SourceFile
+from packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
 from schemas.errors import ConfigError, DocumentError
 from schemas.filesystem import locate
 
@@ -32,6 +33,8 @@ MAX_GROUP_ROWS = 2**40
 """Most rows that a damaged row group is believed to have, so that the numbers of later rows stay in 64 bits."""
 SCAN_BUFFER = 2**20
 """Bytes read at a time of a file that is read from its beginning to its end; each read of a store is a request."""
+FRAGMENT_PACKS = 64
+"""Packs of a dataset that one task measures: a second or so."""
 WHOLE = 2**62
 """End of a fragment that is a whole file of unknown length."""
 
@@ -46,6 +49,9 @@ def list_fragments(files: Sequence[SourceFile]) -> list[Fragment]:
 
 
 def _ranges(file: SourceFile) -> list[tuple[int, int]]:
+    if file.kind == DATASET:
+        n_packs = manifest_of(file).counts.packs
+        return [(at, min(at + FRAGMENT_PACKS, n_packs)) for at in range(0, n_packs, FRAGMENT_PACKS)]
     if file.kind == "parquet":
         return [(group, group + 1) for group in range(_row_groups(file))]
     if file.kind == "arrow":

@@ -14,9 +14,10 @@ from functools import partial
 
 from pyarrow import fs
 
+from packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from packer_service.ingest.source.columns import columns_of
 from packer_service.ingest.source.containers.compressed import CODECS
-from packer_service.ingest.source.file import SourceFile
+from packer_service.ingest.source.file import DATASET, SourceFile
 from packer_service.ingest.source.files import TABLES, reason_of
 from packer_service.ingest.source.forms.custom import is_custom, source_hash
 from packer_service.ingest.source.forms.detect import AUTO, detect, find_form, has_form, is_telling, remedy
@@ -63,6 +64,9 @@ class Sources:
         titles = Counter[str]()
         first: dict[str, str] = {}
         for file in self.files:
+            if file.kind == DATASET:
+                yield f"reads as: a packed dataset ({file.label})"
+                continue
             titles[file.form] += 1
             first.setdefault(file.form, file.label)
         for name, number in titles.items():
@@ -81,6 +85,8 @@ def _several(counts: dict[str, int]) -> str:
 def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> Sources:
     """Every file of rows in the given files, folders and patterns, in the order given, sorted inside a folder.
 
+    A folder that is a packed dataset counts as one file.
+
     Args:
         sources: paths or URIs; ``*``, ``?`` (in paths) and ``[...]`` match within a name, ``**`` any folders.
         config: its ``form``, ``ignore`` and ``ignore_columns`` are followed.
@@ -93,6 +99,10 @@ def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> So
     found: list[SourceFile] = []
     unread = Counter[str]()
     for label, source in zip(_labels(sources), sources, strict=True):
+        manifest = dataset_manifest(source)
+        if manifest is not None:
+            found.append(dataset_file(label, source, manifest))
+            continue
         listed = _Listed(label=label, source=source)
         for path, info in _entries(source):
             if any(_matches(path, pattern) for pattern in settings.ignore):
@@ -140,6 +150,8 @@ def _look(file: SourceFile, config: PackConfig) -> _Look | None:
     Raises:
         ConfigError: it cannot be read, or a column of it must not be overlooked.
     """
+    if file.kind == DATASET:
+        return _Look(file=file, unused=[])
     try:
         found = columns_of(file)
     except OSError as error:

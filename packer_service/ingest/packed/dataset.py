@@ -1,0 +1,249 @@
+"""A packed dataset, opened to take documents out of it: its tables, and the header part of any pack."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from cachetools import LRUCache
+from jaxtyping import Int64
+
+from packer_service.ingest.cache import recent_values
+from packer_service.ingest.packed.bytes import read_range
+from packer_service.ingest.packed.manifest import manifest_of
+from packer_service.ingest.source.file import RowReference, SourceFile
+from schemas.checksum import check_member
+from schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key
+from schemas.config import PackConfig, stored_config
+from schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
+from schemas.filesystem import join, locate
+from schemas.header import read_member, stored_checksum
+from schemas.manifest import SHARDS, Manifest, SampleHead
+from schemas.sequence import PackedSequence
+from schemas.tables import DOCUMENTS, PACKS
+
+CACHED_TOKENS = 2**22
+"""Most tokens of the packs whose arrays a process keeps: at some 40 bytes per token, 160 MiB. Documents that share a
+pack here lie in different packs there."""
+
+_PLACES = ("shard", "offset", "header_size", "head_crc32c")
+_ROWS = ("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "truncated_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPack:
+    """The header part of a pack without its layouts, and where its crops lie: the file and the byte of the first."""
+
+    head: SampleHead
+    sequence: PackedSequence
+    shard: str
+    crops_at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRow:
+    """A row of ``documents.parquet``.
+
+    ``is_first`` says that the document has no place before this one. ``truncated`` counts the tokens that it lost when
+    it was packed; of a document in several places, its pieces have them.
+    """
+
+    file: SourceFile
+    place: RowReference
+    doc_id: str
+    source: str
+    truncated: int
+    is_first: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPiece:
+    """Where a document, or a piece of one, lies: its pack, its number in it, and the tokens lost after it."""
+
+    piece: int
+    place: RowReference
+    truncated: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPieces:
+    """All places of one document that has several, from its first copy. ``missing`` says that one was not written."""
+
+    pieces: tuple[StoredPiece, ...]
+    missing: bool
+
+
+@dataclass(kw_only=True)
+class PackedDatasetSource:
+    """A dataset as a container of documents. A place is a pack and the number of a document in it."""
+
+    file: SourceFile
+    manifest: Manifest
+    config: PackConfig
+    recent: LRUCache[int, StoredPack] = field(
+        default_factory=lambda: recent_values(CACHED_TOKENS, lambda pack: pack.sequence.seq_len)
+    )
+
+    @property
+    def n_packs(self) -> int:
+        return self.manifest.counts.packs
+
+    @cached_property
+    def _packs(self) -> pa.Table:
+        """Where each pack lies, one row per pack in order."""
+        table = self._table("packs.parquet", list(_PLACES))
+        if len(table) != self.n_packs or table.schema != pa.schema([PACKS.field(name) for name in _PLACES]):
+            raise ConfigError(f"SOURCE {self.file.label}: packs.parquet is not the manifest's; put the file back")
+        return table
+
+    def _table(self, name: str, columns: list[str]) -> pa.Table:
+        """Columns of a table, whose bytes are checked first.
+
+        Raises:
+            ConfigError: it is gone, or is not what the manifest says.
+        """
+        [entry] = [entry for entry in self.manifest.tables if entry.name == name]
+        filesystem, path = locate(join(self.file.uri, name))
+        try:
+            with filesystem.open_input_file(path) as opened:
+                content = opened.read()
+        except FileNotFoundError:
+            raise ConfigError(f"SOURCE {self.file.label}: {name} is missing; put the file back") from None
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise ConfigError(f"SOURCE {self.file.label}: {name} is damaged (its SHA-256 is another than stored)")
+        return pq.read_table(io.BytesIO(content), columns=columns)
+
+    @cached_property
+    def _documents(self) -> pa.Table:
+        return self._table("documents.parquet", list(_ROWS))
+
+    @cached_property
+    def _edges(self) -> Int64[np.ndarray, "packs_plus_1"]:
+        """The first row of ``documents.parquet`` of each pack, then the number of rows."""
+        return np.searchsorted(self._documents["pack_id"].to_numpy(), np.arange(self.n_packs + 1))
+
+    def rows(self, first_pack: int, end_pack: int) -> list[StoredRow]:
+        """The rows of ``documents.parquet`` of some packs."""
+        first, end = int(self._edges[first_pack]), int(self._edges[end_pack])
+        rows = self._documents.slice(first, end - first).to_pylist()
+        return [self._row(number, row) for number, row in enumerate(rows, start=first)]
+
+    def _row(self, number: int, row: dict[str, Any]) -> StoredRow:
+        place = self._place(number, row["pack_id"])
+        several = self.repeated.get(row["doc_id"])
+        return StoredRow(
+            file=self.file,
+            place=place,
+            doc_id=row["doc_id"],
+            source=row["source"],
+            truncated=row["truncated_tokens"] if several is None or len(several.pieces) == 1 else 0,
+            is_first=several is None or several.pieces[0].place == place,
+        )
+
+    def _place(self, number: int, pack_id: int) -> RowReference:
+        return RowReference(offset=pack_id, size=number - int(self._edges[pack_id]))
+
+    @cached_property
+    def repeated(self) -> dict[str, StoredPieces]:
+        """The documents that lie in several places, or of which a piece was lost when it was to be written, by id."""
+        counts, may_lack = self.manifest.counts, self.config.oversize == "split"
+        if counts.pieces == counts.documents and not (may_lack and counts.rejected):
+            return {}
+        ids = self._documents["doc_id"]
+        counted = pc.value_counts(ids)
+        several = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+        lost = self._lost() if may_lack else pa.array([], pa.string())
+        wanted = pc.is_in(ids, pa.concat_arrays([several, lost]))
+        rows = self._documents.filter(wanted).to_pylist()
+        numbers = np.flatnonzero(wanted.to_numpy())
+        found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for number, row in zip(numbers.tolist(), rows, strict=True):
+            found.setdefault(row["doc_id"], []).append((number, row))
+        incomplete = set(lost.to_pylist())
+        return {doc_id: self._first_copy(own, doc_id in incomplete) for doc_id, own in found.items()}
+
+    def reject_codes(self) -> dict[str, int]:
+        """How many documents were rejected for what."""
+        if not self.manifest.counts.rejected:
+            return {}
+        counted = pc.value_counts(self._table("rejects.parquet", ["code"])["code"])
+        return {row["values"]: row["counts"] for row in counted.to_pylist()}
+
+    def _lost(self) -> pa.Array:
+        """Ids of documents that could not be written, in whole or in part."""
+        rejects = self._table("rejects.parquet", ["doc_id", "stage"])
+        ids: pa.Array = rejects.filter(pc.equal(rejects["stage"], "write"))["doc_id"].combine_chunks()
+        return ids
+
+    def _first_copy(self, rows: list[tuple[int, dict[str, Any]]], is_incomplete: bool) -> StoredPieces:
+        first = min((row["epoch"], row["copy_number"]) for _, row in rows)
+        own = sorted(
+            ((number, row) for number, row in rows if (row["epoch"], row["copy_number"]) == first),
+            key=lambda item: int(item[1]["piece"]),
+        )
+        pieces = tuple(
+            StoredPiece(
+                piece=row["piece"],
+                place=self._place(number, row["pack_id"]),
+                truncated=row["truncated_tokens"],
+            )
+            for number, row in own
+        )
+        gap = [piece.piece for piece in pieces] != list(range(len(pieces)))
+        return StoredPieces(pieces=pieces, missing=gap or is_incomplete)
+
+    def pack(self, pack_id: int) -> StoredPack:
+        """A pack's head and arrays, checked against their checksums.
+
+        Raises:
+            DocumentError: they are damaged or gone.
+            OSError: the file system failed; no document is at fault.
+        """
+        found = self.recent.get(pack_id)
+        if found is None:
+            try:
+                found = self._read(pack_id)
+            except FormatError as error:
+                raise DocumentError("bad_row", f"the pack that holds it is damaged: {error}") from None
+            except FileNotFoundError:
+                raise DocumentError("bad_row", "the shard that holds it is gone") from None
+            self.recent[pack_id] = found
+        return found
+
+    def _read(self, pack_id: int) -> StoredPack:
+        place = self._packs.slice(pack_id, 1).to_pylist()[0]
+        shard, key = join(self.file.uri, SHARDS, place["shard"]), sample_key(pack_id)
+        where = f"{self.file.label}/{SHARDS}/{place['shard']}/{key}"
+        data = read_range(shard, place["offset"], place["header_size"])
+        content, at = read_member(data, 0, f"{key}.{HEAD}", where)
+        check_member(content, place["head_crc32c"], f"{where}.{HEAD}")
+        head = decode_head(content, f"{where}.{HEAD}")
+        arrays, _ = read_member(data, at, f"{key}.{SEQUENCE}", where)
+        check_member(arrays, stored_checksum(head, SEQUENCE, where), f"{where}.{SEQUENCE}")
+        if head.pack_id != pack_id:
+            raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
+        sequence = decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes)
+        crops_at = place["offset"] + place["header_size"]
+        return StoredPack(head=head, sequence=sequence, shard=shard, crops_at=crops_at)
+
+
+assert set(_ROWS) <= set(DOCUMENTS.names)
+
+
+@lru_cache(maxsize=8)
+def open_dataset(file: SourceFile) -> PackedDatasetSource:
+    """A dataset that was listed as a source, opened once per process.
+
+    Raises:
+        ConfigError: it has changed since it was listed, or its configuration is not one.
+        OSError: it cannot be read.
+    """
+    manifest = manifest_of(file)
+    return PackedDatasetSource(file=file, manifest=manifest, config=stored_config(manifest))

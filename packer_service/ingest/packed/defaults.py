@@ -1,0 +1,42 @@
+"""What a job takes from the configuration of the datasets among its sources, where nobody gave a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packer_service.ingest.packed.manifest import dataset_manifest
+from schemas.errors import ConfigError
+
+FILES = ("tokenizer", "model", "chat_template")
+"""Keys that name files: what these hold must be the same, not where they lie."""
+
+
+def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given, over those that the datasets among the sources were packed with.
+
+    Raises:
+        ConfigError: a dataset has another version of the format, or is damaged; or two datasets differ in a key that
+            was not given.
+        OSError: a dataset cannot be read.
+    """
+    manifests = [(source, found) for source in sources if (found := dataset_manifest(source)) is not None]
+    if not manifests:
+        return dict(given)
+    first_source, first = manifests[0]
+    for source, other in manifests[1:]:
+        for key, value in first.config.items():
+            if key not in given and key not in FILES and value != other.config.get(key):
+                raise ConfigError(
+                    f"{key}: is {value!r} in {first_source} and {other.config.get(key)!r} in {source}; say which with "
+                    f"--set {key}=VALUE"
+                )
+    return _merged(first.config, given)
+
+
+def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(stored)
+    for key, value in given.items():
+        old = stored.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

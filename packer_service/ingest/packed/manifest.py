@@ -1,0 +1,88 @@
+"""Recognises a packed dataset among the sources of a job, and reads its manifest."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from pyarrow import fs
+
+from packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
+from schemas.codec import decode_manifest
+from schemas.errors import ConfigError, FormatError
+from schemas.filesystem import join, locate
+from schemas.manifest import MANIFEST, WORK, Manifest
+
+
+def dataset_manifest(source: str) -> Manifest | None:
+    """The manifest of a source that is a dataset, None for any other source.
+
+    Raises:
+        ConfigError: the dataset has another version of the format, is damaged, or is not whole yet.
+        OSError: it cannot be read.
+    """
+    content = _content(source)
+    if content is None or not _is_ours(content):
+        return None
+    try:
+        return decode_manifest(content, MANIFEST)
+    except FormatError as error:
+        raise ConfigError(f"SOURCE {source}: {error}") from None
+
+
+def dataset_file(label: str, source: str, manifest: Manifest) -> SourceFile:
+    """A dataset as one file of the job's sources."""
+    return SourceFile(
+        label=label,
+        uri=source,
+        kind=DATASET,
+        size=sum(shard.bytes for shard in manifest.shards),
+        mtime_ns=0,  # what a dataset holds is known by its hashes
+        form=DATASET,
+        dataset=DatasetIdentity(dataset_id=manifest.dataset_id, manifest_sha256=manifest.sha256),
+    )
+
+
+@lru_cache(maxsize=16)
+def manifest_of(file: SourceFile) -> Manifest:
+    """The manifest of a dataset that was listed as a source.
+
+    Raises:
+        ConfigError: it has changed since then.
+        OSError: it cannot be read.
+    """
+    manifest = dataset_manifest(file.uri)
+    if manifest is None or file.dataset is None or manifest.sha256 != file.dataset.manifest_sha256:
+        raise ConfigError(f"SOURCE {file.label}: changed while it was read; run the same command with another --out")
+    return manifest
+
+
+def _content(source: str) -> bytes | None:
+    """The bytes of the file that would be the manifest.
+
+    Raises:
+        ConfigError: there is none, but what a job leaves until its dataset is whole.
+    """
+    try:
+        filesystem, path = locate(join(source, MANIFEST))
+        kind = filesystem.get_file_info(path).type
+    except (OSError, ConfigError):  # whoever lists the source says what is wrong with it
+        return None
+    if kind == fs.FileType.File:
+        with filesystem.open_input_stream(path) as opened:
+            content: bytes = opened.read()
+            return content
+    _, job = locate(join(source, WORK, "job.json"))
+    if filesystem.get_file_info(job).type == fs.FileType.File:
+        raise ConfigError(f"SOURCE {source}: is a dataset that is not whole yet; finish its job with the same command")
+    return None
+
+
+def _is_ours(content: bytes) -> bool:
+    """Whether a file of this name, which other programs use as well, describes a dataset of ours."""
+    try:
+        found: Any = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"format_version", "dataset_id"} <= found.keys()

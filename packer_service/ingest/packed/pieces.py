@@ -1,0 +1,78 @@
+"""A document of a packed dataset to the pieces that are packed anew: nothing is tokenised, probed or decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packer_service.ingest.oversize import fit
+from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPieces, open_dataset
+from packer_service.ingest.packed.join import joined
+from packer_service.ingest.packed.take import taken_document, weighed
+from packer_service.ingest.source.file import RowReference, SourceFile
+from packer_service.packs.rendered import RenderedDocument
+from schemas.config import PackConfig
+from schemas.errors import DocumentError
+
+LIMITS = ("seq_len", "max_images", "max_patches", "oversize")
+"""Keys that decide how a document is split."""
+
+
+def stored_pieces(
+    file: SourceFile, place: RowReference, doc_id: str, config: PackConfig
+) -> list[tuple[RenderedDocument, int]]:
+    """The pieces of a stored document, as :func:`packer_service.ingest.pieces.render_pieces` gives those of a row.
+
+    A document that was split is joined first. What a document lost before it was packed is not counted here.
+
+    Args:
+        file: the dataset.
+        place: where the document lies, or its first piece.
+        doc_id: its id.
+        config: of the new dataset.
+
+    Raises:
+        DocumentError: its pack is damaged, not all of its pieces are there, or it does not fit.
+        OSError: the file system failed; no document is at fault.
+    """
+    source = open_dataset(file)
+    several = source.repeated.get(doc_id)
+    if several is None or (len(several.pieces) == 1 and not several.missing):
+        return _fitted(_taken(source, place, doc_id, config), config)
+    _require_whole(several, source.config, config)
+    parts = [_taken(source, piece.place, doc_id, config) for piece in several.pieces]
+    if _same_limits(source.config, config):
+        return [(part, piece.truncated) for part, piece in zip(parts, several.pieces, strict=True)]
+    return _fitted(joined(parts, bidirectional=config.bidirectional if config.model is None else None), config)
+
+
+def _require_whole(several: StoredPieces, before: PackConfig, now: PackConfig) -> None:
+    lost = sum(piece.truncated for piece in several.pieces)
+    if several.missing:
+        raise DocumentError("bad_row", "it was split, and not all of its pieces were written; pack its source")
+    if lost and not _same_limits(before, now):
+        raise DocumentError(
+            "bad_row",
+            f"it was split, and {lost} of its tokens are in no piece, so it cannot be joined; pack its source",
+        )
+
+
+def _same_limits(before: PackConfig, now: PackConfig) -> bool:
+    return all(getattr(before, name) == getattr(now, name) for name in LIMITS)
+
+
+def _taken(source: PackedDatasetSource, place: RowReference, doc_id: str, config: PackConfig) -> RenderedDocument:
+    pack, model = source.pack(place.offset), source.manifest.model
+    spans: Sequence[object] = pack.head.documents
+    if place.size >= len(spans) or pack.head.documents[place.size].doc_id != doc_id:
+        raise DocumentError("bad_row", f"pack {place.offset} does not hold it where documents.parquet says")
+    return weighed(taken_document(pack, place.size, merge=1 if model is None else model.merge), config)
+
+
+def _fitted(document: RenderedDocument, config: PackConfig) -> list[tuple[RenderedDocument, int]]:
+    return fit(
+        document,
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        max_patches=config.max_patches,
+        oversize=config.oversize,
+    )

@@ -1,0 +1,112 @@
+"""Which keys of a dataset's configuration may change when it is packed again, and what it is packed for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from packer_service.ingest.model import PackedFor, packed_for
+from packer_service.ingest.packed.defaults import FILES
+from packer_service.ingest.packed.manifest import manifest_of
+from packer_service.ingest.source.file import DATASET, SourceFile
+from schemas.config import PackConfig, stored_config
+from schemas.errors import ConfigError
+from schemas.manifest import Manifest
+
+NEEDS_SOURCE = {
+    "special_tokens": "text is not tokenised again",
+    "vision": "crops are not cut again",
+    "video": "frames are not sampled again",
+    "image_format": "crops are copied as they are stored",
+    "jpeg_quality": "crops are copied as they are stored",
+    "bidirectional": "documents keep the mask that they were rendered with",
+    "annotation_weight": "documents keep the loss weights that they were rendered with",
+}
+"""Keys (or sections) whose change would ask for the source again, and why."""
+
+REMEDY = "leave the key out, or pack the source itself"
+
+
+def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
+    """What a job packs for: what the datasets among its sources were packed for, or what the configuration names.
+
+    The files of a tokenizer and a model are needed only for rows, or where the configuration names other ones than the
+    datasets did.
+
+    Raises:
+        ConfigError: a key of the configuration would ask for a dataset's source again, or a file is not what it should
+            be.
+    """
+    datasets = [(file.label, manifest_of(file)) for file in files if file.kind == DATASET]
+    if not datasets:
+        return packed_for(config)
+    for label, manifest in datasets:
+        _refuse_changes(config, label, stored_config(manifest))
+    first = datasets[0][1]
+    known = PackedFor(tokenizer=first.tokenizer, model=first.model)
+    only_datasets = len(datasets) == len(files)
+    same_names = all(getattr(config, name) == first.config[name] for name in FILES)
+    target = known if only_datasets and same_names else packed_for(config)
+    for label, manifest in datasets:
+        _refuse_other_files(target, label, manifest)
+    return target
+
+
+def _refuse_changes(config: PackConfig, label: str, stored: PackConfig) -> None:
+    now, before = config.model_dump(mode="json"), stored.model_dump(mode="json")
+    for section, reason in NEEDS_SOURCE.items():
+        for key, value, old in _leaves(section, now[section], before[section]):
+            if value != old:
+                raise ConfigError(
+                    f"{key}: {value!r} cannot be had from {label}, which was packed with {old!r}: {reason}; {REMEDY}"
+                )
+
+
+def _leaves(path: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
+    """Keys with dots, each with its value now and before."""
+    if not isinstance(now, Mapping):
+        return [(path, now, before)]
+    return [leaf for key in now for leaf in _leaves(f"{path}.{key}", now[key], before[key])]
+
+
+def _refuse_other_files(target: PackedFor, label: str, manifest: Manifest) -> None:
+    """Compares what the files of a model and a tokenizer hold."""
+    now, before = _facts(target.model), _facts(manifest.model)
+    if now != before:
+        raise ConfigError(f"model: {_difference(now, before, label, 'packed for a model')}; {REMEDY}")
+    own, stored = (_facts(entry) for entry in (target.tokenizer, manifest.tokenizer))
+    if own != stored:
+        key = "chat_template" if _without_template(own) == _without_template(stored) else "tokenizer"
+        raise ConfigError(f"{key}: {_difference(own, stored, label, 'packed with a tokenizer')}; {REMEDY}")
+
+
+def _facts(entry: BaseModel | None) -> dict[str, Any]:
+    """What decides tokens and images, without the name of a file."""
+    return {} if entry is None else entry.model_dump(mode="json", exclude={"name"})
+
+
+def _without_template(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != "chat_template_sha256"}
+
+
+def _difference(now: dict[str, Any], before: dict[str, Any], label: str, what: str) -> str:
+    if not now or not before:
+        there = "without a model" if not before else what
+        return f"{label} was packed {there.removeprefix('packed ')}, and text is not tokenised again"
+    [key, value, old] = next(
+        [path.removeprefix("."), own, theirs]
+        for path, own, theirs in _leaves("", _padded(now, before), _padded(before, now))
+        if own != theirs
+    )
+    return (
+        f"{key} is {value!r:.20} now, but {label} was {what} where it is {old!r:.20}, and text is not tokenised again"
+    )
+
+
+def _padded(one: Any, other: Any) -> Any:
+    """The first value with the keys of the second, None where it has none."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return one
+    return {key: _padded(one.get(key), other.get(key)) for key in {**one, **other}}

@@ -1,0 +1,87 @@
+"""A document out of a pack, as it was rendered: arrays, units and crops in its own numbering."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from packer_service.ingest.packed.crops import StoredCrops
+from packer_service.ingest.packed.dataset import StoredPack
+from packer_service.packs.rendered import RenderedDocument
+from packer_service.packs.units import Units
+from packer_service.plan.cost import CostModel
+from schemas.config import PackConfig
+from schemas.manifest import UNIT_KINDS
+from schemas.sequence import CAUSAL_ONLY, NOT_POOLED
+
+
+def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocument:
+    """One document (or a piece of one) of a pack.
+
+    Args:
+        pack: the pack.
+        number: the document's number in it.
+        merge: of the model that the dataset was packed for, 1 without one.
+    """
+    span, sequence = pack.head.documents[number], pack.sequence
+    own = slice(span.start, span.start + span.length)
+    units, crops = _units(pack, number)
+    unit_ids = np.full(span.length, NOT_POOLED, np.int32)
+    unit_ids[sequence.pool_ids[own] != NOT_POOLED] = np.repeat(np.arange(len(units)), units.rows)
+    groups, branch_ids = sequence.group_ids[own], sequence.branch_ids[own]
+    first_group = groups[groups >= 0].min(initial=np.iinfo(np.int32).max)
+    n_branches = int(branch_ids.max())
+    return RenderedDocument(
+        tokens=sequence.tokens[own],
+        labels=sequence.labels[own],
+        loss_weights=sequence.loss_weights[own],
+        position_ids=sequence.position_ids[:, own],
+        branch_ids=branch_ids,
+        group_ids=np.where(groups >= 0, groups - first_group, CAUSAL_ONLY).astype(np.int32),
+        unit_ids=unit_ids,
+        units=units,
+        n_shared=int(np.searchsorted(branch_ids, 1)) if n_branches else 0,
+        n_branches=n_branches,
+        merge=merge,
+        media=crops,
+        label_cut=span.label_cut,
+        medium_cut=span.medium_cut,
+    )
+
+
+def _units(pack: StoredPack, number: int) -> tuple[Units, tuple[StoredCrops, ...]]:
+    """The units of a document, counted from its own start, and the crops of each."""
+    head = pack.head
+    inside = [i for i, unit in enumerate(head.units) if unit.document == number]
+    stored = [head.units[i] for i in inside]
+    edges = list(pairwise([0, *head.cum_image_bounds]))
+    crops = tuple(
+        StoredCrops(shard=pack.shard, crops_at=pack.crops_at, images=tuple(head.images[slice(*edges[i])]))
+        for i in inside
+    )
+    units = Units(
+        kinds=np.array([UNIT_KINDS.index(unit.kind) for unit in stored], np.int64),
+        edges=np.array([(unit.start, unit.end) for unit in stored], np.int64).reshape(-1, 2),
+        grids=np.array([unit.grid for unit in stored], np.int64).reshape(-1, 3),
+        patches=np.array([unit.patches for unit in stored], np.int64),
+        rows=np.array([unit.rows for unit in stored], np.int64),
+        crops=np.array([len(own.images) for own in crops], np.int64),
+        loads=np.array([unit.load for unit in stored], np.int64),
+        media=np.array([unit.medium for unit in stored], np.int64),
+        time_steps=np.array([unit.time_step for unit in stored], np.float64),
+        numbers=np.arange(len(stored)),
+    )
+    return units.moved(-head.documents[number].start), crops
+
+
+def weighed(document: RenderedDocument, config: PackConfig) -> RenderedDocument:
+    """The document with the encoder's work as this configuration counts it.
+
+    Of squares it follows from ``cost``, which may change; a model's own encoder is part of the model.
+    """
+    if config.model is not None or not len(document.units):
+        return document
+    loads = document.units.crops * CostModel.of(config).vision_work_per_crop
+    return replace(document, units=replace(document.units, loads=loads))
