@@ -52,7 +52,7 @@ class StoredRow:
     """A row of ``documents.parquet``.
 
     ``is_first`` says that the document has no place before this one. ``truncated`` counts the tokens that it lost when
-    it was packed; of a document in several places, its pieces have them.
+    it was packed; of a document in :attr:`PackedDatasetSource.repeated`, its pieces have them.
     """
 
     file: SourceFile
@@ -74,7 +74,7 @@ class StoredPiece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPieces:
-    """All places of one document that has several, from its first copy. ``missing`` says that one was not written."""
+    """The pieces of one document, from its first copy. ``missing`` says that one was not written."""
 
     pieces: tuple[StoredPiece, ...]
     missing: bool
@@ -143,7 +143,7 @@ class PackedDatasetSource:
             place=place,
             doc_id=row["doc_id"],
             source=row["source"],
-            truncated=row["truncated_tokens"] if several is None or len(several.pieces) == 1 else 0,
+            truncated=row["truncated_tokens"] if several is None else 0,
             is_first=several is None or several.pieces[0].place == place,
         )
 
@@ -152,15 +152,18 @@ class PackedDatasetSource:
 
     @cached_property
     def repeated(self) -> dict[str, StoredPieces]:
-        """The documents that lie in several places, or of which a piece was lost when it was to be written, by id."""
-        counts, may_lack = self.manifest.counts, self.config.oversize == "split"
-        if counts.pieces == counts.documents and not (may_lack and counts.rejected):
+        """The documents that lie in several places, or that were split and of which something is lost, by id."""
+        counts, was_split = self.manifest.counts, self.config.oversize == "split"
+        if counts.pieces == counts.documents and not (was_split and (counts.rejected or counts.truncated_tokens)):
             return {}
-        ids = self._documents["doc_id"]
+        ids, lost = self._documents["doc_id"], pa.array([], pa.string())
         counted = pc.value_counts(ids)
-        several = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
-        lost = self._lost() if may_lack else pa.array([], pa.string())
-        wanted = pc.is_in(ids, pa.concat_arrays([several, lost]))
+        wanted = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+        if was_split:
+            cut = self._documents.filter(pc.greater(self._documents["truncated_tokens"], 0))["doc_id"]
+            lost = self._lost()
+            wanted = pa.concat_arrays([wanted, cut.combine_chunks(), lost])
+        wanted = pc.is_in(ids, wanted)
         rows = self._documents.filter(wanted).to_pylist()
         numbers = np.flatnonzero(wanted.to_numpy())
         found: dict[str, list[tuple[int, dict[str, Any]]]] = {}

@@ -30,6 +30,8 @@ def dataset_notes(files: Sequence[SourceFile]) -> Iterator[str]:
                 "to have them at another size, pack its source"
             )
         if counts.truncated_tokens:
-            yield f"{file.label}: documents that were cut short stay so ({counts.truncated_tokens:,} tokens are gone)"
+            was = "split with tokens in no piece stay in these pieces, or are rejected at another size"
+            stays = was if source.config.oversize == "split" else "cut short stay so"
+            yield f"{file.label}: documents that were {stays} ({counts.truncated_tokens:,} tokens are gone)"
         if counts.left_out:
             yield f"{file.label}: documents that its mixture left out are not in it ({counts.left_out:,})"

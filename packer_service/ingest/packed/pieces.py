@@ -36,24 +36,32 @@ def stored_pieces(
     """
     source = open_dataset(file)
     several = source.repeated.get(doc_id)
-    if several is None or (len(several.pieces) == 1 and not several.missing):
+    if several is None:
         return _fitted(_taken(source, place, doc_id, config), config)
     _require_whole(several, source.config, config)
     parts = [_taken(source, piece.place, doc_id, config) for piece in several.pieces]
     if _same_limits(source.config, config):
         return [(part, piece.truncated) for part, piece in zip(parts, several.pieces, strict=True)]
-    return _fitted(joined(parts, bidirectional=config.bidirectional if config.model is None else None), config)
+    lost = sum(piece.truncated for piece in several.pieces)
+    *others, (last, own) = _fitted(joined(parts, bidirectional=_bidirectional(config)), config)
+    return [*others, (last, own + lost)]
 
 
 def _require_whole(several: StoredPieces, before: PackConfig, now: PackConfig) -> None:
+    """
+    Raises:
+        DocumentError: the document was split, and its pieces do not make the whole.
+    """
     lost = sum(piece.truncated for piece in several.pieces)
     if several.missing:
         raise DocumentError("bad_row", "it was split, and not all of its pieces were written; pack its source")
-    if lost and not _same_limits(before, now):
-        raise DocumentError(
-            "bad_row",
-            f"it was split, and {lost} of its tokens are in no piece, so it cannot be joined; pack its source",
-        )
+    if lost and before.oversize == "split" and not _same_limits(before, now):
+        what = f"{lost} of its tokens are in no piece"
+        raise DocumentError("bad_row", f"it was split, and {what}, so it cannot be joined; pack its source")
+
+
+def _bidirectional(config: PackConfig) -> str | None:
+    return config.bidirectional if config.model is None else None
 
 
 def _same_limits(before: PackConfig, now: PackConfig) -> bool:
