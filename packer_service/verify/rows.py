@@ -22,7 +22,7 @@ from schemas.errors import BalanceInvalid, DocumentRowInvalid, MemberChanged, Pa
 from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead
 from schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
-from schemas.tables import BALANCE
+from schemas.tables import BALANCE, DOCUMENTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ def check_document_rows(head: SampleHead, rows: list[dict[str, Any]]) -> Iterato
     if len(rows) != len(head.documents):
         yield DocumentRowInvalid, f"documents.parquet has {len(rows)} rows of this pack, not {len(head.documents)}"
     for number, (row, span) in enumerate(zip(rows, head.documents, strict=False)):
-        for name, value in span.model_dump().items():
+        for name, value in span.model_dump(include=set(DOCUMENTS.names)).items():
             if row[name] != value:
                 yield (
                     DocumentRowInvalid,

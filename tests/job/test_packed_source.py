@@ -57,7 +57,7 @@ def check_equal(source: Path, folder: Path, first: list[str], second: list[str])
 
 @pytest.mark.parametrize("family", KINDS)
 def test_another_length_gives_the_bytes_that_the_source_would_give(tmp_path: Path, family: str) -> None:
-    """Fails when a token, label, position, group, unit or crop changes on its way through a pack or a join of pieces."""
+    """Fails when a token, label, position, group, unit or crop changes on its way through a pack or a join."""
     common = make_source(tmp_path, family)
     short = 64 if family in ("square", "qwen3") else 160
     first, second = [*common, f"seq_len={short}", "oversize=split"], ["seq_len=1024", *OTHER, "packs_per_shard=3"]
@@ -70,3 +70,202 @@ def test_another_length_gives_the_bytes_that_the_source_would_give(tmp_path: Pat
 def documents(dataset: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(dataset / "documents.parquet").to_pylist()
     return rows
+
+
+lengths = st.sampled_from([64, 96, 160, 256, 512])
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(
+    oversize=st.sampled_from(["reject", "split"]),
+    lengths=st.tuples(lengths, lengths),
+    max_images=st.sampled_from(["null", "3", "1"]),
+    seed=st.integers(0, 3),
+    layout=st.sampled_from(["contiguous", "zigzag", "balanced_gather"]),
+    ring=st.sampled_from([1, 2]),
+    per_shard=st.integers(1, 4),
+)
+def test_any_two_configurations_give_the_same_bytes(
+    squares: tuple[Path, list[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+    oversize: str,
+    lengths: tuple[int, int],
+    max_images: str,
+    seed: int,
+    layout: str,
+    ring: int,
+    per_shard: int,
+) -> None:
+    """Fails when some pair of configurations makes the way through a dataset differ from the way at once."""
+    folder, common = squares
+    first = [*common, f"seq_len={lengths[0]}", f"oversize={oversize}"]
+    second = [f"seq_len={lengths[1]}", f"max_images={max_images}", f"order.seed={seed}", f"layouts=[{layout}]"]
+    second += [f"ring_degrees=[{ring}]", f"packs_per_shard={per_shard}", "cost.vision_num_layers=3"]
+    check_equal(folder / "source", tmp_path_factory.mktemp("pair"), first, second)
+
+
+def test_what_was_cut_short_stays_so_and_is_said(squares: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """Fails when a document that lost its end grows tokens again, or loses them without a word."""
+    folder, common = squares
+    old = packed(folder / "source", tmp_path / "old", [*common, "seq_len=160", "oversize=truncate"])
+    progress = Silent()
+    longer = packed(old, tmp_path / "longer", ["seq_len=512"], progress)
+    lost = sum(row["truncated_tokens"] for row in documents(old))
+    assert lost > 0
+    assert sum(row["truncated_tokens"] for row in documents(longer)) == lost
+    assert f"old: documents that were cut short stay so ({lost} tokens are gone)" in progress.notes
+    shorter = packed(old, tmp_path / "shorter", ["seq_len=96"])
+    at_once = packed(folder / "source", tmp_path / "at-once", [*common, "seq_len=96", "oversize=truncate"])
+    assert shards(shorter) == shards(at_once)
+
+
+def test_nothing_is_read_but_the_dataset(
+    squares: tuple[Path, list[str]], old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when packing a dataset again loads a tokenizer, or probes or decodes an image."""
+    folder, common = squares
+    expected = packed(folder / "source", tmp_path / "at-once", [*common, "seq_len=1024"])
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("not needed")
+
+    monkeypatch.setattr("packer_service.ingest.text.configured.load_tokenizer", never)
+    monkeypatch.setattr("packer_service.isolation.isolated.Isolated.call", never)
+    found = packed(old, tmp_path / "through", ["seq_len=1024"])
+    assert shards(found) == shards(expected)
+    assert sum(row["n_images"] for row in documents(found)) > 0
+    assert verify_dataset(str(found), processes=1, progress=Silent()).sound
+
+
+def test_a_model_folder_is_not_needed_again(tmp_path: Path) -> None:
+    """Fails when a dataset whose model folder is gone cannot be packed, or another model is taken for the same."""
+    common = make_source(tmp_path, "qwen3")
+    old = packed(tmp_path / "source", tmp_path / "old", [*common, "seq_len=512"])
+    other = [*make_source(tmp_path / "other", "qwen3_vl"), "seq_len=512"]
+    with pytest.raises(ConfigError, match=r"model: model_type is 'qwen3_vl' now.*leave the key out"):
+        packed(old, tmp_path / "refused", other)
+    shutil.rmtree(tmp_path / "model")
+    again = packed(old, tmp_path / "again", ["seq_len=512"])
+    assert shards(again) == shards(old)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "video.fps=1",
+            r"video.fps: 1.0 cannot be had from old, .* packed with 100.0: frames are not sampled again; leave",
+        ),
+        ("image_format=jpeg", r"image_format: 'jpeg' cannot be had from old, .*'png': crops are copied as they are"),
+        (
+            "vision.image_size=112",
+            r"vision.image_size: 112 cannot be had from old, .* with 56: crops are not cut again",
+        ),
+        ("annotation_weight=none", r"annotation_weight: 'none' cannot be had from old"),
+        ("bidirectional=none", r"bidirectional: 'none' cannot be had from old"),
+        ("special_tokens.eos=<pad>", r"special_tokens.eos: '<pad>' cannot be had from old"),
+    ],
+)
+def test_what_needs_the_source_is_refused_in_one_line(old: Path, tmp_path: Path, setting: str, message: str) -> None:
+    """Fails when a key that changes documents is accepted and does nothing."""
+    with pytest.raises(ConfigError, match=message) as refused:
+        packed(old, tmp_path / "new", [setting])
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_datasets_and_rows_mix_and_ids_are_checked_across_all(
+    squares: tuple[Path, list[str]], old: Path, tmp_path: Path
+) -> None:
+    """Fails when a document that two sources hold is packed twice, or fresh rows are not rendered as the others."""
+    folder, common = squares
+    rows = [{"id": "fresh", "source": "more", "text": "new " * 9}, {"id": "long text", "text": "of an earlier source"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [str(old), str(tmp_path / "rows.jsonl"), str(shutil.copytree(old, tmp_path / "copy"))]
+    config = load_config(None, ["seq_len=1024"], sources)
+    counts = pack(sources, str(tmp_path / "new"), config, PlainExecutor(), Silent()).manifest.counts
+    ids = [row["doc_id"] for row in documents(tmp_path / "new")]
+    assert sorted(ids) == sorted([*(row["doc_id"] for row in documents(old)), "fresh"])
+    assert counts.rejected == len(documents(old)) + 1
+    assert set(pq.read_table(tmp_path / "new" / "rejects.parquet")["code"].to_pylist()) == {"duplicate_id"}
+    other = packed(folder / "source", tmp_path / "other", [*common, "seq_len=1024"])
+    with pytest.raises(
+        ConfigError, match=r"seq_len: is 512 in .*old and 1024 in .*other; say which with --set seq_len="
+    ):
+        load_config(None, [], [str(old), str(other)])
+
+
+def test_a_damaged_pack_costs_its_documents_and_no_others(old: Path, tmp_path: Path) -> None:
+    """Fails when a flipped bit in an old shard ends the job, reaches the new dataset, or costs other documents."""
+    broken = shutil.copytree(old, tmp_path / "old")
+    packs = pq.read_table(broken / "packs.parquet").to_pylist()
+    with_crops = [row for row in packs if row["n_images"]]
+    in_head, in_crops = next(row for row in packs if row is not with_crops[-1]), with_crops[-1]
+    flip(broken / "shards" / in_head["shard"], in_head["offset"] + 512 + 20)
+    flip(broken / "shards" / in_crops["shard"], in_crops["offset"] + in_crops["header_size"] + 512 + 20)
+    found = packed(broken, tmp_path / "new", ["seq_len=1024"])
+    why = rejects(found)
+    lost = {row["doc_id"] for row in documents(old) if row["pack_id"] == in_head["pack_id"]}
+    damaged = why.keys() - lost
+    assert lost <= why.keys()
+    assert all("the pack that holds it is damaged: old/shards/preshard-" in why[name] for name in lost)
+    assert len(damaged) == 1, "the document of the crop"
+    assert all("its stored crops are damaged" in why[name] for name in damaged)
+    assert {row["doc_id"] for row in documents(found)} == {row["doc_id"] for row in documents(old)} - why.keys()
+    assert verify_dataset(str(found), processes=1, progress=Silent()).sound
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_a_stopped_job_continues_and_notices_another_dataset(
+    squares: tuple[Path, list[str]], old: Path, tmp_path: Path, stopping: Any
+) -> None:
+    """Fails when a job that was killed mixes what it had with another dataset, or does everything again."""
+    moved = shutil.copytree(old, tmp_path / "old")
+    config = load_config(None, ["seq_len=1024"], [str(moved)])
+    out = tmp_path / "new"
+    with pytest.raises(stopping.Stopped):
+        pack([str(moved)], str(out), config, stopping(2), Silent())
+    record = json.loads((out / ".work" / "job.json").read_text())
+    assert record["files"][0]["dataset"]["dataset_id"] == json.loads((old / "manifest.json").read_text())["dataset_id"]
+    folder, common = squares
+    shutil.rmtree(moved)
+    packed(folder / "source", moved, [*common, "seq_len=256"])
+    with pytest.raises(ConfigError, match=r"was begun with other input \(old.*now"):
+        pack([str(moved)], str(out), config, PlainExecutor(), Silent())
+    shutil.rmtree(moved)
+    shutil.copytree(old, moved)
+    rest = stopping(1000)
+    pack([str(moved)], str(out), config, rest, Silent())
+    assert rest.ran["measure_and_keep"] == 0
+    assert shards(out) == shards(packed(old, tmp_path / "undisturbed", ["seq_len=1024"]))
+
+
+def test_what_is_no_whole_dataset_is_refused(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when an older or unfinished dataset is read as a folder of tars, or damage of a table goes unnoticed."""
+    monkeypatch.setattr("packer_service.cli.sources.RayOnUse", lambda *_: PlainExecutor())
+
+    def said(source: Path, command: str = "pack") -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main([command, str(source), *(["--out", str(tmp_path / "new")] if command == "pack" else [])])
+        assert stopped.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    first = shutil.copytree(old, tmp_path / "first")
+    manifest = json.loads((first / "manifest.json").read_text())
+    (first / "manifest.json").write_text(json.dumps(manifest | {"format_version": 1}))
+    assert "pack its sources again: preshard pack SOURCE" in said(first)
+    unfinished = tmp_path / "unfinished"
+    (unfinished / ".work").mkdir(parents=True)
+    (unfinished / ".work" / "job.json").write_text("{}")
+    assert "is a dataset that is not whole yet" in said(unfinished)
+    torn = shutil.copytree(old, tmp_path / "torn")
+    flip(torn / "documents.parquet", 40)
+    assert "documents.parquet is damaged" in said(torn)
+    assert "preshard serve shows its documents" in said(old, "show")

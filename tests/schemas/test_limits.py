@@ -203,6 +203,7 @@ def test_numbers_of_the_format_fit_an_int64_column() -> None:
     """Fails when a head holds a number that no column can, or refuses one that a column can."""
     span = {"doc_id": "a", "piece": 0, "source": "s", "length": 1, "aligned_length": 1}
     span |= dict.fromkeys(("copy_number", "epoch", "n_units", "n_images", "n_patches", "load"), 0)
+    span |= dict.fromkeys(("label_cut", "medium_cut"), False)
     assert DocumentSpan(**span, start=2**63 - 1).start == 2**63 - 1
     for outside in (2**63, -1):
         with pytest.raises(ValueError, match="start"):

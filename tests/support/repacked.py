@@ -1,4 +1,4 @@
-"""A source of documents that can be split into pieces which all carry loss, and the datasets that are packed from it."""
+"""A source of documents whose pieces all carry loss when they are split, and datasets that are packed from it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def make_source(folder: Path, family: str) -> list[str]:
         rows += [
             {"id": "images", "messages": turns(7, {0: first, 3: second})},
             {"id": "video", "messages": turns(5, {2: video})},
-            {"id": "videos", "messages": turns(6, {1: video} if takes == IMAGES_OR_ONE_VIDEO else {1: video, 3: video})},
+            {
+                "id": "videos",
+                "messages": turns(6, {1: video} if takes == IMAGES_OR_ONE_VIDEO else {1: video, 3: video}),
+            },
             {"id": "annotated", "media": [first], "annotations": [turns(1, {}) for _ in range(7)]},
         ]
     write_rows(source, rows)
