@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from once import MadeOnce
-from repacked import KINDS, Silent, make_source, packed, rejects, shards, without
+from repacked import KINDS, Listener, make_source, packed, rejects, shards, without
 
 from packer_service.cli import main
 from packer_service.config import load_config
@@ -108,7 +108,7 @@ def test_what_was_cut_short_stays_so_and_is_said(squares: tuple[Path, list[str]]
     """Fails when a document that lost its end grows tokens again, or loses them without a word."""
     folder, common = squares
     old = packed(folder / "source", tmp_path / "old", [*common, "seq_len=160", "oversize=truncate"])
-    progress = Silent()
+    progress = Listener()
     longer = packed(old, tmp_path / "longer", ["seq_len=512"], progress)
     lost = sum(row["truncated_tokens"] for row in documents(old))
     assert lost > 0
@@ -134,7 +134,7 @@ def test_nothing_is_read_but_the_dataset(
     found = packed(old, tmp_path / "through", ["seq_len=1024"])
     assert shards(found) == shards(expected)
     assert sum(row["n_images"] for row in documents(found)) > 0
-    assert verify_dataset(str(found), processes=1, progress=Silent()).sound
+    assert verify_dataset(str(found), processes=1, progress=Listener()).sound
 
 
 def test_a_model_folder_is_not_needed_again(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_datasets_and_rows_mix_and_ids_are_checked_across_all(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sources = [str(old), str(tmp_path / "rows.jsonl"), str(shutil.copytree(old, tmp_path / "copy"))]
     config = load_config(None, ["seq_len=1024"], sources)
-    counts = pack(sources, str(tmp_path / "new"), config, PlainExecutor(), Silent()).manifest.counts
+    counts = pack(sources, str(tmp_path / "new"), config, PlainExecutor(), Listener()).manifest.counts
     ids = [row["doc_id"] for row in documents(tmp_path / "new")]
     assert sorted(ids) == sorted([*(row["doc_id"] for row in documents(old)), "fresh"])
     assert counts.rejected == len(documents(old)) + 1
@@ -212,7 +212,7 @@ def test_a_damaged_pack_costs_its_documents_and_no_others(old: Path, tmp_path: P
     assert len(damaged) == 1, "the document of the crop"
     assert all("its stored crops are damaged" in why[name] for name in damaged)
     assert {row["doc_id"] for row in documents(found)} == {row["doc_id"] for row in documents(old)} - why.keys()
-    assert verify_dataset(str(found), processes=1, progress=Silent()).sound
+    assert verify_dataset(str(found), processes=1, progress=Listener()).sound
 
 
 def flip(path: Path, at: int) -> None:
@@ -229,18 +229,18 @@ def test_a_stopped_job_continues_and_notices_another_dataset(
     config = load_config(None, ["seq_len=1024"], [str(moved)])
     out = tmp_path / "new"
     with pytest.raises(stopping.Stopped):
-        pack([str(moved)], str(out), config, stopping(2), Silent())
+        pack([str(moved)], str(out), config, stopping(2), Listener())
     record = json.loads((out / ".work" / "job.json").read_text())
     assert record["files"][0]["dataset"]["dataset_id"] == json.loads((old / "manifest.json").read_text())["dataset_id"]
     folder, common = squares
     shutil.rmtree(moved)
     packed(folder / "source", moved, [*common, "seq_len=256"])
     with pytest.raises(ConfigError, match=r"was begun with other input \(old.*now"):
-        pack([str(moved)], str(out), config, PlainExecutor(), Silent())
+        pack([str(moved)], str(out), config, PlainExecutor(), Listener())
     shutil.rmtree(moved)
     shutil.copytree(old, moved)
     rest = stopping(1000)
-    pack([str(moved)], str(out), config, rest, Silent())
+    pack([str(moved)], str(out), config, rest, Listener())
     assert rest.ran["measure_and_keep"] == 0
     assert shards(out) == shards(packed(old, tmp_path / "undisturbed", ["seq_len=1024"]))
 

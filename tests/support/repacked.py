@@ -27,7 +27,7 @@ KINDS = {"square": "", **FAMILIES}
 Row = dict[str, Any]
 
 
-class Silent:
+class Listener:
     """A progress that keeps what it was told."""
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ def write_rows(source: Path, rows: Sequence[Row]) -> None:
     (source / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def packed(source: Path, out: Path, settings: Sequence[str], progress: Silent | None = None) -> Path:
+def packed(source: Path, out: Path, settings: Sequence[str], progress: Listener | None = None) -> Path:
     """Packs rows or a dataset; of a dataset, keys that are left out are those that it was packed with."""
     config = load_config(None, settings, [str(source)])
-    pack([str(source)], str(out), config, PlainExecutor(), progress or Silent())
+    pack([str(source)], str(out), config, PlainExecutor(), progress or Listener())
     return out
 
 
