@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import av
@@ -72,15 +73,18 @@ class PictureReader:
         """Packets read and not yet decoded."""
         self._decoded: deque[Any] = deque()
         self._flushed = False
+        self._awaited: set[int] = set()
+        """Wanted pictures whose packets the decoder was given; those already read may be among them."""
 
     def read(self, ticks: Iterable[int], use: Callable[[Any], T]) -> Iterator[T]:
         """What ``use`` makes of the picture shown at each of these ticks, ascending.
 
         Ends before the first that cannot be decoded or used; ``reason`` then says why.
         """
-        for tick in ticks:
+        ticks = list(ticks)
+        for tick, following in zip_longest(ticks, ticks[1:]):
             try:
-                picture = self._picture(tick)
+                picture = self._picture(tick, following)
                 used = None if picture is None else use(picture)
             except av.FFmpegError as error:
                 self.reason = f" ({error.strerror})"
@@ -89,7 +93,7 @@ class PictureReader:
                 return
             yield used
 
-    def _picture(self, tick: int) -> Any | None:
+    def _picture(self, tick: int, following: int | None) -> Any | None:
         self._skip_to_key(tick)
         while True:
             while self._decoded:
@@ -102,7 +106,10 @@ class PictureReader:
                     return None
             if self._flushed:
                 return None
-            self._decode_next()
+            if tick in self._awaited and self._is_last_of_group(following):
+                self._drain(tick, following)
+            else:
+                self._decode_next()
 
     def _whole(self, picture: Any) -> Any | None:
         if picture.is_corrupt:
@@ -114,23 +121,44 @@ class PictureReader:
         """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then."""
         if any((picture.pts or picture.dts or 0) >= tick for picture in self._decoded):
             return
+        if self._read_to_key(tick):
+            self._decoded.clear()
+            self._decoder.flush_buffers()
+
+    def _read_to_key(self, tick: int) -> bool:
+        """Whether packets were dropped, so that the next one is a key frame."""
+        dropped = False
         while not self._waiting or self._waiting[-1].dts is None or self._waiting[-1].dts < tick:
             packet = next(self._packets, None)
             if packet is None:
                 break
             self._waiting.append(packet)
             if packet.is_keyframe:
-                self._drop_before_keys(tick)
-        self._drop_before_keys(tick)
+                dropped = self._drop_before_keys(tick) or dropped
+        return self._drop_before_keys(tick) or dropped
 
-    def _drop_before_keys(self, tick: int) -> None:
+    def _drop_before_keys(self, tick: int) -> bool:
         keys = [i for i, p in enumerate(self._waiting) if p.is_keyframe and (shown_at(p) or 0) <= tick]
         if not keys or keys[-1] == 0:
-            return
+            return False
         for _ in range(keys[-1]):
             self._waiting.popleft()
-        self._decoded.clear()
-        self._decoder.flush_buffers()
+        return True
+
+    def _is_last_of_group(self, following: int | None) -> bool:
+        """Whether nothing more is wanted of the packets before a key frame, or at all."""
+        if following is None:
+            return True
+        self._read_to_key(following)
+        return bool(self._waiting) and self._waiting[0].is_keyframe and (shown_at(self._waiting[0]) or 0) <= following
+
+    def _drain(self, tick: int, following: int | None) -> None:
+        """Makes the decoder give what it holds back to put pictures in order, instead of feeding it for that."""
+        self._awaited.discard(tick)
+        self._decoded.extend(self._decoder.decode(None))
+        self._flushed = following is None
+        if not self._flushed:
+            self._decoder.flush_buffers()
 
     def _decode_next(self) -> None:
         packet = self._waiting.popleft() if self._waiting else next(self._packets, None)
@@ -142,7 +170,11 @@ class PictureReader:
 
     def _leave_out(self, packet: Any) -> None:
         """Tells the decoder whether the next packet's picture matters beyond those that refer to it."""
-        unwanted = self._wanted is not None and packet.pts is not None and packet.pts not in self._wanted
+        if self._wanted is None:
+            return
+        if packet.pts in self._wanted:
+            self._awaited.add(packet.pts)
+        unwanted = packet.pts is not None and packet.pts not in self._wanted
         skipping = WITHOUT_REFERENCES if unwanted else EVERYTHING
         if skipping != self._skipping:
             self._decoder.skip_frame = self._skipping = skipping

@@ -88,19 +88,48 @@ def test_pictures_are_those_of_a_full_decode(encoded: tuple[Path, bool]) -> None
         assert pictures == [every[tick] for tick in ticks], f"every {step} from {first}"
 
 
+def reader_of(path: Path, ticks: Sequence[int], *, leaving_out: Sequence[int] | None) -> PictureReader:
+    """A reader after it was asked for pictures."""
+    medium = Medium(kind="video", uri=path.name)
+    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
+        reader = PictureReader(video, packets, leaving_out=leaving_out)
+        list(reader.read(ticks, id))
+        return reader
+
+
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "mpeg4.mp4", "mpeg2.mkv", "mpeg1.mkv"])
 def test_pictures_that_nothing_refers_to_are_left_out(make_video: Callable[..., Path], name: str) -> None:
     """Fails when leaving pictures out has no effect, so that the test above compares one way with itself."""
     path = make_video(name, **{"gop": 40, "picture": moving, **CODECS[name][1]})
-    ticks = sorted(every_picture(path))[::20]
-    decoded: list[int] = []
-    medium = Medium(kind="video", uri=path.name)
-    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
-        # asked for every tick, a reader that was told of two gives those, and what they may refer to
-        reader = PictureReader(video, packets, leaving_out=ticks)
-        for tick in sorted(every_picture(path)):
-            decoded += reader.read([tick], lambda picture: picture.pts)
-    assert len(decoded) < 0.75 * len(every_picture(path))
+    every = sorted(every_picture(path))
+    with av.open(str(path)) as container:
+        container.streams.video[0].codec_context.skip_frame = "NONREF"
+        kept = {picture.pts for picture in container.decode(video=0)}
+    lost = next(tick for tick in every[1:] if tick not in kept)
+    asked = [every[0], lost, every[-1]]
+    assert reader_of(path, asked, leaving_out=asked).reason == ""
+    assert "later frame" in reader_of(path, asked, leaving_out=[every[0], every[-1]]).reason
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "mpeg4.mp4", "mpeg2.mkv"])
+def test_nothing_is_decoded_after_the_last_wanted_picture_of_a_group(
+    make_video: Callable[..., Path], name: str
+) -> None:
+    """Fails when a decoder that puts pictures in order is fed others until it gives the last one of a group."""
+    options = {**CODECS[name][1], "gop": 10}
+    if "options" in options:
+        options["options"] = {"x265-params": "bframes=3:log-level=none:pools=1:frame-threads=1:keyint=10:min-keyint=10"}
+    path = make_video(name, picture=moving, **options)
+    with av.open(str(path)) as container:
+        order = [packet.pts for packet in container.demux(video=0) if packet.size]
+        container.seek(0)
+        keys = [packet.pts for packet in container.demux(video=0) if packet.size and packet.is_keyframe]
+    every = sorted(order)
+    assert len(keys) >= 4
+    ticks = [every[every.index(key) + 3] for key in keys[:4]]
+    groups = [order.index(tick) - order.index(key) + 1 for tick, key in zip(ticks, keys, strict=False)]
+    assert len(reader_of(path, ticks, leaving_out=ticks).fed) == sum(groups)
+    assert len(reader_of(path, ticks, leaving_out=None).fed) > sum(groups)
 
 
 def test_a_picture_that_was_lost_is_decoded_the_long_way(make_video: Callable[..., Path]) -> None:
