@@ -114,7 +114,7 @@ def _split(files: list[SourceFile], table: pa.Table) -> Survey:
     rejects = table.filter(pa.array(lost & first_piece)).cast(LOCATED)
     columns = {name: table[name] for name in DOCUMENT_COLUMNS}
     del table  # its columns of messages are not needed while the documents are copied
-    pieces = pc.fill_null(columns["piece"], 0).to_numpy()
+    pieces = pc.fill_null(columns["piece"].cast(pa.int64()), 0).to_numpy()  # without a document they are of no type
     order = canonical_order(hashes, columns["doc_id"], pieces, rows=np.flatnonzero(~lost))
     return Survey(
         files=files,

@@ -6,12 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from packer_service.config import load_config
+from packer_service.demo.model import write_model_folder
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import Verdict, verify_dataset
@@ -89,6 +91,28 @@ def test_a_document_that_was_lost_in_writing_leaves_a_sound_dataset(
     assert stages.count("write") > 2
     verdict = verify(out)
     assert not verdict.broken, verdict.as_lines()
+
+
+def test_a_part_of_a_video_keeps_the_time_step_of_the_whole(
+    mixed_source: Path, tmp_path: Path, progress: Any, verify: Callable[[Path], Verdict]
+) -> None:
+    """Fails when verifying derives the time step of a cut video from the frames that are left of it.
+
+    The clip begins while its first frame is on the screen, so its frames are not evenly apart.
+    """
+    write_model_folder(tmp_path / "model", "qwen2_5_vl", vocabulary=300)
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(mixed_source / "clip.mp4", source)
+    clip = {"type": "video", "video": "clip.mp4", "start": 0.1}
+    turns = [{"role": "user", "content": [clip]}, {"role": "assistant", "content": "grey " * 30}]
+    (source / "rows.jsonl").write_text(json.dumps({"id": "a", "messages": turns}))
+    settings = [f"model={tmp_path / 'model'}", "oversize=split", "max_images=4", "seq_len=512", "block_size=64"]
+    settings += ["layouts=[contiguous]", "ring_degrees=[1]", "cp_sizes=[1,2]", "video.fps=10"]
+    pack([str(source)], str(tmp_path / "out"), load_config(None, settings), PlainExecutor(), progress)
+    verdict = verify(tmp_path / "out")
+    assert not verdict.broken, verdict.as_lines()
+    assert verdict.checked["images"] == 4, "the last piece alone carries loss"
 
 
 def test_processes_find_what_one_finds(sound: Path, tmp_path: Path, progress: object) -> None:
