@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from packed_ranks import Answer
 from PIL import Image
 from torch import Tensor
 
@@ -23,11 +27,21 @@ from trainer.data.inputs import InputUnit, model_inputs
 from trainer.models import load_model
 from trainer.models.families import FAMILIES
 
+# This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+
 SETTINGS = [
     *("seq_len=1024", "block_size=64", "max_images=64", "order.window=1", "image_format=png"),
-    *("cp_sizes=[1,2,4,8]", "ring_degrees=[1,2,4]", "video.max_frames=4"),
+    *("cp_sizes=[1,2,4,8]", "ring_degrees=[1,2,4,8]", "video.max_frames=4"),
 ]
 VOCABULARY = 400
+
+TEXT_MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
+}
+"""Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
 
 def write_source(folder: Path, *, images: bool) -> None:
@@ -67,7 +81,11 @@ def _write_video(path: Path, noise: np.random.Generator) -> None:
 
 def make_model(folder: Path, family: str, progress: Any) -> None:
     """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``."""
-    write_model_folder(folder / "model", family, vocabulary=VOCABULARY)
+    if family in TEXT_MODELS:
+        files = {"config.json": TEXT_MODELS[family]}
+        write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY, files=files)
+    else:
+        write_model_folder(folder / "model", family, vocabulary=VOCABULARY)
     write_source(folder / "source", images=family in FAMILIES)
     config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
     pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
@@ -102,6 +120,8 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
         if model.config.model_type == "internvl":
             del given["mm_token_type_ids"]
+        if model.config.model_type == "qwen2_5_vl" and "video_grid_thw" in given:
+            given["second_per_grid_ts"] = _seconds(model, batch, number)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits[0]
         counted = (batch.labels[own] >= 0) & new
         losses = torch.nn.functional.cross_entropy(
@@ -131,6 +151,13 @@ def _token_types(model: Any, batch: RankBatch, ids: Tensor, rows: Tensor) -> Ten
     return torch.where(video, 2, torch.where(rows, 1, 0))
 
 
+def _seconds(model: Any, batch: RankBatch, number: int) -> Tensor:
+    """Seconds between two patches of time of each video, which the processor would have read from the video."""
+    steps = {unit.medium: unit.time_step for unit in batch.units if unit.document == number and unit.kind != "image"}
+    assert set(steps.values()) != {1.0}, "no video whose time matters"
+    return torch.tensor(list(steps.values()), dtype=torch.float64) / model.config.vision_config.tokens_per_second
+
+
 def _inputs(batch: RankBatch, number: int) -> dict[str, np.ndarray]:
     pictures, edges = [picture.numpy() for picture in batch.pictures], batch.unit_edges.tolist()
     units = [
@@ -148,9 +175,42 @@ def whole_packs(dataset: str) -> Sequence[RankBatch]:
     return sorted(PackedDataset(dataset), key=lambda batch: batch.pack_id)
 
 
-def difference(found: tuple[float, Tensor], right: tuple[float, Tensor], sizes: Sequence[int]) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Right:
+    """What each pack's documents give alone.
+
+    Attributes:
+        losses, gradients: by pack.
+        sizes: numbers of each parameter.
+    """
+
+    losses: dict[int, float]
+    gradients: dict[int, Tensor]
+    sizes: list[int]
+
+
+def right_answers(folder: Path, family: str) -> Right:
+    """Loss and gradient of every pack's documents, each through the unmodified model alone."""
+    model = load_original(folder, family)
+    losses, gradients = {}, {}
+    for batch in whole_packs(str(folder / "dataset")):
+        model.zero_grad()
+        loss = alone(model, batch)
+        loss.backward()
+        losses[batch.pack_id] = loss.item()
+        parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+        gradients[batch.pack_id] = torch.cat([part.flatten() for part in parts])
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    return Right(losses=losses, gradients=gradients, sizes=sizes)
+
+
+def compare(ranks: Sequence[Answer], right: Right) -> float:
     """The largest relative difference of loss, gradient norm, and any parameter's gradient against the whole norm."""
-    norm = right[1].norm()
-    apart = [part.norm() for part in (found[1] - right[1]).split(list(sizes))]
-    figures = [abs(found[0] - right[0]) / abs(right[0]), abs(found[1].norm() - norm) / norm, max(apart) / norm]
+    packs = {pack for answer in ranks for pack in answer["packs"]}
+    loss = sum(right.losses[pack] for pack in packs)
+    gradient = torch.stack([right.gradients[pack] for pack in packs]).sum(0)
+    found = ranks[0]["gradient"]
+    norm = gradient.norm()
+    apart = [part.norm() for part in (found - gradient).split(right.sizes)]
+    figures = [abs(sum(a["loss"] for a in ranks) - loss) / loss, abs(found.norm() - norm) / norm, max(apart) / norm]
     return max(float(figure) for figure in figures)

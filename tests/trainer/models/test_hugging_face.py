@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from schemas.errors import ConfigError
 from trainer.data import PackedDataset
-from trainer.distributed.mesh import ContextParallel, Mesh
-from trainer.distributed.sharding import shard_model
+from trainer.distributed.mesh import ContextParallel
 from trainer.models import PackedModel, load_model
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
@@ -27,44 +24,26 @@ sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torc
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
-CASES = [
-    ("qwen3", "ring", "zigzag", 1, 2),
-    ("qwen3_vl", "gather", "balanced_gather", 1, 2),
-    ("qwen3_vl", "hybrid", "balanced_ring", 2, 2),
-    ("molmo2", "ulysses", "contiguous", 2, 1),
-    ("molmo2", "ring", "zigzag", 1, 2),
+CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
+    ("qwen3", "ring", "zigzag", {"ring": 2}, {"mlp_tiles": 3}),
+    ("qwen3_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "selective"}),
+    ("qwen3_vl", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {}),
+    (
+        "qwen2_5_vl",
+        "gather",
+        "balanced_gather",
+        {"ring": 2, "dp_replicate": 2},
+        {"recompute": "full", "offload": "disk"},
+    ),
+    ("molmo2", "ulysses", "contiguous", {"ulysses": 2}, {"recompute": "full"}),
+    ("molmo2", "ring", "zigzag", {"ring": 2}, {}),
+    ("internvl", "ring", "zigzag", {"ring": 2, "dp_shard": 2}, {}),
 ]
-"""Each kind of attention and each layout. Among four ranks some have no unit."""
+"""Each kind of attention, each layout, each family with images, and each way to take less memory. Among four ranks of a
+pack some have no unit. ``grid.py`` runs the rest.
+"""
 
-Made = tuple[Path, tuple[float, Tensor], list[int]]
-
-
-@pytest.fixture(scope="session")
-def made(made_once: Any, progress: Any) -> Callable[[str], Made]:
-    """``made(family)``: a folder with a model and its packs, loss and gradient of all documents alone, and the sizes of
-    the parameters.
-    """
-    from packed_models import alone, load_original, make_model, whole_packs
-
-    @cache
-    def make(family: str) -> Made:
-        folder = made_once(f"hugging-face-{family}", lambda folder: make_model(folder, family, progress))
-        original = load_original(folder, family)
-        total = sum(alone(original, batch) for batch in whole_packs(str(folder / "dataset")))
-        assert isinstance(total, Tensor)
-        total.backward()
-        sizes = [parameter.numel() for parameter in original.parameters()]
-        return folder, (total.item(), flat_gradient(original)), sizes
-
-    return make
-
-
-def flat_gradient(model: torch.nn.Module) -> Tensor:
-    """The gradients of all parameters, one after the other; every parameter must have one."""
-    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert not missing, f"no gradient: {missing}"
-    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).double().flatten() for g in grads])
+Made = tuple[Path, Any]
 
 
 @cache
@@ -72,56 +51,38 @@ def _loaded(folder: str) -> Any:
     return load_model(folder, dtype=torch.float64)
 
 
-def train_on_packs(mesh: Mesh, folder: str, kind: str, layout: str) -> tuple[float, Any, list[int]]:
-    """Loss and gradient of all packs, and how many units each held here. Runs on each rank of the pool."""
-    packed = PackedModel(load_model(f"{folder}/model", dtype=torch.float64))
-    shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
-    cp = mesh.cp
-    dataset = PackedDataset(
-        f"{folder}/dataset",
-        ulysses_degree=cp.ulysses_degree,
-        ring_degree=cp.ring_degree,
-        cp_rank=cp.cp_rank,
-        layout=layout,
-    )
-    total, units = 0.0, []
-    for batch in dataset:
-        loss = packed(batch, cp, attention=kind, features="gather" if kind == "ulysses" else "route")
-        loss.backward()
-        total += loss.item()
-        units.append(len(batch.units))
-    gradient = flat_gradient(packed)
-    return total, gradient if cp.cp_rank == 0 else None, units
-
-
-@pytest.mark.parametrize(("family", "kind", "layout", "ulysses", "ring"), CASES)
+@pytest.mark.parametrize(("family", "kind", "layout", "degrees", "saving"), CASES)
 def test_packs_on_several_ranks_give_what_documents_alone_give(
-    gloo_pool: Any, made: Callable[[str], Made], family: str, kind: str, layout: str, ulysses: int, ring: int
+    gloo_pool: Any, made: Callable[[str], Made], family: str, kind: str, layout: str, degrees: Any, saving: Any
 ) -> None:
     """Fails when positions, mask, features or their way to the tokens are not those of the model, when deep features
     reach another layer, or when a parameter has no gradient on a rank without a unit.
     """
-    from packed_models import difference
+    from packed_models import compare
+    from packed_ranks import train_on_packs
 
-    folder, right, sizes = made(family)
-    ranks = gloo_pool.run(train_on_packs, str(folder), kind, layout, ulysses=ulysses, ring=ring)
-    found = sum(loss for loss, _, _ in ranks), ranks[0][1]
-    assert difference(found, right, sizes) < 1e-6
-    units = torch.tensor([units for _, _, units in ranks])
+    folder, right = made(family)
+    answers = gloo_pool.run(
+        train_on_packs, str(folder), [{"kind": kind, "layout": layout}], "float64", saving, **degrees
+    )
+    ranks = [answer for [answer] in answers]
+    assert compare(ranks, right) < 1e-6
+    units = torch.tensor([answer["units"] for answer in ranks])
     assert (units.sum(0) > 0).any() == (family != "qwen3")
-    if ulysses * ring == 4:
+    if degrees == {"ulysses": 2, "ring": 2}:
         assert (units == 0).any(), "every rank had a unit in every pack"
 
 
 def test_a_wrong_axis_is_seen(made: Callable[[str], Made]) -> None:
     """Fails when the comparison could not tell an exchange of two axes of positions."""
-    folder, right, _ = made("qwen3_vl")
+    folder, right = made("qwen3_vl")
     packed = PackedModel(_loaded(str(folder / "model")))
     total = 0.0
     with torch.no_grad():
         for batch in PackedDataset(folder / "dataset"):
             total += packed(replace(batch, position_ids=batch.position_ids[[0, 2, 1]]), ContextParallel()).item()
-    assert abs(total - right[0]) / right[0] > 1e-6
+    whole = sum(right.losses.values())
+    assert abs(total - whole) / whole > 1e-6
 
 
 def test_random_weights_do_not_depend_on_the_dtype(made: Callable[[str], Made]) -> None:

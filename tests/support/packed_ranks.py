@@ -1,0 +1,83 @@
+"""What the ranks of a job do with packs and a Hugging Face model, by one call that many cases share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer.data import PackedDataset, RankBatch
+from trainer.distributed.mesh import Mesh
+from trainer.distributed.sharding import shard_model
+from trainer.models import PackedModel, load_model
+from trainer.models.memory import save_memory
+
+sys.path.insert(0, str(Path(__file__).parent))  # ranks load this file alone
+
+from planted_faults import planted
+
+Case = Mapping[str, Any]
+"""``kind`` and ``layout``; optionally ``fault``, the name of a mistake to make on the last rank."""
+
+
+Answer = dict[str, Any]
+"""One rank's share of one case.
+
+``loss``, the sum of its losses; ``gradient`` of all parameters over all ranks, one after the other, from rank 0 alone;
+``packs`` that it took; ``units``, how many of each pack it held; ``faults``, in how many packs it made the mistake.
+"""
+
+
+def train_on_packs(
+    mesh: Mesh, folder: str, cases: Sequence[Case], dtype: str = "float64", saving: Mapping[str, Any] | None = None
+) -> list[Answer]:
+    """Loss and gradient of all packs, for each case. Runs on each rank of a pool."""
+    model = load_model(f"{folder}/model", dtype=getattr(torch, dtype))
+    save_memory(model, **(saving or {}))
+    packed = PackedModel(model)
+    shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+    return [_train(mesh, packed, f"{folder}/dataset", case) for case in cases]
+
+
+def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
+    cp, total, faults = mesh.cp, 0.0, 0
+    read: list[RankBatch] = []
+    packed.zero_grad()
+    fault = case.get("fault")
+    for batch in PackedDataset(
+        dataset,
+        dp_rank=mesh.dp_rank,
+        dp_size=mesh.dp_size,
+        ulysses_degree=cp.ulysses_degree,
+        ring_degree=cp.ring_degree,
+        cp_rank=cp.cp_rank,
+        layout=case["layout"],
+    ):
+        kind = case["kind"]
+        with planted(fault, packed, batch, last=cp.cp_rank == cp.cp_size - 1) as (given, made):
+            loss = packed(given, cp, attention=kind, features="gather" if kind == "ulysses" else "route")
+            loss.backward()
+        total += loss.item()
+        faults += made
+        read.append(batch)
+    gradient = flat_gradient(packed)
+    return {
+        "loss": total,
+        "gradient": gradient if torch.distributed.get_rank() == 0 else None,
+        "packs": [batch.pack_id for batch in read],
+        "units": [len(batch.units) for batch in read],
+        "faults": faults,
+    }
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    """The gradients of all parameters, one after the other; every parameter must have one."""
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not missing, f"no gradient: {missing}"
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).double().flatten() for g in grads])
