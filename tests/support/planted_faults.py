@@ -66,7 +66,7 @@ def _encoded_twice(batch: RankBatch, family: ModelFamily) -> Made | None:
 
     def encode(core: Any, inputs: Any) -> Tensor:
         made = family.encode(core, inputs)
-        return made + family.encode(core, inputs) - made.detach()
+        return made + made - made.detach()  # one call: other ranks would wait for a second one's collectives
 
     return batch, replace(family, encode=encode)
 
