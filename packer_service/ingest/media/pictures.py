@@ -18,8 +18,11 @@ SKIPPING = ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 lost for the pictures after it. VP8 loses the segments of a picture left out; those of VP9 and AV1 cannot be told."""
 
 FIELDS_APART = ("mpegts", "mpeg")
-"""Containers in which a picture's two fields can be in packets of their own: one of them has another time than the
-picture, and would be left out as not wanted."""
+"""Containers in which a stream can change from whole pictures to fields. The two fields of a picture can be in packets
+of their own, of which one has another time than the picture, and would be left out as not wanted."""
+
+PROGRESSIVE = 1
+"""FFmpeg's ``field_order`` of a stream whose pictures are coded whole."""
 
 LAYERS_AT = 21
 """Byte of HEVC's configuration record whose bits 3 to 5 count the temporal layers."""
@@ -30,10 +33,11 @@ WITHOUT_REFERENCES, EVERYTHING = "NONREF", "DEFAULT"
 
 def can_skip(video: Video) -> bool:
     """Whether pictures that nothing refers to can be left out one by one."""
-    name = video.stream.codec_context.name
-    if name == "h264":
-        return not set(FIELDS_APART).intersection(video.container.format.name.split(","))
-    return name in SKIPPING and (name != "hevc" or _has_one_layer(video.stream.codec_context.extradata))
+    context = video.stream.codec_context
+    if context.name == "h264":
+        can_change = set(FIELDS_APART).intersection(video.container.format.name.split(","))
+        return context.field_order == PROGRESSIVE and not can_change
+    return context.name in SKIPPING and (context.name != "hevc" or _has_one_layer(context.extradata))
 
 
 def _has_one_layer(extradata: bytes | None) -> bool:

@@ -22,7 +22,7 @@ CODECS: dict[str, tuple[bool, dict[str, Any]]] = {
     "h264.mp4": (True, {"b_frames": 3}),
     "h264_without.mp4": (True, {}),
     "h264_deep.mkv": (True, {"b_frames": 7, "options": {"x264-params": "b-pyramid=normal:b-adapt=0:ref=4"}}),
-    "h264_fields.mkv": (True, {"b_frames": 2, "options": {"flags": "+ildct+ilme"}}),
+    "h264_fields.mkv": (False, {"b_frames": 2, "options": {"flags": "+ildct+ilme"}}),
     "h264.ts": (False, {"b_frames": 3}),
     "hevc.mp4": (True, {"codec": "libx265", "options": {"x265-params": f"bframes=3:{X265}"}}),
     "hevc_layers.mp4": (False, {"codec": "libx265", "options": {"x265-params": f"bframes=7:temporal-layers=3:{X265}"}}),
