@@ -47,6 +47,7 @@ from reading import write_source  # noqa: E402
 from packer_service.config import load_config  # noqa: E402
 from packer_service.ingest.media.isolated import probe  # noqa: E402
 from packer_service.ingest.media.pixels import SCALING  # noqa: E402
+from packer_service.ingest.model import packed_for  # noqa: E402
 from packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
 from packer_service.ingest.source.listing import list_sources  # noqa: E402
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
@@ -134,12 +135,15 @@ class Ours:
 
     def __init__(self, executor: RayExecutor, tasks: PlannedShards, config: PackConfig, folder: Path) -> None:
         self.executor, self.tasks, self.config, self.folder = executor, tasks, config, folder
+        self.target = packed_for(config)
         self.rounds = 0
 
     def __call__(self) -> list[Path]:
         self.rounds += 1
         out = self.folder / f"ours{self.rounds}"
-        list(self.executor.run(partial(build_and_keep, config=self.config, out=str(out)), self.tasks))
+        list(
+            self.executor.run(partial(build_and_keep, config=self.config, target=self.target, out=str(out)), self.tasks)
+        )
         return sorted((out / "shards").glob("*.tar"))
 
 

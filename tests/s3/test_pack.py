@@ -17,6 +17,7 @@ import pytest
 from pyarrow import csv, ipc
 
 from packer_service.cli import main
+from packer_service.config import load_config
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.open import open_media
 from packer_service.job.pack import pack
@@ -101,6 +102,22 @@ def test_every_container_is_read_in_a_bucket(
     rejects = pq.read_table(io.BytesIO(Folder(store.uri("out-of-kinds")).read("rejects.parquet"))).to_pylist()
     assert outcome.manifest.counts.documents == 30, rejects
     assert store.files("out-of-kinds") == local_files(tmp_path / "out")
+
+
+def test_a_dataset_is_packed_again_from_bucket_to_bucket(
+    store: Any, remote_dataset: str, tiny_dataset: Path, tmp_path: Path, progress: object, stopping: Any
+) -> None:
+    """Fails when documents or crops in a store come out of packs otherwise than on a disk, or a stop loses work."""
+    changes = ["seq_len=2048", "cp_sizes=[1,2]", "ring_degrees=[1,2]"]
+    config = load_config(None, changes, [str(tiny_dataset)])
+    pack([str(tiny_dataset)], str(tmp_path / "out"), config, PlainExecutor(), progress)
+    assert load_config(None, changes, [remote_dataset]) == config
+    with pytest.raises(stopping.Stopped):
+        pack([remote_dataset], store.uri("packed-again"), config, stopping(2), progress)
+    rest = stopping(1000)
+    pack([remote_dataset], store.uri("packed-again"), config, rest, progress)
+    assert rest.ran["measure_and_keep"] == 0
+    assert store.files("packed-again") == local_files(tmp_path / "out")
 
 
 @pytest.mark.parametrize("uri", ["nowhere.png", "pictures", "1.png/2.png"])
