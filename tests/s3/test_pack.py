@@ -108,7 +108,7 @@ def test_a_dataset_is_packed_again_from_bucket_to_bucket(
     store: Any, remote_dataset: str, tiny_dataset: Path, tmp_path: Path, progress: object, stopping: Any
 ) -> None:
     """Fails when documents or crops in a store come out of packs otherwise than on a disk, or a stop loses work."""
-    changes = ["seq_len=2048", "cp_sizes=[1,2]", "ring_degrees=[1,2]"]
+    changes = ["seq_len=2048", "cp_sizes=[1,2]", "ring_degrees=[1,2]", "packs_per_shard=1"]
     config = load_config(None, changes, [str(tiny_dataset)])
     pack([str(tiny_dataset)], str(tmp_path / "out"), config, PlainExecutor(), progress)
     assert load_config(None, changes, [remote_dataset]) == config
