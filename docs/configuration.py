@@ -28,15 +28,16 @@ def _rows(section: BaseModel, path: str) -> list[str]:
         if isinstance(value, BaseModel):
             rows += _rows(value, f"{path}{name}.")
         else:
-            shown = (
-                "null"
-                if value is None
-                else "[" + ", ".join(map(str, value)) + "]"
-                if isinstance(value, tuple)
-                else value
+            rows.append(
+                f"| `{path}{name}` | {_shown(section.model_dump(mode='json')[name])} | {_most(field)} | {field.description} |"
             )
-            rows.append(f"| `{path}{name}` | {shown} | {_most(field)} | {field.description} |")
     return rows
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    return "null" if value is None else value
 
 
 def _most(field: FieldInfo) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from schemas.errors import ConfigError, ManifestInvalid
 from schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
@@ -26,6 +26,12 @@ MAX_DEGREES = 64
 """Each is solved and stored for every pack."""
 
 
+MAX_WEIGHT = 1000
+"""Most copies of a document in an epoch; each is packed in a pass of its own."""
+MAX_EPOCHS = 1000
+"""A table of all documents holds each once for every epoch."""
+
+
 def _as_tuple(given: Any) -> Any:
     """YAML and JSON give lists where the frozen models hold tuples."""
     return tuple(given) if isinstance(given, list) else given
@@ -35,6 +41,26 @@ Degree = Annotated[int, Field(ge=1, le=4096)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=1000)]
+
+
+def _as_weights(given: Any) -> Any:
+    """Sources with their weights, sorted: a mapping in YAML and JSON, and pairs in a model that can be hashed."""
+    if isinstance(given, tuple):
+        given = dict(given)
+    if not isinstance(given, dict):
+        raise ValueError(f"{given!r:.200} is no mixture; give a mapping of sources to weights, such as {{text: 0.5}}")
+    for name, weight in given.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not isinstance(name, str) or not is_number or not 0 <= weight <= MAX_WEIGHT:
+            raise ValueError(
+                f"{name!r:.200} weighs {weight!r:.200}; give names of sources a weight of 0 to {MAX_WEIGHT}"
+            )
+    return tuple((name, float(weight)) for name, weight in sorted(given.items()))
+
+
+Weights = Annotated[
+    tuple[tuple[str, float], ...], BeforeValidator(_as_weights), PlainSerializer(dict, return_type=dict[str, float])
+]
 Width = Annotated[int, Field(ge=1, le=2**24)]
 """A dimension of a model: a hundred times those of any model, and no product of a few of them overflows."""
 
@@ -162,6 +188,12 @@ class PackConfig(_Section):
     ignore_columns: Names = Field((), description="Columns of the source that are left out.")
     oversize: Literal["reject", "truncate", "split"] = Field(
         "reject", description="What happens to a document above seq_len, max_images or max_patches."
+    )
+    mixture: Weights = Field(
+        (), description="How often documents of a source are taken, by its name: `{text: 0.5}`; 1 if it is not named."
+    )
+    epochs: int = Field(
+        1, ge=1, le=MAX_EPOCHS, description="How often every document is packed, each time with other neighbours."
     )
     cp_sizes: Degrees = Field((1, 2, 4, 8), description="CP sizes for which image boundaries are stored.")
     ring_degrees: Degrees = Field((1, 2, 4, 8), description="Ring degrees for which token layouts are stored.")

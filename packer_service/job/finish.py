@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -70,7 +69,7 @@ def make_manifest(
         sources=[file.label for file in found.files],
         unused_columns=found.unused_columns,
         unread_files=unread,
-        counts=_count(folder, found.n_rows),
+        counts=_count(folder, found.n_rows, found.mixture.left_out),
         tables=tables,
         shards=[read_record(records, shard).entry for shard in shards],
     )
@@ -102,19 +101,19 @@ def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEn
     return TableEntry(name=name, bytes=folder.size(name) or 0, sha256=digest, rows=rows)
 
 
-def _count(folder: Folder, n_rows: int) -> Counts:
+def _count(folder: Folder, n_rows: int, left_out: int) -> Counts:
     """The manifest's totals, from the tables."""
     packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images", "n_patches")
-    documents = _columns(folder, "documents.parquet", "piece", "truncated_tokens")
+    documents = _columns(folder, "documents.parquet", "piece", "copy_number", "epoch", "truncated_tokens")
     packed = len(documents)
-    if pc.max(documents["piece"]).as_py():  # an id is there once, except for documents in pieces
+    if any(pc.max(documents[name]).as_py() for name in ("piece", "copy_number", "epoch")):  # an id is there again
         packed = pc.count_distinct(_columns(folder, "documents.parquet", "doc_id")["doc_id"]).as_py()
     return Counts(
         source_documents=n_rows,
         documents=packed,
         pieces=len(documents),
-        rejected=n_rows - packed,
-        left_out=0,
+        rejected=n_rows - packed - left_out,
+        left_out=left_out,
         packs=len(packs),
         tokens=pc.sum(packs["n_tokens"]).as_py() or 0,
         padding_tokens=pc.sum(packs["n_padding"]).as_py() or 0,
@@ -131,9 +130,7 @@ def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
 
 def _planned_rows(found: Survey, plan: Plan) -> pa.Table:
     """The columns of ``documents.parquet`` that the dataset's id is computed from, one row per planned document."""
-    placed = found.documents.select(["doc_id", "piece"]).take(pa.array(plan.document))
-    for name in ("copy_number", "epoch"):
-        placed = placed.append_column(name, pa.array(np.zeros(len(placed), np.int64)))
+    placed = found.documents.select(["doc_id", "piece", "copy_number", "epoch"]).take(pa.array(plan.document))
     for name in ("pack_id", "start", "length", "aligned_length"):
         placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))
     return placed

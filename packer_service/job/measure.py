@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from packer_service.ingest.packed.dataset import StoredRow, open_dataset
@@ -21,7 +22,7 @@ from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
 from schemas.rejects import reason_columns
-from schemas.sequence import MaskArrays
+from schemas.sequence import IGNORE_INDEX, MaskArrays
 
 MEASURED = pa.schema(
     [
@@ -36,6 +37,7 @@ MEASURED = pa.schema(
         ("patches", pa.int64()),
         ("load", pa.int64()),
         ("area", pa.int64()),
+        ("loss_weight", pa.float64()),
         ("truncated", pa.int64()),
         ("stage", pa.string()),
         ("code", pa.string()),
@@ -129,6 +131,7 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
             "patches": int(piece.units.patches.sum()),
             "load": int(piece.units.loads.sum()),
             "area": _area(piece),
+            "loss_weight": float(piece.loss_weights[piece.labels != IGNORE_INDEX].sum(dtype=np.float64)),
             "truncated": lost,
         }
         for number, (piece, lost) in enumerate(pieces)

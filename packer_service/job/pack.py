@@ -23,7 +23,7 @@ from packer_service.job.measure import Measured, measure_fragment
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
 from packer_service.job.plan import PlannedShards, shard_ranges
 from packer_service.job.resume import FEW_BYTES, kept_shards
-from packer_service.job.survey import Survey, survey
+from packer_service.job.survey import Survey, mixed, survey
 from packer_service.job.workdir import (
     COPIES,
     MEASURED_FOLDER,
@@ -36,6 +36,7 @@ from packer_service.job.workdir import (
 )
 from packer_service.plan.make import plan_documents
 from packer_service.plan.plan import Plan
+from packer_service.report.console import mixture_lines
 from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
 from packer_service.shards.reach import require_answer
@@ -155,9 +156,13 @@ def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], target: Pac
     found, measure_task_seconds = _survey(job, _with_copies(job, fragments), sources.unused)
     clock.lap("measure_seconds")
     job.claim.check()
+    found = mixed(found, job.config)
     plan = plan_documents(found.documents, job.config)
     clock.lap("plan_seconds")
     job.progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
+    if job.config.mixture:
+        for line in mixture_lines(found.mixture):
+            job.progress.note(line)
     shards = _write_missing(job, found, plan, target)
     clock.lap("write_seconds")
     job.claim.check()
@@ -174,7 +179,7 @@ def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], target: Pac
     )
     tasks = {"measure_task_seconds": measure_task_seconds, "write_task_seconds": _task_seconds(records, shards)}
     clock.lap("finish_seconds")
-    _commit(job, manifest, {**clock.laps, **tasks})
+    _commit(job, manifest, {**clock.laps, **tasks, "mixture": found.mixture.model_dump(mode="json")})
     return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
 
 
@@ -192,10 +197,10 @@ def _with_copies(job: _Job, fragments: Sequence[Fragment]) -> list[Fragment]:
     return [placed(fragment) for fragment in fragments]
 
 
-def _commit(job: _Job, manifest: Manifest, seconds: dict[str, float]) -> None:
+def _commit(job: _Job, manifest: Manifest, figures: dict[str, Any]) -> None:
     """Makes the folder a dataset, which it is from the moment the manifest is there."""
     job.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
-    facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **seconds}
+    facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **figures}
     job.folder.write(RUN, json.dumps(facts, indent=1).encode())
     job.folder.write(MANIFEST, encode_json(manifest))
     job.work.delete_all()

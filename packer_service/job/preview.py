@@ -19,7 +19,7 @@ from packer_service.ingest.source.listing import list_sources
 from packer_service.job.pack import measure_all
 from packer_service.job.plan import PlannedShard, ShardRange, planned_shard
 from packer_service.job.read import read_planned
-from packer_service.job.survey import survey
+from packer_service.job.survey import mixed, survey
 from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.pack import build_pack
@@ -55,7 +55,7 @@ def plan_sources(
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)
     fragments = list_fragments(listed.files)
-    found = survey(fragments, measure_all(fragments, config, executor, progress), listed.unused)
+    found = mixed(survey(fragments, measure_all(fragments, config, executor, progress), listed.unused), config)
     started = time.perf_counter()
     plan = plan_documents(found.documents, config)
     seconds = time.perf_counter() - started
@@ -71,7 +71,8 @@ def plan_sources(
         seconds=seconds,
         source_documents=found.n_rows,
         documents=packed,
-        rejected=found.n_rows - packed,
+        rejected=found.n_rows - packed - found.mixture.left_out,
+        mixture=found.mixture,
         lost=losses(found.rejects, found.documents, "truncated"),
         patches=_numbers(found.documents["patches"]),
     )

@@ -14,6 +14,9 @@ from jaxtyping import Bool, Int64
 from packer_service.ingest.source.file import Fragment, SourceFile
 from packer_service.job.duplicates import repeated
 from packer_service.job.measure import MAX_UNUSED, MEASURED, Measured
+from packer_service.report.figures import Mixture
+from packer_service.report.mixture import take_mixture
+from schemas.config import PackConfig
 from schemas.document_ids import canonical_order, hash_ids
 from schemas.rejects import rejects_table
 
@@ -22,6 +25,8 @@ DOCUMENT_COLUMNS = [name for name in LOCATED.names if name not in ("stage", "cod
 
 MAX_STRING_BYTES = 2**30
 """Most bytes of a column of strings whose offsets stay 32 bits wide: twice as many do not fit into one array."""
+
+NOTHING_MIXED = Mixture(left_out=0, shares={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +40,9 @@ class Survey:
     among them, in source order. Of several rows with one id the first in source order is packed, so an earlier source
     takes precedence over a later one.
     ``unused_columns`` counts, for each column that nothing reads, the files that have it.
+
+    :func:`mixed` lists documents as often as they are packed, which adds the columns of
+    :func:`~packer_service.report.mixture.take_mixture`, and the figures ``mixture``.
     """
 
     files: list[SourceFile]
@@ -42,6 +50,7 @@ class Survey:
     rejects: pa.Table
     n_rows: int
     unused_columns: dict[str, int]
+    mixture: Mixture = NOTHING_MIXED
 
 
 def survey(
@@ -65,6 +74,17 @@ def survey(
     counts = Counter(dict(unused or {})) + Counter(name for name, _ in of_rows)
     most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNUSED]
     return replace(_split(files, _joined(tables)), unused_columns=dict(sorted(most)))
+
+
+def mixed(found: Survey, config: PackConfig) -> Survey:
+    """The survey with its documents as often as the configuration takes them.
+
+    Raises:
+        ConfigError: the mixture names a source that no row has.
+    """
+    rejected = found.rejects["source"].unique().to_pylist()
+    documents, figures = take_mixture(found.documents, config, rejected_sources=rejected)
+    return replace(found, documents=documents, mixture=figures)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

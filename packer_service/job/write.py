@@ -61,6 +61,9 @@ class _ShardRows:
     balance: BalanceRows = field(default_factory=BalanceRows)
 
     def add_reject(self, planned: PlannedDocument, error: DocumentError) -> None:
+        """A document fails in each of its copies alike, and is rejected once."""
+        if planned.copy_number or planned.epoch:
+            return
         row = reject_row(
             doc_id=planned.doc_id, source=planned.source, location=planned.location, stage="write", error=error
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
+from packer_service.plan.blend import tokens_by_source
 from packer_service.plan.cost import CostModel, document_tiles, pack_cost
 from packer_service.plan.order import check_window, step_order
 from packer_service.plan.pack import pack_documents
@@ -46,6 +48,9 @@ def make_plan(
     window: int,
     seed: int,
     cost_model: CostModel,
+    sources: Int[np.ndarray, "docs"] | None = None,
+    passes: Int[np.ndarray, "docs"] | None = None,
+    epochs: Int[np.ndarray, "docs"] | None = None,
 ) -> Plan:
     """Puts every document in one pack and the packs in step order.
 
@@ -62,6 +67,9 @@ def make_plan(
         window: packs of a group of nearly equal cost, see :func:`~packer_service.plan.order.step_order`.
         seed: chooses the order of the groups.
         cost_model: weighs linear, attention and vision work.
+        sources: number of each document's source, from 0, which the order of the packs mixes evenly; None for one.
+        passes: of each document, ascending; a pack holds documents of one pass. None for one.
+        epochs: of each document, ascending; an epoch is one or more passes. None for one.
 
     Returns:
         The plan; without documents it has no packs. The same arguments give the same plan everywhere.
@@ -75,10 +83,19 @@ def make_plan(
     aligned = align_lengths(tokens, alignment)
     if max_patches is not None:
         patches = images * cost_model.vision.patches_per_crop if patches is None else np.asarray(patches, np.int64)
-    opened_in = pack_documents(
-        aligned, images, seq_len=seq_len, max_images=max_images, patches=patches, max_patches=max_patches
-    )
-    n_packs = int(opened_in.max(initial=-1)) + 1
+    opened_in = np.zeros(len(tokens), np.int64)
+    n_packs = 0
+    for number, part in _parts(len(tokens), passes):
+        opened_in[part] = n_packs + pack_documents(
+            aligned[part],
+            images[part],
+            seq_len=seq_len,
+            max_images=max_images,
+            patches=None if patches is None else patches[part],
+            max_patches=max_patches,
+            salt=number or None,
+        )
+        n_packs = int(opened_in[part].max()) + 1
     loads = images * cost_model.vision_work_per_crop if loads is None else np.asarray(loads, np.int64)
     cost = pack_cost(
         cost_model,
@@ -86,7 +103,13 @@ def make_plan(
         tiles=np.bincount(opened_in, weights=document_tiles(tokens, areas), minlength=n_packs),
         loads=_sum_by_pack(opened_in, loads, n_packs),
     )
-    order = step_order(cost, window=window, seed=seed)
+    order = step_order(
+        cost,
+        window=window,
+        seed=seed,
+        tokens=None if sources is None else tokens_by_source(opened_in, np.asarray(sources), tokens, n_packs),
+        epochs=None if epochs is None else _epochs_of_packs(opened_in, np.asarray(epochs), n_packs),
+    )
     position = np.empty(n_packs, np.int64)
     position[order] = np.arange(n_packs)
     pack_of = position[opened_in]
@@ -104,12 +127,32 @@ def make_plan(
     )
 
 
+def _parts(n_documents: int, passes: Int[np.ndarray, "docs"] | None) -> list[tuple[int, slice]]:
+    """The number and the documents of each pass."""
+    if passes is None:
+        return [(0, slice(0, n_documents))] if n_documents else []
+    column = np.asarray(passes)
+    assert (np.diff(column) >= 0).all(), "passes ascend"
+    numbers, firsts = np.unique(column, return_index=True)
+    edges = [*firsts.tolist(), n_documents]
+    return [(number, slice(*edge)) for number, edge in zip(numbers.tolist(), pairwise(edges), strict=True)]
+
+
+def _epochs_of_packs(
+    pack: Int64[np.ndarray, "docs"], epochs: Int[np.ndarray, "docs"], n_packs: int
+) -> Int64[np.ndarray, "packs"]:
+    found = np.zeros(n_packs, np.int64)
+    found[pack] = epochs
+    return found
+
+
 def plan_documents(columns: Columns, config: PackConfig) -> Plan:
     """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
 
     Args:
-        columns: ``tokens``, ``images``, ``patches``, ``load`` and ``area`` of the documents. Only columns are held
-            here, and no array made of one, since those would live as long as the planning.
+        columns: ``tokens``, ``images``, ``patches``, ``load`` and ``area`` of the documents, ``source_number``,
+            ``pass_number`` and ``epoch``. Only columns are held here, and no array made of one, since those would live
+            as long as the planning.
         config: the configuration of the job.
 
     Raises:
@@ -128,6 +171,9 @@ def plan_documents(columns: Columns, config: PackConfig) -> Plan:
         window=config.order.window,
         seed=config.order.seed,
         cost_model=CostModel.of(config),
+        sources=np.asarray(columns["source_number"]),
+        passes=np.asarray(columns["pass_number"]),
+        epochs=np.asarray(columns["epoch"]),
     )
 
 

@@ -7,22 +7,35 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
+from packer_service.plan.blend import blended_order
 from schemas.document_ids import mix64
 from schemas.errors import PlanError
 
 
-def step_order(costs: Float64[np.ndarray, "packs"], *, window: int, seed: int) -> Int64[np.ndarray, "packs"]:
+def step_order(
+    costs: Float64[np.ndarray, "packs"],
+    *,
+    window: int,
+    seed: int,
+    tokens: Int64[np.ndarray, "packs sources"] | None = None,
+    epochs: Int64[np.ndarray, "packs"] | None = None,
+) -> Int64[np.ndarray, "packs"]:
     """Orders packs so that every aligned group of ``window`` of them is a run of neighbours in cost.
 
     Inside a group the packs stand in order of cost, so every aligned sub-group of any size is again a run of
     neighbours. A bit of the seed's hash reverses some groups, so that no rank always gets the cheaper pack, and the
-    seed gives the order of the groups. When the number of packs does not divide by ``window``, the rest comes last: it
-    is the run of neighbours without which the other groups are the most even.
+    seed gives the order of the groups, which is then changed so that sources are mixed evenly
+    (:func:`~packer_service.plan.blend.blended_order`). When the number of packs does not divide by ``window``, the rest
+    comes last: it is the run of neighbours without which the other groups are the most even. Groups hold packs of one
+    epoch, and stand in the order of epochs; the packs that are left over of several epochs are ordered together, behind
+    them.
 
     Args:
         costs: cost of each pack, finite and not negative.
         window: packs of a group: any data-parallel size that divides it has steps of nearly equal packs.
         seed: chooses the order of the groups.
+        tokens: tokens of each source in each pack; None to leave the order to the seed.
+        epochs: of each pack; None for one.
 
     Returns:
         The packs in step order, each once; equal costs in the order of their indices. The order depends only on the
@@ -32,16 +45,37 @@ def step_order(costs: Float64[np.ndarray, "packs"], *, window: int, seed: int) -
         PlanError: ``window`` is not a positive integer.
     """
     check_window(window)
-    by_cost = np.argsort(costs, kind="stable")
-    n_groups, n_rest = divmod(len(costs), window)
+    numbers = [0] if epochs is None else np.unique(epochs).tolist()
+    if len(numbers) < 2:
+        return np.concatenate(_groups_and_rest(np.arange(len(costs)), costs, window, seed, tokens))
+    of_epochs = [
+        _groups_and_rest(np.flatnonzero(epochs == number), costs, window, (seed + number) % 2**63, tokens)
+        for number in numbers
+    ]
+    left = np.sort(np.concatenate([rest for _, rest in of_epochs]))
+    return np.concatenate([*(groups for groups, _ in of_epochs), *_groups_and_rest(left, costs, window, seed, tokens)])
+
+
+def _groups_and_rest(
+    packs: Int64[np.ndarray, "some"],
+    costs: Float64[np.ndarray, "packs"],
+    window: int,
+    seed: int,
+    tokens: Int64[np.ndarray, "packs sources"] | None,
+) -> tuple[Int64[np.ndarray, "grouped"], Int64[np.ndarray, "rest"]]:
+    """Some packs in step order: whole groups, and what is left over."""
+    by_cost = packs[np.argsort(costs[packs], kind="stable")]
+    n_groups, n_rest = divmod(len(packs), window)
     rest_at = _rest_position(costs[by_cost], window) if n_rest else 0
-    in_group = np.ones(len(costs), bool)
+    in_group = np.ones(len(packs), bool)
     in_group[rest_at : rest_at + n_rest] = False
     groups = by_cost[in_group].reshape(n_groups, window)
     hashes = _hash(np.arange(n_groups, dtype=np.uint64), seed)
     turned = np.where((hashes[:, None] >> np.uint64(63)).astype(bool), groups[:, ::-1], groups)
     shuffled = turned[np.argsort(hashes << np.uint64(1), kind="stable")]
-    return np.concatenate([shuffled.reshape(-1), by_cost[~in_group]])
+    if tokens is not None and n_groups > 1:
+        shuffled = shuffled[blended_order(tokens[shuffled])]
+    return shuffled.reshape(-1), by_cost[~in_group]
 
 
 def check_window(window: int) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from packer_service.plan.best_fit import best_fit
 from packer_service.plan.guided_fit import UNGUIDED, guided_fit
 from packer_service.plan.kinds import Kinds, kinds_of, lower_bound
+from packer_service.plan.neighbours import other_neighbours
 from schemas.errors import PlanError
 
 _TOKENS, _IMAGES, _SIZE, _LEAN = range(4)
@@ -65,6 +66,7 @@ def pack_documents(
     max_images: int | None,
     patches: Int64[np.ndarray, "docs"] | None = None,
     max_patches: int | None = None,
+    salt: int | None = None,
 ) -> Int64[np.ndarray, "docs"]:
     """The pack of each document, so that no pack holds more than ``seq_len`` tokens, ``max_images`` images or
     ``max_patches`` patches.
@@ -80,6 +82,8 @@ def pack_documents(
         max_images: images that a pack may hold; None for no limit.
         patches: patches of each document, where they are limited.
         max_patches: patches that a pack may hold; None for no limit.
+        salt: gives documents other neighbours than without it, and than with another one, for no more packs; see
+            :mod:`~packer_service.plan.neighbours`.
 
     Returns:
         Pack numbers from 0, without gaps. They depend only on the arguments; the order of the documents decides nothing
@@ -95,7 +99,11 @@ def pack_documents(
     packs = np.zeros(len(tokens), np.int64)
     if len(tokens):
         kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
-        packs[kinds.documents] = _fewest(kinds)
+        found = _fewest(kinds)
+        if salt is None:
+            packs[kinds.documents] = found
+        else:
+            packs[kinds.documents] = other_neighbours(kinds, found, salt)
     return packs
 
 

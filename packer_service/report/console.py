@@ -8,7 +8,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from packer_service.report.figures import Balances, DatasetReport, PlanReport, RejectReason, Spread
+from packer_service.report.figures import Balances, DatasetReport, Mixture, PlanReport, RejectReason, Spread
 from packer_service.report.plain import plain
 
 SHOWN_CHARACTERS = 300
@@ -40,6 +40,8 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     for source, codes in report.rejects_by_source.items():
         say(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
     for line in reason_lines(report.reject_reasons, report.rejected, rejects_file):
+        say(line)
+    for line in mixture_lines(report):
         say(line)
     truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in report.truncated_tokens.items())
     say(f"truncated tokens: {truncated or 'none'}")
@@ -85,6 +87,27 @@ def _most(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     shown = [f"{plain(name)} ({number:,})" for name, number in ordered[:SHOWN_NAMES]]
     return ", ".join([*shown, *([f"and {len(ordered) - SHOWN_NAMES} more"] if len(ordered) > SHOWN_NAMES else [])])
+
+
+def mixture_lines(mixture: Mixture) -> list[str]:
+    """What each source got beside what was asked, as lines for a person; nothing where no weight was asked for."""
+    shares = mixture.shares
+    if all(share.weight == 1 for share in shares.values()):
+        return []
+    lines = [f"mixture, as shares of all tokens; {mixture.left_out:,} documents left out:"]
+    for source, share in list(shares.items())[:SHOWN_NAMES]:
+        loss = "" if share.loss_share is None else f", {share.loss_share:.2%} of the loss weight"
+        lines.append(
+            f"  {plain(source)}: weight {share.weight:g}, asked {_percent(share.asked)}, got {share.share:.2%}"
+            f" ({share.tokens:,} tokens of {share.documents:,} documents{loss})"
+        )
+    if len(shares) > SHOWN_NAMES:
+        lines.append(f"  and {len(shares) - SHOWN_NAMES} more sources")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.2%}"
 
 
 def _cost(report: DatasetReport) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from packer_service.plan.plan import Plan
 from packer_service.report.balance import balances
-from packer_service.report.figures import Balances, DatasetReport, RejectReason
+from packer_service.report.figures import Balances, DatasetReport, Figures, Mixture, RejectReason, SourceShare
 from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.loads import read_loads
 from packer_service.report.losses import losses
@@ -71,7 +73,8 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         window=config.order.window,
         dp_sizes=dp_sizes,
     )
-    found = [fill, losses(rejects, documents, "truncated_tokens"), _balances(folder, packs, config)]
+    found: list[Figures] = [fill, losses(rejects, documents, "truncated_tokens"), _balances(folder, packs, config)]
+    found.append(_mixture(run, documents, config, counts.left_out))
     return DatasetReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
         dataset_id=manifest.dataset_id,
@@ -106,6 +109,28 @@ def run_seconds(run: Any) -> dict[str, float]:
     return {
         name: float(value) for name, value in entries if name.endswith("_seconds") and isinstance(value, int | float)
     }
+
+
+def _mixture(run: Any, documents: pa.Table, config: PackConfig, left_out: int) -> Mixture:
+    """What the job wrote of its mixture; without that, what can be seen in the documents."""
+    try:
+        return Mixture.model_validate(run.get("mixture") if isinstance(run, dict) else None)
+    except ValidationError:
+        pass
+    summed = documents.group_by("source", use_threads=False).aggregate([("length", "sum"), ("length", "count")])
+    total, weights = pc.sum(documents["length"]).as_py(), dict(config.mixture)
+    shares = {
+        row["source"]: SourceShare(
+            weight=weights.get(row["source"], 1.0),
+            documents=row["length_count"],
+            tokens=row["length_sum"],
+            asked=None,
+            share=row["length_sum"] / total,
+            loss_share=None,
+        )
+        for row in summed.sort_by("source").to_pylist()
+    }
+    return Mixture(left_out=left_out, shares=shares)
 
 
 def _rate(documents: int, seconds: float) -> float:

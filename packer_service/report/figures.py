@@ -127,6 +127,26 @@ class Losses(Figures):
     truncated_tokens: dict[str, int] = Field(description="Tokens lost by truncation, by source.")
 
 
+class SourceShare(Figures):
+    """What a source got of everything, beside what the mixture asks for."""
+
+    weight: float = Field(description="Copies of each of its documents that an epoch is to hold.", examples=[0.5])
+    documents: int = Field(description="Documents (pieces, of those that are split), every copy counted.")
+    tokens: int = Field(description="Real tokens, every copy counted.")
+    asked: float | None = Field(
+        description="Share of all tokens that it would have with exactly its weight; null where that is not known."
+    )
+    share: float = Field(description="Share of all tokens that it has.")
+    loss_share: float | None = Field(description="Share of the sum of all loss weights; null where that is not known.")
+
+
+class Mixture(Figures):
+    """What each source got."""
+
+    left_out: int = Field(description="Documents that the mixture leaves out. They are no rejects.")
+    shares: dict[str, SourceShare] = Field(description="By source.")
+
+
 class Unread(Figures):
     """What of the source nothing read."""
 
@@ -138,7 +158,7 @@ class Unread(Figures):
     )
 
 
-class PlanReport(PlanFill, Losses, Balances):
+class PlanReport(PlanFill, Losses, Mixture, Balances):
     """What packing documents would give: the figures of `preshard plan --json`."""
 
     source_documents: int = Field(description="Documents of the source, packed or rejected.")

@@ -22,10 +22,11 @@ from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
 from packer_service.plan.plan import Plan
 from packer_service.report.balance import balances
-from packer_service.report.figures import Balances, Losses, PlanReport
+from packer_service.report.figures import Balances, Losses, Mixture, PlanReport
 from packer_service.report.fill import plan_fill
 from packer_service.report.loads import Block, block_of, numbers_of
 from packer_service.report.losses import losses
+from packer_service.report.mixture import take_mixture
 from schemas.balance import BalanceOrder, LoadGroup
 from schemas.config import PackConfig
 from schemas.document_ids import canonical_order, hash_ids
@@ -65,8 +66,10 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    kept, rejects = _within_budgets(_in_canonical_order(_with_patches(table, config)), config)
-    columns = {name: kept[name].to_numpy() for name in SIZES}
+    known = set(table["source"].unique().to_pylist())
+    fitting, rejects = _within_budgets(_in_canonical_order(_with_patches(table, config)), config)
+    kept, mixture = take_mixture(fitting, config, rejected_sources=known)
+    columns = {name: kept[name].to_numpy() for name in (*SIZES, "source_number", "pass_number", "epoch")}
     images = columns["images"]
     columns["area"] = causal_area(columns["tokens"])
     started = time.perf_counter()
@@ -83,15 +86,16 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         source_documents=len(table),
         documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
         rejected=len(rejects),
+        mixture=mixture,
         lost=losses(rejects, kept, "truncated"),
         patches=columns["patches"],
     )
 
 
 def _in_canonical_order(table: pa.Table) -> pa.Table:
-    return table.take(
-        pa.array(canonical_order(hash_ids(table["doc_id"]), table["doc_id"], np.zeros(len(table), np.int64)))
-    )
+    hashes = hash_ids(table["doc_id"])
+    order = canonical_order(hashes, table["doc_id"], np.zeros(len(table), np.int64))
+    return table.append_column("id_hash", pa.array(hashes)).take(pa.array(order))
 
 
 def _with_patches(table: pa.Table, config: PackConfig) -> pa.Table:
@@ -121,6 +125,7 @@ def plan_report(
     documents: int,
     rejected: int,
     lost: Losses,
+    mixture: Mixture,
     patches: Int64[np.ndarray, "measured"],
 ) -> PlanReport:
     """The figures of a plan, with the balance of the packs whose layouts were solved.
@@ -136,6 +141,7 @@ def plan_report(
         documents: those of them that are packed, however many pieces each has.
         rejected: those of them that are not.
         lost: what is lost.
+        mixture: what each source got.
         patches: patches of each measured document.
     """
     fill = plan_fill(
@@ -147,7 +153,7 @@ def plan_report(
         window=config.order.window,
         dp_sizes=dp_sizes,
     )
-    found = [fill, lost, _sample_balances(sampled, config)]
+    found = [fill, lost, mixture, _sample_balances(sampled, config)]
     return PlanReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
         source_documents=source_documents,
@@ -247,7 +253,9 @@ def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.T
     fitting = np.repeat(np.flatnonzero(~rejected), pieces[~rejected])
     number = np.arange(len(fitting)) - np.searchsorted(fitting, fitting)
     share = {name: (column[fitting] + number) // pieces[fitting] for name, column in sizes.items()}
-    kept = table.take(pa.array(fitting)).select(["doc_id", "source"])
+    kept = (
+        table.take(pa.array(fitting)).select(["doc_id", "source", "id_hash"]).append_column("piece", pa.array(number))
+    )
     for name in SIZES:
         kept = kept.append_column(name, pa.array(np.minimum(share[name], limits.get(name, unlimited))))
     lost = table.filter(pa.array(rejected))
