@@ -28,9 +28,8 @@ def _rows(section: BaseModel, path: str) -> list[str]:
         if isinstance(value, BaseModel):
             rows += _rows(value, f"{path}{name}.")
         else:
-            rows.append(
-                f"| `{path}{name}` | {_shown(section.model_dump(mode='json')[name])} | {_most(field)} | {field.description} |"
-            )
+            shown = _shown(section.model_dump(mode="json")[name])
+            rows.append(f"| `{path}{name}` | {shown} | {_most(field)} | {field.description} |")
     return rows
 
 

@@ -54,7 +54,7 @@ from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.pack import measure_all  # noqa: E402
 from packer_service.job.plan import PlannedShard, PlannedShards, shard_ranges  # noqa: E402
-from packer_service.job.survey import survey  # noqa: E402
+from packer_service.job.survey import mixed, survey  # noqa: E402
 from packer_service.job.workdir import build_and_keep  # noqa: E402
 from packer_service.plan.make import plan_documents  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
@@ -237,7 +237,7 @@ def main() -> None:
         with ray_cluster(None, given.processes) as executor, mp.get_context("spawn").Pool(given.processes) as pool:
             print(f"Ray started in {time.perf_counter() - begin:.1f} s, load {load()}")
             fragments = list_fragments(list_sources([str(source)]).files)
-            found = survey(fragments, measure_all(fragments, config, executor, Quiet()))
+            found = mixed(survey(fragments, measure_all(fragments, config, executor, Quiet())), config)
             plan = plan_documents(found.documents, config)
             tasks = PlannedShards(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
             shards = [clips_of(tasks[i], config) for i in range(len(tasks))]
