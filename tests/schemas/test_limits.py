@@ -37,6 +37,8 @@ DEFAULTS: dict[str, Any] = {
     "ignore": [],
     "ignore_columns": [],
     "oversize": "reject",
+    "mixture": {},
+    "epochs": 1,
     "cp_sizes": [1, 2, 4, 8],
     "ring_degrees": [1, 2, 4, 8],
     "layouts": ["contiguous", "zigzag", "balanced_ring", "balanced_gather"],
