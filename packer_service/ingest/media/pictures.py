@@ -78,7 +78,7 @@ class PictureReader:
         self._decoded: deque[Any] = deque()
         self._flushed = False
         self._awaited: set[int] = set()
-        """Wanted pictures whose packets the decoder was given; those already read may be among them."""
+        """Wanted pictures whose packets the decoder was given."""
 
     def read(self, ticks: Iterable[int], use: Callable[[Any], T]) -> Iterator[T]:
         """What ``use`` makes of the picture shown at each of these ticks, ascending.
@@ -99,6 +99,7 @@ class PictureReader:
 
     def _picture(self, tick: int, following: int | None) -> Any | None:
         self._skip_to_key(tick)
+        is_asked = False
         while True:
             while self._decoded:
                 picture = self._decoded.popleft()
@@ -110,10 +111,12 @@ class PictureReader:
                     return None
             if self._flushed:
                 return None
-            if tick in self._awaited and self._is_last_of_group(following):
-                self._drain(tick, following)
-            else:
-                self._decode_next()
+            if not is_asked and tick in self._awaited:
+                is_asked = True
+                if self._is_last_of_group(following):
+                    self._drain(following)
+                    continue
+            self._decode_next()
 
     def _whole(self, picture: Any) -> Any | None:
         if picture.is_corrupt:
@@ -156,9 +159,8 @@ class PictureReader:
         self._read_to_key(following)
         return bool(self._waiting) and self._waiting[0].is_keyframe and (shown_at(self._waiting[0]) or 0) <= following
 
-    def _drain(self, tick: int, following: int | None) -> None:
+    def _drain(self, following: int | None) -> None:
         """Makes the decoder give what it holds back to put pictures in order, instead of feeding it for that."""
-        self._awaited.discard(tick)
         self._decoded.extend(self._decoder.decode(None))
         self._flushed = following is None
         if not self._flushed:
