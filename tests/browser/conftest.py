@@ -145,7 +145,8 @@ class Reader:
 
     def __init__(self, context: BrowserContext, address: str, photographs: Path) -> None:
         self.page: Page = context.new_page()
-        self.page.set_default_timeout(30_000)
+        # far below pytest's own limit; a plan starts a process, which takes half a minute where others use every core
+        self.page.set_default_timeout(120_000)
         self.complaints: list[str] = []
         self._address = address
         self._photographs = photographs

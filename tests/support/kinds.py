@@ -63,17 +63,22 @@ FIRST = (
     "ray",
     "gloo",
     "tests/job/test_kill.py",
-    "tests/trainer/training",
     "tests/cluster",
+    "tests/runtime",
+    "tests/trainer/training",
+    "tests/isolation",
     "tests/browser",
     "tests/hostile",
     "tests/job",
     "tests/corrupt",
+    "tests/interop",
     "tests/s3",
     "tests/http",
     "tests/docs",
     "tests/k8s",
     "tests/install",
+    "tests/ingest/families",
+    "tests/ingest/text",
 )
 """Groups that take longest, in the order in which workers take them: the short ones fill the gaps at the end."""
 
