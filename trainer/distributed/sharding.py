@@ -20,7 +20,7 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
     Args:
         model: on the CPU, the same on all ranks; moves to the mesh's device.
         blocks: its repeated parts, gathered one at a time; everything else stays gathered through the forward.
-        mesh: the axes ``dp_replicate`` and ``shard``.
+        mesh: the axes ``replicate`` and ``shard``. Gradients are summed over both, each time in the same order.
         bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
     """
     compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
