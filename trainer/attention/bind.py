@@ -15,9 +15,10 @@ from trainer.attention.exchange import Exchange
 from trainer.attention.gather import gather_attention, plan_gather
 from trainer.attention.kernels import Kernel
 from trainer.attention.mask import MaskTensors
+from trainer.attention.overlap import list_pieces, overlapped_attention
 from trainer.attention.reference import reference_attention
 from trainer.attention.ring import plan_ring, ring_attention
-from trainer.attention.ulysses import plan_ulysses, ulysses_attention
+from trainer.attention.ulysses import plan_overlap, plan_ulysses, ulysses_attention
 from trainer.distributed.mesh import ContextParallel
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
@@ -43,6 +44,7 @@ def bind(
     cp: ContextParallel,
     *,
     exchange: Exchange = "needed",
+    overlap: bool = False,
     kernel: Kernel | None = None,
 ) -> Attend:
     """Plans the attention of one batch, once for all layers.
@@ -57,13 +59,16 @@ def bind(
         mask: of the whole pack, on the device of q, k and v.
         cp: this rank's place in its context-parallel group.
         exchange: which keys the kind ``gather`` moves: only the ``needed`` ones, or ``all``.
+        overlap: of the kind ``ulysses``: exchange one half of the heads while the other is computed.
         kernel: by default the one for the mask's device.
 
     Raises:
-        ConfigError: the kind is unknown or is ``reference`` on several ranks, or the layout's degree is not the mesh's.
+        ConfigError: the kind is unknown, is ``reference`` on several ranks or has nothing to overlap, or the layout's
+            degree is not the mesh's.
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
     """
     check_kind(kind, cp.cp_size)
+    check_overlap(kind, overlap=overlap)
     if layout.ring_degree != cp.ring_degree:
         raise ConfigError(
             f"layout {layout.name} has ring_degree {layout.ring_degree}; the mesh has {cp.ring_degree}: "
@@ -72,7 +77,9 @@ def bind(
     if kind == "reference":
         return partial(reference_attention, mask=mask, positions=slice_positions(layout.runs, 0))
     if kind == "ulysses":
-        return partial(ulysses_attention, plan=plan_ulysses(layout, mask, cp, kernel=kernel))
+        whole = plan_ulysses(layout, mask, cp, kernel=kernel)
+        pieces = plan_overlap(whole) if overlap else None
+        return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
     if kind == "gather":
         plan = plan_gather(layout, mask, cp, exchange=exchange, kernel=kernel)
         return partial(gather_attention, plan=plan)
@@ -94,7 +101,22 @@ def check_kind(kind: str, cp_size: int) -> None:
         )
 
 
-def check_heads(kind: str, num_heads: int, num_kv_heads: int, *, ulysses_degree: int, ring_degree: int) -> None:
+def check_overlap(kind: str, *, overlap: bool) -> None:
+    """Checks that a kind of attention has exchanges of heads that overlap with its kernel.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if overlap and kind != "ulysses":
+        raise ConfigError(
+            f"--ulysses-overlap is given with attention {kind!r}, which does not exchange heads alone: take attention "
+            "ulysses, or leave the option out"
+        )
+
+
+def check_heads(
+    kind: str, num_heads: int, num_kv_heads: int, *, ulysses_degree: int, ring_degree: int, overlap: bool = False
+) -> None:
     """Checks that a kind of attention can deal a model's heads to the ranks.
 
     Key heads need not divide among the ranks: each is copied as often as needed.
@@ -103,6 +125,7 @@ def check_heads(kind: str, num_heads: int, num_kv_heads: int, *, ulysses_degree:
         ConfigError: the heads do not divide, or the kind does not run on these degrees; says what would work.
     """
     check_kind(kind, ulysses_degree * ring_degree)
+    check_overlap(kind, overlap=overlap)
     fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ConfigError(f"num_kv_heads is {num_kv_heads}; it must divide num_heads {num_heads}: take one of {fits}")
@@ -116,3 +139,5 @@ def check_heads(kind: str, num_heads: int, num_kv_heads: int, *, ulysses_degree:
             f"attention {kind} deals num_heads {num_heads} over {axes} = {degree} ranks, which does not divide: "
             f"take a degree of {fits}, heads in a multiple of {degree}{other}"
         )
+    if overlap and degree > 1:
+        list_pieces(num_heads, num_kv_heads, degree)

@@ -15,6 +15,7 @@ from trainer.attention.exchange import NoExchange
 from trainer.attention.gather import GatherPlan, gather_attention
 from trainer.attention.kernels import Kernel, kernel_for
 from trainer.attention.mask import MaskTensors
+from trainer.attention.overlap import OverlapPlan
 from trainer.distributed.mesh import ContextParallel
 
 
@@ -28,6 +29,15 @@ def plan_ulysses(
     one_axis = ContextParallel(ulysses_degree=cp.cp_size, ulysses_rank=cp.cp_rank, ulysses_group=cp.cp_group)
     return GatherPlan(
         cp=one_axis, kernel=kernel, exchange=NoExchange(positions=positions), gathered=kernel.prepare(tokens, tokens)
+    )
+
+
+def plan_overlap(plan: GatherPlan) -> OverlapPlan | None:
+    """The same plan for heads in pieces; None for a single rank, which exchanges nothing."""
+    if plan.cp.ulysses_group is None:
+        return None
+    return OverlapPlan(
+        degree=plan.cp.ulysses_degree, group=plan.cp.ulysses_group, kernel=plan.kernel, prepared=plan.gathered
     )
 
 

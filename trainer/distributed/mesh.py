@@ -143,9 +143,7 @@ def build_mesh(
     degrees = (dp_replicate, dp_shard, ring_degree, ulysses_degree)
     dp_size, cp_size = dp_replicate * dp_shard, ring_degree * ulysses_degree
     world = init_device_mesh(device_type, degrees, mesh_dim_names=AXES)
-    parameters = DeviceMesh(
-        device_type, parameter_ranks(degrees, cp_fsdp), mesh_dim_names=("replicate", "shard")
-    )
+    parameters = DeviceMesh(device_type, parameter_ranks(degrees, cp_fsdp), mesh_dim_names=("replicate", "shard"))
     packs = init_device_mesh(device_type, (dp_size, cp_size), mesh_dim_names=("dp", "cp"))
     place = dict(zip(AXES, world.get_coordinate() or (), strict=True))
     return Mesh(

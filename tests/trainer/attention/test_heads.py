@@ -7,6 +7,7 @@ import pytest
 from schemas.errors import ConfigError
 from trainer.attention import KINDS, check_heads
 from trainer.attention.heads import repeated_kv_heads
+from trainer.attention.overlap import list_pieces
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,24 @@ def test_what_does_not_divide_is_an_error_with_a_remedy(
     # Otherwise the first step would end in a collective's shape error, or hang on the other ranks.
     with pytest.raises(ConfigError, match=said):
         check_heads(kind, heads, kv_heads, ulysses_degree=ulysses, ring_degree=ring)
+
+
+def test_overlap_needs_heads_to_overlap() -> None:
+    """Fails when an option has no effect without a word, or the first step finds out that there is one head."""
+    check_heads("ulysses", 8, 2, ulysses_degree=4, ring_degree=1, overlap=True)
+    check_heads("ulysses", 1, 1, ulysses_degree=1, ring_degree=1, overlap=True)
+    with pytest.raises(ConfigError, match="--ulysses-overlap is given with attention 'gather'"):
+        check_heads("gather", 8, 2, ulysses_degree=4, ring_degree=1, overlap=True)
+    with pytest.raises(ConfigError, match="8 heads on 8 ranks are 1 on each: take a Ulysses degree of at most 4"):
+        check_heads("ulysses", 8, 2, ulysses_degree=4, ring_degree=2, overlap=True)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "degree"), [(8, 8, 2), (12, 6, 2), (8, 2, 4), (24, 3, 8), (15, 5, 1)])
+def test_pieces_are_all_heads_with_the_keys_that_they_read(heads: int, kv_heads: int, degree: int) -> None:
+    """Fails when a query head is computed twice, or against another's keys."""
+    pieces = list_pieces(heads, kv_heads, degree)
+    mine, held = heads // degree, repeated_kv_heads(kv_heads, degree) // degree
+    assert [q for piece in pieces for q in range(mine)[piece.queries]] == list(range(mine))
+    for piece in pieces:
+        reads = {q * held // mine for q in range(mine)[piece.queries]}
+        assert reads == set(range(held)[piece.keys])

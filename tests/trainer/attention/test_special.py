@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import ConfigError, LayoutError
 from schemas.sequence import dense_mask
 from trainer.attention import MaskTensors, bind
+from trainer.attention.kernels.flash_cpu import FlashCPU
+from trainer.attention.kernels.whole import Whole
 from trainer.distributed.mesh import ContextParallel, Mesh
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -107,6 +111,70 @@ def test_the_same_numbers_every_time(make_mask: Any, make_layout: Any, make_case
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+OVERLAP: tuple[str, dict[str, Any]] = ("ulysses", {"overlap": True})
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "ulysses", "ring"), [(8, 8, 2, 1), (12, 6, 1, 2), (8, 2, 2, 2)])
+def test_exchanges_that_overlap_change_nothing(
+    heads: int, kv_heads: int, ulysses: int, ring: int, make_mask: Any, make_layout: Any, make_case: Any, attend: Any,
+    expected: Any, assert_same: Any,
+) -> None:  # fmt: skip
+    """Fails when a piece of the heads meets another's keys, or gradients of shared key heads are lost or doubled."""
+    mask = make_mask(text(37, 91, -16))
+    case = make_case(
+        mask=mask, layout=make_layout(mask, "random", ring), ulysses=ulysses, heads=heads, kv_heads=kv_heads
+    )
+    overlapped, plain = attend(case, [OVERLAP, ("ulysses", {})])
+    assert_same(overlapped, expected(case))
+    assert all(torch.equal(a, b) for a, b in zip(overlapped[:2], plain[:2], strict=True))
+
+
+class Noting(FlashCPU):
+    """A kernel that notes when it computes."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        object.__setattr__(self, "events", events)
+
+    def whole(self, *args: Any) -> Whole:
+        self.events.append("compute")  # type: ignore[attr-defined]
+        return super().whole(*args)
+
+
+def events_on_a_rank(mesh: Mesh, fields: dict[str, Any]) -> list[str]:
+    """When messages start and kernels run, in a forward."""
+    events: list[str] = []
+    send = dist.all_to_all_single
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        events.append("send")
+        return send(*args, **kwargs)
+
+    mask = MaskTensors.from_arrays(fields["mask"])
+    attend = bind("ulysses", fields["layout"], mask, mesh.cp, overlap=True, kernel=Noting(events))
+    with mock.patch.object(dist, "all_to_all_single", note):
+        attend(*(torch.ones(n, len(mask) // mesh.cp.cp_size, 8) for n in (8, 2, 2)))
+    return events
+
+
+def test_the_next_exchange_is_under_way_while_a_piece_is_computed(
+    make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
+) -> None:
+    """Fails when a piece's exchange starts only after the one before was computed, so that nothing overlaps."""
+    mask = make_mask(text(64))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 1), ulysses=2)
+    for events in gloo_pool.run(events_on_a_rank, vars(case), ulysses=2):
+        assert events == ["send", "send", "compute", "send", "compute", "send"]
+
+
+def test_a_pack_of_padding_overlaps(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
+    """Fails when pieces without a visible key leave out a message."""
+    mask = make_mask(text(-64))
+    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2), ulysses=2)
+    [ours] = attend(case, [OVERLAP])
+    assert all(not x.any() for x in ours)
+
+
 def two_layers(mesh: Mesh, fields: dict[str, Any], kind: str, recompute: bool) -> torch.Tensor:
     """Gradient of the input of two layers that share what is bound, the second recomputed in the backward or not."""
     attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp)
@@ -160,7 +228,7 @@ def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, A
     }
 
 
-@pytest.mark.parametrize(("kind", "options"), CALLS)
+@pytest.mark.parametrize(("kind", "options"), [*CALLS, OVERLAP])
 def test_odd_uses(
     kind: str, options: dict[str, Any], make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
 ) -> None:

@@ -20,11 +20,13 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
     """Bytes that this rank sends to others in a forward, and in a backward."""
     sent = [0]
 
-    def count_all_to_all(out: Any, data: Any, out_sizes: Any = None, in_sizes: Any = None, group: Any = None) -> None:
+    def count_all_to_all(
+        out: Any, data: Any, out_sizes: Any = None, in_sizes: Any = None, group: Any = None, async_op: bool = False
+    ) -> Any:
         ranks = dist.get_world_size(group)
         sizes = in_sizes or [len(data) // ranks] * ranks
         sent[0] += (len(data) - sizes[dist.get_group_rank(group, dist.get_rank())]) * data[:1].nbytes
-        all_to_all(out, data, out_sizes, in_sizes, group=group)
+        return all_to_all(out, data, out_sizes, in_sizes, group=group, async_op=async_op)
 
     def count_all_gather(out: Any, data: Any, group: Any = None) -> None:
         sent[0] += data.nbytes * (dist.get_world_size(group) - 1)
@@ -91,6 +93,7 @@ def test_bytes_of_each_kind(sent: Any) -> None:
     ]
     there_and_back = 2 * (2 * queries + 2 * keys) * 3 // 4 // 4  # two key heads on four ranks are sent twice
     assert sent("ulysses", 4, 1) == [(there_and_back, there_and_back)] * 4
+    assert sent("ulysses", 4, 1, overlap=True) == [(there_and_back, there_and_back)] * 4
 
 
 def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
