@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas.errors import ConfigError
 from schemas.validation import first_violation
 from trainer.attention.bind import Kind
+from trainer.attention.exchange import Exchange
+from trainer.distributed.mesh import CpFsdp
 from trainer.models.features import Way
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -30,6 +32,15 @@ class TrainConfig(BaseModel):
     dp_shard: int = Field(1, ge=1, description="Packs in parallel within one replica of the parameters.")
     attention: Kind = Field(
         "gather", description="How ranks exchange keys and values; the result does not depend on it."
+    )
+    exchange: Exchange = Field(
+        "needed", description="Of attention gather: send all keys, or those that a rank's queries need."
+    )
+    ulysses_overlap: bool = Field(
+        False, description="Of attention ulysses: exchange half of the heads while the others are computed."
+    )
+    cp_fsdp: CpFsdp = Field(
+        "all", description="Which of the axes ring and ulysses shard the parameters; over the others they are whole."
     )
     layout: str = Field("contiguous", description="Which of the dataset's layouts deals the tokens to ranks.")
     features: Way = Field(
@@ -63,6 +74,15 @@ class TrainConfig(BaseModel):
     save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; the last step always has one.")
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
     resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
+
+    @model_validator(mode="after")
+    def _exchange_is_of_gather(self) -> Self:
+        if self.exchange != "needed" and self.attention != "gather":
+            raise ValueError(
+                f"--exchange is {self.exchange} with --attention {self.attention}, which has no such choice: "
+                "leave it out, or take --attention gather"
+            )
+        return self
 
     @model_validator(mode="after")
     def _checkpoint_options_have_a_folder(self) -> Self:

@@ -57,9 +57,7 @@ def run(
         for _ in range(config.accumulate):
             batch = take(batches, local)
             local.add(*_backward(job, mesh, model, batch, device))
-        totals = join_totals(
-            local, parameters, shard_size=mesh.parameters.size(1), cp_size=mesh.cp.cp_size, stop=stop()
-        )
+        totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
         lr = learning_rate(step, config)
         apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip)
         seconds = time.perf_counter() - began
@@ -114,8 +112,15 @@ def _backward(
     job: Job, mesh: Mesh, model: PackedModel, batch: RankBatch, device: torch.device
 ) -> tuple[RankBatch, torch.Tensor]:
     """Adds the gradients of one pack's loss sum to the parameters; returns the batch on the device, and the sum."""
-    batch = batch.to(device, non_blocking=True)
-    loss_sum = model(batch, mesh.cp, attention=job.config.attention, features=job.config.features)
+    config, batch = job.config, batch.to(device, non_blocking=True)
+    loss_sum = model(
+        batch,
+        mesh.cp,
+        attention=config.attention,
+        features=config.features,
+        exchange=config.exchange,
+        overlap=config.ulysses_overlap,
+    )
     loss_sum.backward()
     return batch, loss_sum
 

@@ -97,6 +97,7 @@ def _check_model(config: TrainConfig, dataset: PackedDataset, device_type: str) 
         sizes.num_kv_heads,
         ulysses_degree=config.ulysses,
         ring_degree=config.ring,
+        overlap=config.ulysses_overlap,
     )
     check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
     check_dataset(model, dataset.files.manifest, dataset.config.seq_len)

@@ -79,15 +79,14 @@ def take(batches: Iterator[RankBatch], local: LocalTotals) -> RankBatch:
 
 
 def join_totals(
-    local: LocalTotals, parameters: list[nn.Parameter], *, shard_size: int, cp_size: int, stop: bool
+    local: LocalTotals, parameters: list[nn.Parameter], *, replica: list[int], cp_size: int, stop: bool
 ) -> Totals:
     """Joins the ranks' shares by one all-gather of a few numbers, each summed in rank order.
 
     Args:
         local: this rank's share.
         parameters: this rank's shards, with gradients of the sum of all ranks' losses.
-        shard_size: ranks of a replica. The first ``shard_size`` ranks are one replica, so they hold each number of the
-            gradient once.
+        replica: ranks of one replica of the parameters, which hold each number of the gradient once.
         cp_size: ranks that share a pack.
         stop: whether this rank was asked to stop.
     """
@@ -105,7 +104,7 @@ def join_totals(
         tokens=int(sum(tokens)),
         bytes_read=int(sum(bytes_read)),
         data_time=max(data_time),
-        grad_norm=sum(squares[:shard_size]) ** 0.5,
+        grad_norm=sum(squares[rank] for rank in replica) ** 0.5,
         stop=any(stops),
         packs=[int(pack) for of_ranks in packs for pack in of_ranks[::cp_size]],
     )

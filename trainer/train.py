@@ -81,6 +81,7 @@ def train(job: Job, here: Processes) -> int:
         dp_shard=config.dp_shard,
         ring_degree=config.ring,
         ulysses_degree=config.ulysses,
+        cp_fsdp=config.cp_fsdp,
     )
     if here.rank == 0:
         click.echo(_describe_start(job, here.world_size), err=True)

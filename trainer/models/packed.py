@@ -60,6 +60,7 @@ class PackedModel(nn.Module):
         attention: str = "gather",
         features: str = "route",
         exchange: Exchange = "needed",
+        overlap: bool = False,
     ) -> Float[Tensor, ""]:
         """The sum of loss weight x cross entropy over this rank's tokens, to be divided by all ranks' loss weights.
 
@@ -71,6 +72,7 @@ class PackedModel(nn.Module):
             attention: one of ``trainer.attention.KINDS``.
             features: one of ``trainer.models.features.WAYS``.
             exchange: which keys the attention ``gather`` moves.
+            overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
 
         Raises:
             ConfigError: the kind of attention does not run on this mesh, or the batch is of another model.
@@ -78,7 +80,7 @@ class PackedModel(nn.Module):
         self._check_batch(batch)
         device = next(self.model.parameters()).device
         mask = MaskTensors.of(batch).to(device)
-        attend = bind(attention, batch.layout, mask, cp, exchange=exchange)
+        attend = bind(attention, batch.layout, mask, cp, exchange=exchange, overlap=overlap)
         batch = batch.to(device, non_blocking=True)
         outputs = self._vision(batch, bind_features(batch, cp, features)) if self.family is not None else {}
         hidden = self._hidden(batch, attend, outputs)

@@ -30,8 +30,9 @@ import torch._dynamo
 import torch.distributed as dist
 from planted import PLANTS
 
+from trainer.attention.exchange import Exchange
 from trainer.config import make_config
-from trainer.distributed.mesh import Mesh, build_mesh
+from trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh, build_mesh
 from trainer.loop import run
 from trainer.metrics import StepFigures
 from trainer.models.interface import register_attention
@@ -55,6 +56,9 @@ class Case:
     dp_replicate: int = 1
     accumulate: int = 1
     plant: str | None = None
+    exchange: Exchange = "needed"
+    overlap: bool = False
+    cp_fsdp: CpFsdp = "all"
 
     @property
     def world_size(self) -> int:
@@ -69,7 +73,9 @@ class Case:
     def name(self) -> str:
         copies = f"x{self.dp_replicate}" * (self.dp_replicate > 1) + f"a{self.accumulate}" * (self.accumulate > 1)
         planted = f"+{self.plant}" if self.plant else ""
-        return f"{self.kind}/{self.layout}/u{self.ulysses}r{self.ring}d{self.dp_shard}{copies}{planted}"
+        option = f"-{self.cp_fsdp}" * (self.cp_fsdp != "all") + "-overlap" * self.overlap
+        option += f"-{self.exchange}" * (self.exchange != "needed")
+        return f"{self.kind}/{self.layout}/u{self.ulysses}r{self.ring}d{self.dp_shard}{copies}{option}{planted}"
 
 
 def full_grid() -> list[Case]:
@@ -91,6 +97,16 @@ def full_grid() -> list[Case]:
         Case(kind="gather", layout="balanced_gather", ulysses=1, ring=2, dp_replicate=2),
         Case(kind="hybrid", layout="balanced_ring", ulysses=2, ring=2, dp_replicate=2),
         Case(kind="ring", layout="zigzag", ulysses=1, ring=2, accumulate=2),
+        Case(kind="ulysses", layout="contiguous", ulysses=2, ring=1, overlap=True),
+        Case(kind="ulysses", layout="zigzag", ulysses=2, ring=2, overlap=True),
+        Case(kind="gather", layout="balanced_gather", ulysses=1, ring=2, exchange="all"),
+    ]
+    grid += [
+        Case(kind=kind, layout="zigzag", ulysses=2, ring=2, dp_shard=dp_shard, cp_fsdp=cp_fsdp)
+        for kind in ("gather", "ring")
+        for dp_shard in (1, 2)
+        for cp_fsdp in SHARDING_AXES
+        if cp_fsdp != "all"
     ]
     return grid
 
@@ -147,7 +163,7 @@ def _rank(rank: int, world_size: int, store: str, cases: Sequence[Case], setting
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-        found = {case.name: train_case(_mesh(case), case, settings) for case in cases}
+        found = {case.name: train_case(case, settings) for case in cases}
         dist.barrier()
         if rank == 0:
             results.put(found)
@@ -157,16 +173,20 @@ def _rank(rank: int, world_size: int, store: str, cases: Sequence[Case], setting
 
 
 @lru_cache
-def _meshes(dp_replicate: int, dp_shard: int, ring: int, ulysses: int) -> Mesh:
-    return build_mesh("cpu", dp_replicate=dp_replicate, dp_shard=dp_shard, ring_degree=ring, ulysses_degree=ulysses)
+def _meshes(dp_replicate: int, dp_shard: int, ring: int, ulysses: int, cp_fsdp: CpFsdp) -> Mesh:
+    return build_mesh(
+        "cpu",
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        ring_degree=ring,
+        ulysses_degree=ulysses,
+        cp_fsdp=cp_fsdp,
+    )
 
 
-def _mesh(case: Case) -> Mesh:
-    return _meshes(case.dp_replicate, case.dp_shard, case.ring, case.ulysses)
-
-
-def train_case(mesh: Mesh, case: Case, settings: Settings) -> list[StepFigures]:
-    """A case's steps as this rank reports them. All ranks of the case's mesh call this."""
+def train_case(case: Case, settings: Settings) -> list[StepFigures]:
+    """A case's steps as this rank reports them. All ranks of the job call this."""
+    mesh = _meshes(case.dp_replicate, case.dp_shard, case.ring, case.ulysses, case.cp_fsdp)
     config = make_config(
         {
             "data": settings.dataset,
@@ -176,6 +196,9 @@ def train_case(mesh: Mesh, case: Case, settings: Settings) -> list[StepFigures]:
             "dp_shard": case.dp_shard,
             "accumulate": case.accumulate,
             "attention": case.kind,
+            "exchange": case.exchange,
+            "ulysses_overlap": case.overlap,
+            "cp_fsdp": case.cp_fsdp,
             "layout": case.layout,
             "features": "gather" if case.kind == "ulysses" else "route",
             "model": str(Path(settings.dataset).with_name("model")),
