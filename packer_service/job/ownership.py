@@ -33,6 +33,8 @@ SHOWN_CHARACTERS = 80
 """Longest value of a difference that is shown."""
 SHOWN_BEFORE = 20
 """Characters shown before the first difference of two long values."""
+SHOWN_ID = 12
+"""Characters of a dataset's id and of a hash that are shown."""
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
 
@@ -116,7 +118,7 @@ def _file_differences(before: Sequence[Record], now: Sequence[Record]) -> list[s
         old, new = then.get(label), here.get(label)
         if old is None or new is None:
             found.append(f"{label} {'is new' if old is None else 'is gone'}: {_stamp(new or old or {})}")
-        elif (old.get("size"), old.get("mtime_ns")) != (new.get("size"), new.get("mtime_ns")):
+        elif _state(old) != _state(new):
             found.append(f"{label} changed: {_stamp(old)}, now {_stamp(new)}")
         else:
             found += _differences(old, new, label)
@@ -125,8 +127,16 @@ def _file_differences(before: Sequence[Record], now: Sequence[Record]) -> list[s
     return found
 
 
+def _state(file: Record) -> tuple[object, ...]:
+    """What differs between two states of a file or dataset."""
+    return file.get("size"), file.get("mtime_ns"), file.get("dataset")
+
+
 def _stamp(file: Record) -> str:
-    """Size and time of change of a file."""
+    """Size and time of change of a file, or the id of a dataset."""
+    if file.get("dataset"):
+        dataset_id, manifest = (file["dataset"][name][:SHOWN_ID] for name in ("dataset_id", "manifest_sha256"))
+        return f"the dataset {dataset_id} with the manifest {manifest}"
     seconds, nanoseconds = divmod(file.get("mtime_ns") or 0, 10**9)
     changed = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{file.get('size') or 0:,} bytes of {changed}.{nanoseconds // 10**6:03d}Z"

@@ -235,7 +235,7 @@ def test_a_stopped_job_continues_and_notices_another_dataset(
     folder, common = squares
     shutil.rmtree(moved)
     packed(folder / "source", moved, [*common, "seq_len=256"])
-    with pytest.raises(ConfigError, match=r"was begun with other input \(old.*now"):
+    with pytest.raises(ConfigError, match=r"\(old changed: the dataset \w{12} with the manifest \w{12}, now "):
         pack([str(moved)], str(out), config, PlainExecutor(), Listener())
     shutil.rmtree(moved)
     shutil.copytree(old, moved)
