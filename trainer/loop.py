@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from trainer.config import DTYPES
 from trainer.data.batch import RankBatch
@@ -15,7 +16,8 @@ from trainer.distributed.checkpoint import load_checkpoint, save_checkpoint
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
 from trainer.metrics import StepFigures
-from trainer.models import PackedModel, load_model
+from trainer.models import PackedModel
+from trainer.models.load import load_sharded
 from trainer.models.memory import save_memory
 from trainer.optimizer import learning_rate, make_optimizer
 from trainer.setup import Job
@@ -46,7 +48,7 @@ def run(
         FormatError: a sample's bytes break the format.
     """
     config = job.config
-    model = build_model(job, mesh)
+    model = build_model(job, mesh, device)
     parameters = list(model.parameters())
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
@@ -71,19 +73,27 @@ def run(
     return job.start.step
 
 
-def build_model(job: Job, mesh: Mesh) -> PackedModel:
-    """The job's model, sharded over the ranks of a replica. All ranks call this."""
+def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
+    """The job's model, sharded over the ranks of a replica, of which none holds the whole. All ranks call this.
+
+    Before a checkpoint is loaded its parameters hold anything.
+    """
     config = job.config
-    model = load_model(
+
+    def shard(model: nn.Module) -> PackedModel:
+        save_memory(model, recompute="full" if config.recompute else "none", device_type=device.type)
+        packed = PackedModel(model)
+        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
+        return packed
+
+    return load_sharded(
         config.model,
+        shard,
         dtype=_parameter_dtype(config.dtype),
-        from_scratch=config.from_scratch or job.checkpoint is not None,
+        weights="none" if job.checkpoint is not None else "random" if config.from_scratch else "folder",
         seed=config.seed,
+        device=device,
     )
-    save_memory(model, recompute="full" if config.recompute else "none", device_type=mesh.world.device_type)
-    packed = PackedModel(model)
-    shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
-    return packed
 
 
 def _figures(totals: Totals, *, step: int, step_time: float, lr: float, epoch: int) -> StepFigures:

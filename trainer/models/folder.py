@@ -56,7 +56,7 @@ def read_model_config(folder: str | Path) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {folder}: its config.json is not one of a model ({_line(error)})") from None
+        raise ConfigError(f"--model {folder}: its config.json is not one of a model ({one_line(error)})") from None
     family_of(config)
     _check_followed(config.get_text_config())
     return config
@@ -150,5 +150,6 @@ def _without(values: Any) -> Any:
     return {key: _without(value) for key, value in values.items() if key not in NOT_THE_MODEL}
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The beginning of an error's message, without line breaks."""
     return " ".join(str(error).split())[:200]

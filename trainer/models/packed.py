@@ -13,6 +13,7 @@ from trainer.attention import Attend, MaskTensors, bind
 from trainer.attention.exchange import Exchange
 from trainer.data.batch import RankBatch
 from trainer.distributed.mesh import ContextParallel
+from trainer.models.blocks import block_paths
 from trainer.models.families import Features, ModelFamily, family_of
 from trainer.models.features import FeatureExchange, bind_features
 from trainer.models.interface import PACKED
@@ -45,12 +46,12 @@ class PackedModel(nn.Module):
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self.model = model
-        self.block_paths = _block_paths(self, frozenset(getattr(model, "_no_split_modules", None) or ()))
+        self._block_paths = tuple(f"model.{path}" for path in block_paths(model))
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
         """The repeated parts, to be sharded one by one: the outermost that the model says are not to be split."""
-        return tuple(self.get_submodule(path) for path in self.block_paths)
+        return tuple(self.get_submodule(path) for path in self._block_paths)
 
     def forward(
         self,
@@ -155,12 +156,3 @@ class PackedModel(nn.Module):
         """The model under its output projection."""
         model: Any = self.model
         return model.base_model
-
-
-def _block_paths(model: nn.Module, names: frozenset[str]) -> tuple[str, ...]:
-    """Paths of the outermost modules of these classes. They are found once, as sharding gives classes other names."""
-    found: list[str] = []
-    for path, module in model.named_modules():
-        if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
-            found.append(path)
-    return tuple(found)
