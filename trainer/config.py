@@ -74,6 +74,9 @@ class TrainConfig(BaseModel):
     save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; the last step always has one.")
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
     resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
+    export: Path | None = Field(
+        None, description="New folder for the model after the last step, as from_pretrained loads it."
+    )
 
     @model_validator(mode="after")
     def _exchange_is_of_gather(self) -> Self:

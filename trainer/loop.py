@@ -17,6 +17,7 @@ from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
 from trainer.metrics import StepFigures
 from trainer.models import PackedModel
+from trainer.models.export import export_model
 from trainer.models.load import load_sharded
 from trainer.models.memory import save_memory
 from trainer.optimizer import learning_rate, make_optimizer
@@ -69,8 +70,16 @@ def run(
             state = replace(job.start, step=step, data=batch.state)
             save_checkpoint(config.checkpoint, model, optimizer, state, keep=config.keep)
         if ends:
-            return step
-    return job.start.step
+            return _finish(job, model, step)
+    return _finish(job, model, job.start.step)
+
+
+def _finish(job: Job, model: PackedModel, step: int) -> int:
+    """Writes the model if this step was the last; returns the step."""
+    config = job.config
+    if config.export is not None and step >= config.steps:
+        export_model(model.model, config.model, config.export)
+    return step
 
 
 def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:

@@ -11,6 +11,7 @@ from trainer.attention.kernels import check_kernel
 from trainer.config import DTYPES, TrainConfig
 from trainer.data.dataset import PackedDataset
 from trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
+from trainer.models.export import check_export
 from trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 
 
@@ -101,6 +102,8 @@ def _check_model(config: TrainConfig, dataset: PackedDataset, device_type: str) 
     )
     check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
     check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
+    if config.export is not None:
+        check_export(config.export)
 
 
 def _checkpoint(config: TrainConfig) -> Path | None:

@@ -7,13 +7,16 @@ fills each rank's part, so that no rank ever holds the whole.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from schemas.errors import ConfigError
 from trainer.models.families import family_of
@@ -23,6 +26,8 @@ from trainer.models.random_weights import draw_weights
 
 Weights = Literal["folder", "random", "none"]
 """Where weights come from: the model folder, a seed, or, later, a checkpoint."""
+
+AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 
 Wrapped = TypeVar("Wrapped", bound=nn.Module)
 
@@ -63,8 +68,8 @@ def load_sharded(
 ) -> Wrapped:
     """A model whose parts are filled after it was sharded, each rank's by itself.
 
-    From a folder, a rank reads the rows of each tensor that it holds. Random weights are drawn block by block. All
-    buffers are set in any case.
+    From a folder, a rank reads tensor by tensor and keeps its rows. Random weights are drawn block by block. Buffers are
+    set in any case.
 
     Args:
         folder: see :func:`load_model`.
@@ -81,15 +86,18 @@ def load_sharded(
     config = read_model_config(folder)
     if weights == "folder":
         check_weights(folder)
-        wrapped = _read(_empty(transformers, config, dtype), folder, config, shard, dtype)
+    model = _empty(transformers, config, dtype)
+    wrapped = shard(model)
+    wrapped.to_empty(device=device)
+    model.tie_weights()
+    if weights == "folder":
+        _read(model, folder, dtype)
     else:
-        model = _empty(transformers, config, dtype)
-        wrapped = shard(model)
-        wrapped.to_empty(device=device)
-        model.tie_weights()
-        _set(model, _empty(transformers, config, torch.float32), seed, only_buffers=weights == "none")
-    wrapped.train()
-    return wrapped.to(device) if torch.device(device).type != "cpu" else wrapped
+        only_buffers = weights == "none"
+        fill = _Fill(model, only_buffers=only_buffers)
+        draw_weights(_empty(transformers, config, torch.float32), seed, fill, only_buffers=only_buffers)
+        assert not fill.left, f"nothing was drawn for {sorted(fill.left)}"
+    return wrapped.train()
 
 
 def _attention(config: Any) -> Any:
@@ -110,18 +118,30 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _read(
-    empty: Any, folder: str | Path, config: Any, shard: Callable[[nn.Module], Wrapped], dtype: torch.dtype
-) -> Wrapped:
-    """Loads a folder's weights into a model that is sharded on the way, by ``transformers``, which knows the names that
-    weights have in published folders.
+def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
+    """Fills a model from a folder by ``transformers``, which knows the names and forms of published weights.
+
+    It loads a second model, of which each parameter gives this rank its part as soon as it is there, and goes back to
+    the meta device.
     """
+    from safetensors import SafetensorError
     from transformers.distributed import DistributedConfig
 
-    found: list[Wrapped] = []
+    fill = _Fill(model)
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
+    paths: dict[nn.Module, str] = {}
 
-    class Sharded(type(empty)):  # type: ignore[misc]
-        """Takes the place in loading where ``transformers`` would shard the model its own way."""
+    def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if module not in paths or parameter is None or parameter.is_meta:
+            return None
+        path = f"{paths[module]}.{name}".lstrip(".")
+        fill({tied.get(path, path): parameter})
+        passed: Any = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        passed._is_hf_initialized = True
+        return passed  # type: ignore[no-any-return]
+
+    class Passing(type(model)):  # type: ignore[misc]
+        """Shows its modules at the place where ``transformers`` would shard them, before weights are read."""
 
         @classmethod
         def prepare_distribute_model(cls, config: Any, device_map: Any = None) -> tuple[Any, Any, None]:
@@ -129,49 +149,71 @@ def _read(
 
         @classmethod
         def maybe_distribute_model(cls, model: Any, config: Any, manager: Any) -> Any:  # noqa: ARG003
-            model.__class__ = type(empty)
-            del model.config.distributed_config
-            found.append(shard(model))
+            paths.update({module: path for path, module in model.named_modules()})
             return model
 
     # by these transformers finds what it knows of a published model's weights
-    Sharded.__name__, Sharded.__module__ = type(empty).__name__, type(empty).__module__
+    Passing.__name__, Passing.__module__ = type(model).__name__, type(model).__module__
     try:
-        _, info = Sharded.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=_attention(config),
-            local_files_only=True,
-            output_loading_info=True,
-            distributed_config=DistributedConfig(),
-        )
-    except (OSError, RuntimeError, ValueError) as error:
+        with _one_tensor_at_a_time(), register_module_parameter_registration_hook(pass_on):
+            passing, info = Passing.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                distributed_config=DistributedConfig(),
+            )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConfigError(f"--model {folder} holds no weights for {missing[0]} and {len(missing) - 1} more; give all")
-    return found[0]
+    fill(dict(passing.named_buffers()))
+    if missing := fill.left | set(info["missing_keys"]):
+        first, *more = sorted(missing)
+        raise ConfigError(f"--model {folder} holds no weights for {first} and {len(more)} more; give all of them")
 
 
-def _set(model: nn.Module, whole: Any, seed: int, *, only_buffers: bool) -> None:
-    """Fills a model's buffers, and this rank's part of its parameters with random weights."""
-    targets: dict[str, Tensor] = dict(model.named_buffers())
-    if not only_buffers:
-        targets |= dict(model.named_parameters())
-    left = set(targets)
+@contextmanager
+def _one_tensor_at_a_time() -> Iterator[None]:
+    """``transformers`` reads tensors ahead in threads, without a bound on how many, unless this variable is set."""
+    before = os.environ.get(AHEAD)
+    os.environ[AHEAD] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(AHEAD)
+        os.environ |= {} if before is None else {AHEAD: before}
+
+
+class _Fill:
+    """Fills buffers, and this rank's part of parameters, from whole tensors that come one by one.
+
+    Attributes:
+        left: names of what has not come yet.
+    """
+
+    def __init__(self, model: nn.Module, *, only_buffers: bool = False) -> None:
+        self._targets: dict[str, Tensor] = dict(model.named_buffers())
+        if not only_buffers:
+            self._targets |= dict(model.named_parameters())
+        self.left = set(self._targets)
 
     @torch.no_grad()
-    def take(drawn: dict[str, Tensor]) -> None:
-        for name in drawn.keys() & targets.keys():
-            target, value = targets[name], drawn[name]
-            left.discard(name)
+    def __call__(self, tensors: Mapping[str, Tensor]) -> None:
+        for name in tensors.keys() & self._targets.keys():
+            target, value = self._targets[name], tensors[name]
+            self.left.discard(name)
             if isinstance(target, DTensor):
-                part = distribute_tensor(
-                    value.to(target.dtype), target.device_mesh, target.placements, src_data_rank=None
-                )
-                target.to_local().copy_(part.to_local())
+                target.to_local().copy_(_part_of(value, target))
             else:
                 target.copy_(value)
 
-    draw_weights(whole, seed, take, only_buffers=only_buffers)
-    assert not left, f"nothing was drawn for {sorted(left)}"
+
+def _part_of(whole: Tensor, sharded: DTensor) -> Tensor:
+    """This rank's part of a tensor, as a view. It is that of ``distribute_tensor``, which would make copies."""
+    place = sharded.device_mesh.get_coordinate()
+    assert place is not None
+    for axis, placement in enumerate(sharded.placements):
+        if isinstance(placement, Shard):
+            parts = whole.chunk(sharded.device_mesh.size(axis), placement.dim)
+            empty = whole.narrow(placement.dim, 0, 0)
+            whole = parts[place[axis]] if place[axis] < len(parts) else empty
+    return whole

@@ -1,0 +1,126 @@
+"""Weights that each rank reads or draws for itself are those of the whole model, and no rank holds the whole."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from packer_service.demo.model import write_model_folder
+from schemas.errors import ConfigError
+from trainer.distributed.mesh import Mesh
+from trainer.distributed.sharding import shard_model
+from trainer.models import PackedModel, load_model
+from trainer.models.interface import register_attention
+from trainer.models.load import Weights, load_sharded
+
+FAMILIES = ["qwen3", "qwen2_5_vl", "molmo2"]
+"""A model of text with tied embeddings, one whose weights have other names in its files, and one with large vectors."""
+
+DEEP = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "head_dim": 64}
+"""A model nearly all of which is blocks."""
+
+
+def load_on_a_rank(mesh: Mesh, folder: str, weights: Weights, dtype: torch.dtype) -> PackedModel:
+    def shard(model: nn.Module) -> PackedModel:
+        packed = PackedModel(model)
+        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+        return packed
+
+    return load_sharded(folder, shard, weights=weights, seed=3, dtype=dtype)
+
+
+def unequal_on_a_rank(mesh: Mesh, folder: str) -> list[str]:
+    """Parameters and buffers that are not those of the whole model. Runs on each rank of the pool."""
+    wrong = []
+    for source in ("random", "folder"):
+        torch.manual_seed(mesh.dp_rank + 5 * mesh.cp.cp_rank)
+        packed = load_on_a_rank(mesh, folder, "random" if source == "random" else "folder", torch.float64)
+        whole = load_model(folder, from_scratch=source == "random", seed=3)
+        assert packed.training
+        right = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+        found = {**dict(packed.model.named_parameters()), **dict(packed.model.named_buffers())}
+        assert found.keys() == right.keys()
+        for name, tensor in found.items():
+            joined = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            expected = right[name].double() if isinstance(tensor, DTensor) else right[name]
+            if not joined.equal(expected):
+                wrong.append(f"{source} {name}")
+    return wrong
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_are_those_of_the_whole_model(gloo_pool: Any, tmp_path: Path, family: str) -> None:
+    """Fails when random weights depend on the ranks or the ambient generator, when rows go to another rank, when names
+    of published weights are not known, or when rotary frequencies are left as they were allocated.
+    """
+    tied: Any = {"tie_word_embeddings": True} if family == "qwen3" else {}
+    write_model_folder(tmp_path, family, vocabulary=300, files={"config.json": tied})
+    original: Any = load_model(tmp_path, from_scratch=True, seed=1)
+    original.save_pretrained(tmp_path)
+    for degrees in ({"ring": 2}, {"dp_replicate": 2, "dp_shard": 2}):
+        assert gloo_pool.run(unequal_on_a_rank, str(tmp_path), **degrees) == [[]] * (4 if "dp_shard" in degrees else 2)
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no file's."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def peak_on_a_rank(mesh: Mesh, folder: str, weights: Weights) -> tuple[int, int]:
+    """Most memory that loading took on top, and bytes of the parameters that lie here in the end."""
+    load_on_a_rank(mesh, folder, weights, torch.float32)  # what is made once, such as imports
+    gc.collect()
+    before = peak = anonymous_bytes()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.0005):
+            peak = max(peak, anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    packed = load_on_a_rank(mesh, folder, weights, torch.float32)
+    done.set()
+    watcher.join()
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in packed.parameters()]
+    return max(peak, anonymous_bytes()) - before, sum(tensor.nbytes for tensor in local)
+
+
+def test_no_rank_holds_the_whole_model(gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when a rank reads or draws the whole model before it keeps its part."""
+    write_model_folder(tmp_path, "qwen3", vocabulary=300, files={"config.json": DEEP})
+    original: Any = load_model(tmp_path, from_scratch=True)
+    original.save_pretrained(tmp_path)
+    whole = sum(parameter.nbytes for parameter in original.parameters())
+    block = sum(parameter.nbytes for parameter in original.model.layers[0].parameters())
+    assert block < whole / 10
+    sources: list[Weights] = ["folder", "random"]
+    for weights in sources:
+        for peak, local in gloo_pool.run(peak_on_a_rank, str(tmp_path), weights, dp_shard=4):
+            assert local == pytest.approx(whole / 4, rel=0.01)
+            assert peak < local + 2 * block, (weights, peak / whole)
+
+
+def test_weights_that_are_not_all_there_are_named(tmp_path: Path) -> None:
+    """Fails when a layer without weights is trained from random ones, or a damaged file ends in a traceback."""
+    write_model_folder(tmp_path, "qwen3", vocabulary=300)
+    original: Any = load_model(tmp_path, from_scratch=True)
+    state = original.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    original.save_pretrained(tmp_path, state_dict=state)
+    register_attention().logging.set_verbosity_error()
+    with pytest.raises(ConfigError, match=r"holds no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    with pytest.raises(ConfigError, match="its weights cannot be read") as raised:
+        load_model(tmp_path)
+    assert "\n" not in str(raised.value)
