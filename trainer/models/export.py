@@ -29,8 +29,8 @@ def check_export(target: Path) -> None:
 def export_model(model: Any, source: Path, target: Path) -> None:
     """Writes weights in the form of published folders, and copies of the source's other files. All ranks call this.
 
-    Parameters keep their dtype. They are gathered one by one on the CPU of rank 0, which then holds the whole model. The
-    folder appears under its name once it is whole.
+    Parameters keep their dtype. They are gathered one by one on the CPU of rank 0, which then holds the whole model.
+    The folder appears under its name once it is whole.
 
     Args:
         model: of ``transformers``, sharded or not.

@@ -68,8 +68,8 @@ def load_sharded(
 ) -> Wrapped:
     """A model whose parts are filled after it was sharded, each rank's by itself.
 
-    From a folder, a rank reads tensor by tensor and keeps its rows. Random weights are drawn block by block. Buffers are
-    set in any case.
+    From a folder, a rank reads tensor by tensor and keeps its rows. Random weights are drawn block by block. Buffers
+    are set in any case.
 
     Args:
         folder: see :func:`load_model`.
@@ -131,14 +131,14 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
     paths: dict[nn.Module, str] = {}
 
-    def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
         if module not in paths or parameter is None or parameter.is_meta:
             return None
         path = f"{paths[module]}.{name}".lstrip(".")
         fill({tied.get(path, path): parameter})
         passed: Any = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
         passed._is_hf_initialized = True
-        return passed  # type: ignore[no-any-return]
+        return passed
 
     class Passing(type(model)):  # type: ignore[misc]
         """Shows its modules at the place where ``transformers`` would shard them, before weights are read."""

@@ -27,12 +27,14 @@ def draw_weights(
         only_buffers: leave parameters on the meta device, where drawing costs nothing.
     """
     parts = list(_parts(model))
-    for module in model.modules():
-        module._is_hf_initialized = True  # what initialize_weights passes over
+    passed_over: list[Any] = list(model.modules())
+    for each in passed_over:
+        each._is_hf_initialized = True  # what initialize_weights asks
     for name, modules in parts:
-        for module in modules.values():
-            _make_room(module, only_buffers)
-            module._is_hf_initialized = False
+        drawn: list[Any] = list(modules.values())
+        for each in drawn:
+            _make_room(each, only_buffers)
+            each._is_hf_initialized = False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(seed, name))
             model.initialize_weights()
