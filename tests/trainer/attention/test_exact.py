@@ -19,7 +19,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ulysses", {}),
 ]
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8), (8, 1)]
-EXAMPLES = {1: 6, 2: 5, 4: 3, 8: 2}
+EXAMPLES = {1: 4, 2: 3, 4: 2, 8: 1}
 """Examples per scheme, by the number of ranks: these share the machine's few cores."""
 
 

@@ -11,7 +11,7 @@ import torch
 from dense_kernel import DenseKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -203,6 +203,24 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
     assert len(graphs) == 1
 
 
+def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when FlexAttention goes on uncompiled once it was compiled too often, with a dense matrix of scores."""
+    monkeypatch.setattr("trainer.attention.kernels.flex.MOST_COMPILATIONS", 1)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    zero, kernel = np.zeros(300, np.int32), Flex(attention=compiled_attention(backend))
+    every = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1))
+    q, k, v, _ = (x.float() for x in random_inputs(4, 2, 300, 16))
+    kernel.forward(q, k, v, kernel.prepare(every, every))
+    with pytest.raises(FailOnRecompileLimitHit):
+        kernel.forward(q.double(), k.double(), v.double(), kernel.prepare(every, every))
+    assert len(graphs) == 1
+
+
 def test_flex_that_cannot_be_compiled_raises() -> None:
     """Fails when FlexAttention falls back to a dense matrix of scores where a graph cannot be made."""
 
@@ -256,5 +274,9 @@ def test_flex_on_a_gpu(kv_heads: int, make_mask: Any) -> None:
         kernel.backward(dout, q, k[:, p], v[:, p], out, lse, ready) for p, ready in zip(parts, prepared, strict=True)
     ]
     ours = out, grads[0][0] + grads[1][0], *(torch.cat([g[i] for g in grads], dim=1) for i in (1, 2))
-    for mine, right in zip(ours, whole(mask, [x.double() for x in inputs]), strict=True):
+    call = kernel.whole(q, k, v, kernel.prepare(queries, queries))
+    alone = call.out, *call.backward(dout, (q, k, v), call.saved)
+    expected = whole(mask, [x.double() for x in inputs])
+    for mine, one_call, right in zip(ours, alone, expected, strict=True):
         torch.testing.assert_close(mine.double().cpu(), right, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(one_call.double().cpu(), right, rtol=2e-2, atol=2e-2)

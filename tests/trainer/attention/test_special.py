@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import ConfigError, LayoutError
@@ -127,6 +128,37 @@ def test_exchanges_that_overlap_change_nothing(
     overlapped, plain = attend(case, [OVERLAP, ("ulysses", {})])
     assert_same(overlapped, expected(case))
     assert all(torch.equal(a, b) for a, b in zip(overlapped[:2], plain[:2], strict=True))
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers that the host asks a device for, which it would wait for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+def numbers_read(mesh: Mesh, fields: dict[str, Any]) -> dict[str, int]:
+    """How often each kind of attention reads a number of a tensor, once it is bound."""
+    found = {}
+    for kind, options in [*CALLS, OVERLAP]:
+        attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
+        tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
+        inputs = [torch.ones(n, tokens, 8, requires_grad=True) for n in (8, 4, 4)]
+        with Reads() as reads:
+            torch.autograd.grad(attend(*inputs), inputs, torch.ones(8, tokens, 8))
+        found[f"{kind} {options}"] = reads.count
+    return found
+
+
+def test_attention_waits_for_no_device(make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any) -> None:
+    """Fails when a layer asks the device for a number in the middle of a step, so that the host cannot run ahead."""
+    mask = make_mask(text(60, 100, -32))
+    case = make_case(mask=mask, layout=make_layout(mask, "random", 2), ulysses=2)
+    for found in gloo_pool.run(numbers_read, vars(case), ulysses=2, ring=2):
+        assert set(found.values()) == {0}, found
 
 
 class Noting(FlashCPU):

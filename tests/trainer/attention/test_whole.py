@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dense_kernel import DenseKernel
+from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -75,6 +76,26 @@ def again(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     for stale in (k, v):
         stale.fill_(torch.nan)
     return copies
+
+
+def test_flex_is_compiled_once_for_batches_of_all_lengths(make_mask: Any) -> None:
+    """Fails when a length or a mask is a constant of the graph that is trained, backward included."""
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, given: list[Any]) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, given)
+
+    kernel = Flex(attention=Counting(compiled_attention(backend)))
+    for length, document in ((300, 100), (257, 30), (513, 512)):
+        mask = MaskTensors.from_arrays(make_mask([(i // document, 0, -1) for i in range(length)]))
+        q, k, v, dout = (torch.randn(n, length, 16, dtype=torch.float64) for n in (4, 2, 2, 4))
+        call = kernel.whole(q, k, v, kernel.prepare(mask, mask))
+        dq, _, _ = call.backward(dout, (q, k, v), call.saved)
+        wanted = q.clone().requires_grad_()
+        (right,) = torch.autograd.grad(reference_attention(wanted, k, v, mask), wanted, dout)
+        torch.testing.assert_close(dq, right, rtol=1e-10, atol=1e-10)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("kind", ["gather", "ulysses"])
