@@ -7,9 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from packer_service.report.dataset import report_dataset
 from packer_service.verify import verify_dataset
+
+pytestmark = pytest.mark.usefixtures("ray_session")  # to pack in the worker that has a Ray already
 
 
 def test_every_document_is_where_it_should_be(demo: tuple[Path, dict[str, int], list[str]], demo_dataset: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -33,14 +31,15 @@ def local_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.usefixtures("ray_session")
 def test_the_command_packs_from_bucket_to_bucket(
     store: Any, remote_source: str, tiny_dataset: Path, tiny_settings: list[str]
 ) -> None:
     """Fails when a byte depends on where source or dataset lie, or Ray's workers cannot reach the store."""
     words = [word for setting in tiny_settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "packer_service", "pack", remote_source, "--out", store.uri("command"), *words]
-    done = subprocess.run([*command, "--num-cpus", "2"], capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
+    with pytest.raises(SystemExit) as ended:
+        main(["pack", remote_source, "--out", store.uri("command"), *words])
+    assert ended.value.code == 0
     assert store.files("command") == local_files(tiny_dataset)
 
 
