@@ -87,6 +87,7 @@ def plan(
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
     from packer_service.job.preview import plan_sources
+    from packer_service.job.preview_tables import plan_tables
     from packer_service.report.what_if import plan_lengths
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
@@ -96,7 +97,9 @@ def plan(
         print_figures(plan_lengths(lengths, config, dp_sizes), as_json)
         return
     with _tasks(ray_address, num_cpus) as (executor, progress):
-        report = plan_sources(sources, config, executor, progress, dp_sizes)
+        report = plan_tables(sources, config, progress, dp_sizes)
+        if report is None:
+            report = plan_sources(sources, config, executor, progress, dp_sizes)
     print_figures(report, as_json)
     _require_documents("plan", report.documents, report.source_documents)
 

@@ -60,7 +60,8 @@ def plan_lengths(file: Path, config: PackConfig, dp_sizes: Sequence[int] = ()) -
 def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> PlanReport:
     """The same for a table: ``doc_id`` and ``source`` string, ``tokens`` and ``images`` int64 from 0, without nulls.
 
-    ``patches`` and ``load`` (the vision encoder's work) may be given, too, else they are those of square crops.
+    ``patches`` and ``load`` (the vision encoder's work) may be given, too, else they are those of square crops; and
+    ``truncated``, tokens that documents have lost before.
 
     Raises:
         PlanError: a data-parallel size does not divide the window.
@@ -258,6 +259,8 @@ def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.T
     )
     for name in SIZES:
         kept = kept.append_column(name, pa.array(np.minimum(share[name], limits.get(name, unlimited))))
+    before = table["truncated"].to_numpy() if "truncated" in table.column_names else np.zeros(len(table), np.int64)
+    lost_before = np.where(number == 0, before[fitting], 0)
     lost = table.filter(pa.array(rejected))
     rejects = rejects_table(
         len(lost),
@@ -268,6 +271,5 @@ def _within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.T
         code=pa.array(code[rejected], pa.string()),
         message=None,
     )
-    return kept.append_column(
-        "truncated", pa.array(share["tokens"] - np.minimum(share["tokens"], config.seq_len))
-    ), rejects
+    cut = share["tokens"] - np.minimum(share["tokens"], config.seq_len)
+    return kept.append_column("truncated", pa.array(cut + lost_before)), rejects

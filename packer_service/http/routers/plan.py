@@ -12,6 +12,8 @@ from packer_service.http.problems import ProblemError, not_legal
 from packer_service.http.service import ServiceState, service_of
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
+from packer_service.report.stored_lengths import STORED_SIZES, stored_lengths
+from schemas.changes import refuse_changes
 from schemas.config import parse_config
 from schemas.errors import ConfigError, PlanError
 
@@ -22,8 +24,8 @@ router = APIRouter(prefix="/v1", tags=["plan"])
 def plan(request: Request, asked: PlanRequest) -> PlanReport:
     """The answer of `preshard plan --lengths`, for lengths in the request or for the packed documents of a dataset.
 
-    For a dataset, the lengths are those of its documents as packed, and the request's configuration overrides its own:
-    another `seq_len` or set of layouts asks a meaningful question, another tokenizer does not.
+    For a dataset, the lengths are those of its documents as packed, and the request's configuration overrides its own.
+    A key that would ask for the dataset's source again, such as `video.fps`, is refused.
     """
     service = service_of(request)
     table, config = _lengths_and_config(service, asked)
@@ -32,7 +34,10 @@ def plan(request: Request, asked: PlanRequest) -> PlanReport:
         detail = f"{len(table)} documents are more than {limit}, the most that are planned at once."
         raise ProblemError(413, "too-large", "Request too large", detail)
     try:
-        window = parse_config(config).order.window
+        wanted = parse_config(config)
+        window = wanted.order.window
+        if asked.dataset:
+            refuse_changes(wanted, asked.dataset, service.catalog.dataset(asked.dataset).config, names=True)
     except ConfigError as error:
         raise not_legal(f"config: {error}") from None
     try:
@@ -53,15 +58,9 @@ def _lengths_and_config(service: ServiceState, asked: PlanRequest) -> tuple[pa.T
         }
         return pa.table(columns), asked.config
     dataset = service.catalog.dataset(asked.dataset or "")
-    names = {
-        "doc_id": "doc_id",
-        "tokens": "length",
-        "images": "n_images",
-        "patches": "n_patches",
-        "load": "load",
-        "source": "source",
-    }
-    table = pa.table({to: dataset.column("documents.parquet", name) for to, name in names.items()})
+    names = ["doc_id", "piece", "copy_number", "epoch", "source", *STORED_SIZES]
+    documents = pa.table({name: dataset.column("documents.parquet", name) for name in names})
+    table = stored_lengths(documents, dataset.config)
     return table, _overridden(dataset.manifest.config, asked.config)
 
 

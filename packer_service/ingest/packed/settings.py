@@ -11,22 +11,10 @@ from packer_service.ingest.model import PackedFor, packed_for
 from packer_service.ingest.packed.defaults import FILES
 from packer_service.ingest.packed.manifest import manifest_of
 from packer_service.ingest.source.file import DATASET, SourceFile
+from schemas.changes import REMEDY, leaves, refuse_changes
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ConfigError
 from schemas.manifest import Manifest
-
-NEEDS_SOURCE = {
-    "special_tokens": "text is not tokenised again",
-    "vision": "crops are not cut again",
-    "video": "frames are not sampled again",
-    "image_format": "crops are copied as they are stored",
-    "jpeg_quality": "crops are copied as they are stored",
-    "bidirectional": "documents keep the mask that they were rendered with",
-    "annotation_weight": "documents keep the loss weights that they were rendered with",
-}
-"""Keys (or sections) whose change would ask for the source again, and why."""
-
-REMEDY = "leave the key out, or pack the source itself"
 
 
 def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
@@ -43,7 +31,7 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
     if not datasets:
         return packed_for(config)
     for label, manifest in datasets:
-        _refuse_changes(config, label, stored_config(manifest))
+        refuse_changes(config, label, stored_config(manifest))
     first = datasets[0][1]
     known = PackedFor(tokenizer=first.tokenizer, model=first.model)
     only_datasets = len(datasets) == len(files)
@@ -52,23 +40,6 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
     for label, manifest in datasets:
         _refuse_other_files(target, label, manifest)
     return target
-
-
-def _refuse_changes(config: PackConfig, label: str, stored: PackConfig) -> None:
-    now, before = config.model_dump(mode="json"), stored.model_dump(mode="json")
-    for section, reason in NEEDS_SOURCE.items():
-        for key, value, old in _leaves(section, now[section], before[section]):
-            if value != old:
-                raise ConfigError(
-                    f"{key}: {value!r} cannot be had from {label}, which was packed with {old!r}: {reason}; {REMEDY}"
-                )
-
-
-def _leaves(path: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
-    """Keys with dots, each with its value now and before."""
-    if not isinstance(now, Mapping):
-        return [(path, now, before)]
-    return [leaf for key in now for leaf in _leaves(f"{path}.{key}", now[key], before[key])]
 
 
 def _refuse_other_files(target: PackedFor, label: str, manifest: Manifest) -> None:
@@ -97,7 +68,7 @@ def _difference(now: dict[str, Any], before: dict[str, Any], label: str, what: s
         return f"{label} was packed {there.removeprefix('packed ')}, and text is not tokenised again"
     [key, value, old] = next(
         [path.removeprefix("."), own, theirs]
-        for path, own, theirs in _leaves("", _padded(now, before), _padded(before, now))
+        for path, own, theirs in leaves("", _padded(now, before), _padded(before, now))
         if own != theirs
     )
     return (

@@ -70,6 +70,8 @@ function answered(answer) {
         `tokens alone need ${integer(answer.packs_for_tokens)}, crops alone ${integer(answer.packs_for_images)}`,
       ],
       ["Padding", integer(answer.padding_tokens), "tokens"],
+      ["Rejected", integer(answer.rejected), Object.entries(answer.rejects).map((reject) => reject.join(" ")).join(", ")],
+      ["Truncated", integer(Object.values(answer.truncated_tokens).reduce((sum, lost) => sum + lost, 0)), "tokens"],
       ["Straggler at 8", answer.straggler_ratio["8"] ? times(answer.straggler_ratio["8"]) : "–", "data-parallel ranks"],
       ["Planned in", `${answer.plan_seconds.toFixed(2)} s`],
     ]),

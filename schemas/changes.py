@@ -1,0 +1,53 @@
+"""Which keys of a dataset's configuration may change when its documents are packed, or only planned, again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.config import PackConfig
+from schemas.errors import ConfigError
+
+NEEDS_SOURCE = {
+    "special_tokens": "text is not tokenised again",
+    "vision": "crops are not cut again",
+    "video": "frames are not sampled again",
+    "image_format": "crops are copied as they are stored",
+    "jpeg_quality": "crops are copied as they are stored",
+    "bidirectional": "documents keep the mask that they were rendered with",
+    "annotation_weight": "documents keep the loss weights that they were rendered with",
+}
+"""Keys (or sections) whose change would ask for the source again, and why."""
+
+NAMES_FILES = dict.fromkeys(("tokenizer", "model", "chat_template"), "text is not tokenised again")
+"""The same for keys that name files: what these hold must be the same. Where it cannot be compared, the names must."""
+
+REMEDY = "leave the key out, or pack the source itself"
+
+
+def refuse_changes(config: PackConfig, label: str, stored: PackConfig, *, names: bool = False) -> None:
+    """Refuses a configuration that a dataset's documents cannot have.
+
+    Args:
+        config: what is asked for.
+        label: names the dataset.
+        stored: what it was packed with.
+        names: whether the names of files must be the same, too.
+
+    Raises:
+        ConfigError: a key would ask for the source of the dataset again; says which, and why.
+    """
+    now, before = config.model_dump(mode="json"), stored.model_dump(mode="json")
+    for section, reason in (NEEDS_SOURCE | (NAMES_FILES if names else {})).items():
+        for key, value, old in leaves(section, now[section], before[section]):
+            if value != old:
+                raise ConfigError(
+                    f"{key}: {value!r} cannot be had from {label}, which was packed with {old!r}: {reason}; {REMEDY}"
+                )
+
+
+def leaves(path: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
+    """Keys with dots, each with its value now and before."""
+    if not isinstance(now, Mapping) or not isinstance(before, Mapping):
+        return [(path, now, before)]
+    return [leaf for key in now for leaf in leaves(f"{path}.{key}", now[key], before[key])]
