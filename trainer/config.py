@@ -14,6 +14,7 @@ from trainer.attention.bind import Kind
 from trainer.attention.exchange import Exchange
 from trainer.distributed.mesh import CpFsdp
 from trainer.models.features import Way
+from trainer.models.memory import Offload, Recompute
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -50,9 +51,15 @@ class TrainConfig(BaseModel):
         "float32",
         description="What the model computes in; with bfloat16, parameters and sums of gradients are float32.",
     )
-    recompute: bool = Field(
-        False, description="Compute each block again in the backward pass, which takes less memory and more time."
+    recompute: Recompute = Field(
+        "none",
+        description="What the backward pass computes again, to take less memory: each block, or all but its attention.",
     )
+    offload: Offload = Field(
+        "none", description="Where the inputs of blocks wait that are computed again: host memory, or a file on a disk."
+    )
+    mlp_tiles: int = Field(1, ge=1, description="Parts in which the MLPs of the language model take a rank's tokens.")
+    logits_mib: int = Field(1024, ge=1, description="The most memory for logits at a time, in MiB.")
     accumulate: int = Field(1, ge=1, description="Packs that each data-parallel rank takes per optimiser step.")
     lr: float = Field(1e-3, gt=0, description="Largest learning rate.")
     min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the largest.")
@@ -67,11 +74,21 @@ class TrainConfig(BaseModel):
         "auto", description="Where to compute; auto takes CUDA if there is a device."
     )
     metrics: Path | None = Field(None, description="File for one JSON object per step, written by rank 0.")
+    peak_tflops: float | None = Field(
+        None, gt=0, description="Speed of one device by its maker, for the metrics' model FLOPs utilisation."
+    )
+    tensorboard: Path | None = Field(None, description="Folder for TensorBoard's files, written by rank 0.")
+    profile: Path | None = Field(None, description="Folder for each rank's trace of steps 4 to 6, by torch.profiler.")
+    eval_data: str | None = Field(None, description="Dataset on which the loss is taken without learning from it.")
+    eval_every: int | None = Field(
+        None, ge=1, description="Steps between evaluations; with --eval-data the last step always has one."
+    )
     log_every: int = Field(
         10, ge=1, description="Steps between printed lines; the first and last step are always printed."
     )
     checkpoint: Path | None = Field(None, description="Folder for checkpoints, visible to all ranks.")
     save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; the last step always has one.")
+    async_save: bool = Field(False, description="Write checkpoints beside the steps that follow.")
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
     resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
     export: Path | None = Field(
@@ -89,11 +106,17 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _checkpoint_options_have_a_folder(self) -> Self:
-        for name in ("resume", "save_every"):
+        for name in ("resume", "save_every", "async_save"):
             if getattr(self, name) and self.checkpoint is None:
                 raise ValueError(
                     f"{option(name)} is given without --checkpoint; add --checkpoint with the checkpoints' folder"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_has_data(self) -> Self:
+        if self.eval_every and self.eval_data is None:
+            raise ValueError("--eval-every is given without --eval-data; add --eval-data with a dataset")
         return self
 
     @property

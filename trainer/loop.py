@@ -5,24 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from trainer.config import DTYPES
+from trainer.config import DTYPES, TrainConfig
 from trainer.data.batch import RankBatch
 from trainer.data.loader import make_loader
-from trainer.distributed.checkpoint import load_checkpoint, save_checkpoint
+from trainer.distributed.checkpoint import Checkpoints, load_checkpoint
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
+from trainer.evaluate import evaluate
 from trainer.metrics import StepFigures
 from trainer.models import PackedModel
 from trainer.models.export import export_model
 from trainer.models.load import load_sharded
 from trainer.models.memory import save_memory
 from trainer.optimizer import learning_rate, make_optimizer
+from trainer.profile import profiled
 from trainer.setup import Job
 from trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
+from trainer.throughput import StepWork, imbalance
 
 
 def run(
@@ -50,27 +54,36 @@ def run(
     """
     config = job.config
     model = build_model(job, mesh, device)
+    work = StepWork.of(model.model)
     parameters = list(model.parameters())
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
     batches = whole_steps(iter(make_loader(job.dataset, workers=config.workers, device=device)), job)
-    for step in range(job.start.step + 1, config.steps + 1):
-        began, local = time.perf_counter(), LocalTotals.zero(device)
-        for _ in range(config.accumulate):
-            batch = take(batches, local)
-            local.add(*_backward(job, mesh, model, batch, device))
-        totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
-        lr = learning_rate(step, config)
-        apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip)
-        seconds = time.perf_counter() - began
-        report(_figures(totals, step=step, step_time=seconds, lr=lr, epoch=batch.state["epoch"]))
-        ends = step == config.steps or totals.stop
-        if config.checkpoint is not None and (ends or step % (config.save_every or config.steps) == 0):
-            state = replace(job.start, step=step, data=batch.state)
-            save_checkpoint(config.checkpoint, model, optimizer, state, keep=config.keep)
-        if ends:
-            return _finish(job, model, step)
+    saves = None
+    if config.checkpoint is not None:
+        saves = Checkpoints(config.checkpoint, keep=config.keep, beside=config.async_save)
+    with profiled(config.profile) as profiler:
+        for step in range(job.start.step + 1, config.steps + 1):
+            began = time.perf_counter()
+            local, data = _add_gradients(job, mesh, model, work, batches, device)
+            totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
+            lr = learning_rate(step, config)
+            apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip)
+            seconds = time.perf_counter() - began
+            if profiler is not None:
+                profiler.step()
+            figures = _figures(totals, config, step=step, step_time=seconds, lr=lr, epoch=data["epoch"])
+            report(replace(figures, eval_loss=_evaluation_loss(job, mesh, model, step)))
+            ends = step == config.steps or totals.stop
+            if saves is not None:
+                saves.look()
+                if ends or step % (config.save_every or config.steps) == 0:
+                    saves.save(model, optimizer, replace(job.start, step=step, data=data))
+                if ends:
+                    saves.finish()
+            if ends:
+                return _finish(job, model, step)
     return _finish(job, model, job.start.step)
 
 
@@ -90,8 +103,14 @@ def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
     config = job.config
 
     def shard(model: nn.Module) -> PackedModel:
-        save_memory(model, recompute="full" if config.recompute else "none", device_type=device.type)
-        packed = PackedModel(model)
+        save_memory(
+            model,
+            recompute=config.recompute,
+            offload=config.offload,
+            mlp_tiles=config.mlp_tiles,
+            device_type=device.type,
+        )
+        packed = PackedModel(model, logits_bytes=config.logits_mib * 2**20)
         shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
         return packed
 
@@ -105,8 +124,17 @@ def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
     )
 
 
-def _figures(totals: Totals, *, step: int, step_time: float, lr: float, epoch: int) -> StepFigures:
+def _evaluation_loss(job: Job, mesh: Mesh, model: PackedModel, step: int) -> float | None:
+    """The loss on the second dataset, after steps that ask for it."""
+    config = job.config
+    if job.evaluation is None or not (step == config.steps or step % (config.eval_every or config.steps) == 0):
+        return None
+    return evaluate(model, job.evaluation, mesh, **_exchanges(config))
+
+
+def _figures(totals: Totals, config: TrainConfig, *, step: int, step_time: float, lr: float, epoch: int) -> StepFigures:
     has_loss = totals.loss_weight > 0
+    tflops = sum(totals.work) / step_time / len(totals.work) / 1e12
     return StepFigures(
         step=step,
         loss=totals.loss_sum / totals.loss_weight if has_loss else None,
@@ -119,6 +147,13 @@ def _figures(totals: Totals, *, step: int, step_time: float, lr: float, epoch: i
         lr=lr,
         epoch=epoch,
         packs=totals.packs,
+        tokens_per_second=totals.tokens / step_time,
+        tflops=tflops,
+        mfu=tflops / config.peak_tflops if config.peak_tflops is not None else None,
+        predicted_work=[work / 1e12 for work in totals.work],
+        compute_times=totals.compute_times,
+        predicted_imbalance=imbalance(totals.work),
+        measured_imbalance=imbalance(totals.compute_times) if totals.compute_times else None,
     )
 
 
@@ -127,21 +162,36 @@ def _parameter_dtype(name: str) -> torch.dtype:
     return torch.float32 if name == "bfloat16" else DTYPES[name]
 
 
-def _backward(
-    job: Job, mesh: Mesh, model: PackedModel, batch: RankBatch, device: torch.device
-) -> tuple[RankBatch, torch.Tensor]:
-    """Adds the gradients of one pack's loss sum to the parameters; returns the batch on the device, and the sum."""
-    config, batch = job.config, batch.to(device, non_blocking=True)
-    loss_sum = model(
-        batch,
-        mesh.cp,
-        attention=config.attention,
-        features=config.features,
-        exchange=config.exchange,
-        overlap=config.ulysses_overlap,
-    )
-    loss_sum.backward()
-    return batch, loss_sum
+def _add_gradients(
+    job: Job,
+    mesh: Mesh,
+    model: PackedModel,
+    work: StepWork,
+    batches: Iterator[RankBatch],
+    device: torch.device,
+) -> tuple[LocalTotals, dict[str, Any]]:
+    """Adds the gradients of one step's packs to the parameters; returns what they were, and the position after them."""
+    local = LocalTotals.zero(device)
+    for _ in range(job.config.accumulate):
+        batch = take(batches, local)
+        local.work += work.of_rank(batch)
+        began = time.process_time()
+        batch = batch.to(device, non_blocking=True)
+        loss_sum = model(batch, mesh.cp, **_exchanges(job.config))
+        loss_sum.backward()
+        local.compute_time += time.process_time() - began
+        local.add(batch, loss_sum)
+    return local, batch.state
+
+
+def _exchanges(config: TrainConfig) -> dict[str, Any]:
+    """How ranks exchange, as arguments of the model's call."""
+    return {
+        "attention": config.attention,
+        "features": config.features,
+        "exchange": config.exchange,
+        "overlap": config.ulysses_overlap,
+    }
 
 
 def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:

@@ -1,4 +1,4 @@
-"""The figures of each step, as JSON Lines."""
+"""The figures of each step, as JSON Lines and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ class StepFigures:
         lr: learning rate.
         epoch: epoch of the packs, from 0.
         packs: ids of the packs, in the order of the epoch.
+        tokens_per_second: ``tokens`` by ``step_time``.
+        tflops: work of the step in 10^12 operations per second and process (see :mod:`trainer.throughput`).
+        mfu: ``tflops`` by those that the device can do. None if nobody said how many.
+        predicted_work: of each rank, in 10^12 operations.
+        compute_times: processor seconds of each rank's forward and backward passes. Empty on CUDA, where
+            waiting for other ranks counts as computing: a profile shows it.
+        predicted_imbalance: the largest of ``predicted_work`` by their mean. None if there is no work.
+        measured_imbalance: the same of ``compute_times``.
+        eval_loss: mean loss on the second dataset, in steps after which it is taken.
     """
 
     step: int
@@ -37,6 +46,14 @@ class StepFigures:
     lr: float
     epoch: int
     packs: list[int]
+    tokens_per_second: float
+    tflops: float
+    mfu: float | None
+    predicted_work: list[float]
+    compute_times: list[float]
+    predicted_imbalance: float | None
+    measured_imbalance: float | None
+    eval_loss: float | None = None
 
 
 class MetricsFile:
@@ -63,6 +80,28 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class TensorBoardFiles:
+    """The same figures for TensorBoard: one curve for each that is a number.
+
+    Args:
+        folder: created if missing.
+        after: the step after which the run continues; what was written of later ones is not shown.
+    """
+
+    def __init__(self, folder: Path, *, after: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder, purge_step=after + 1)
+
+    def write(self, figures: StepFigures) -> None:
+        for name, value in asdict(figures).items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(name, value, figures.step)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -13,6 +15,7 @@ from trainer.data.dataset import PackedDataset
 from trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
 from trainer.models.export import check_export
 from trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
+from trainer.models.memory import check_saving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +27,14 @@ class Job:
         dataset: this rank's part, at the position where the run starts.
         start: what the run starts from: step 0, or what the checkpoint holds.
         checkpoint: the checkpoint to load, if any.
+        evaluation: the second dataset, if any, with all its packs for each data-parallel rank.
     """
 
     config: TrainConfig
     dataset: PackedDataset
     start: RunState
     checkpoint: Path | None
+    evaluation: PackedDataset | None
 
     @property
     def packs_per_step(self) -> int:
@@ -38,8 +43,10 @@ class Job:
 
     def seen_alike(self) -> dict[str, str]:
         """What every rank must have found the same, by its name."""
+        second = self.evaluation
         return {
             "the dataset": str(self.start.data["dataset_id"]),
+            "the dataset of --eval-data": "none" if second is None else str(second.state_dict()["dataset_id"]),
             "the newest checkpoint": "none" if self.checkpoint is None else self.checkpoint.name,
             "the checkpoint's position": f"epoch {self.start.data['epoch']}, pack {self.start.data['position']}",
         }
@@ -75,7 +82,13 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
             f"{config.data} has only {dataset.n_packs} packs: accumulate fewer, or start fewer processes"
         )
-    _check_model(config, dataset, device_type)
+    evaluation = _evaluation(config, cp_rank)
+    if config.tensorboard is not None and find_spec("tensorboard") is None:
+        raise ConfigError(
+            f"--tensorboard is {config.tensorboard}, and the package tensorboard is not installed: "
+            "pip install tensorboard, or leave the option out"
+        )
+    _check_model(config, [dataset, *([evaluation] if evaluation is not None else [])], device_type)
     start = RunState(step=0, data=dataset.state_dict(), model=identity(config.model))
     checkpoint = _checkpoint(config)
     if checkpoint is None and not config.from_scratch:
@@ -85,11 +98,24 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
         resumed.check_same_run(start, checkpoint)
         dataset.load_state_dict(resumed.data)
         start = resumed
-    return Job(config=config, dataset=dataset, start=start, checkpoint=checkpoint)
+    return Job(config=config, dataset=dataset, start=start, checkpoint=checkpoint, evaluation=evaluation)
 
 
-def _check_model(config: TrainConfig, dataset: PackedDataset, device_type: str) -> None:
-    """Checks what the model folder says, before a weight is read, against the degrees, the device and the dataset."""
+def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
+    """The second dataset, whose packs the evaluation deals to data-parallel ranks by itself."""
+    if config.eval_data is None:
+        return None
+    return PackedDataset(
+        config.eval_data,
+        ulysses_degree=config.ulysses,
+        ring_degree=config.ring,
+        cp_rank=cp_rank,
+        layout=config.layout,
+    )
+
+
+def _check_model(config: TrainConfig, datasets: Sequence[PackedDataset], device_type: str) -> None:
+    """Checks what the model folder says, before a weight is read, against the degrees, the device and the datasets."""
     model = read_model_config(config.model)
     sizes = model_sizes(model)
     check_heads(
@@ -101,7 +127,9 @@ def _check_model(config: TrainConfig, dataset: PackedDataset, device_type: str) 
         overlap=config.ulysses_overlap,
     )
     check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
-    check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
+    for dataset in datasets:
+        check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
+    check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:
         check_export(config.export)
 

@@ -33,6 +33,8 @@ class Totals:
         grad_norm: norm of the gradient of ``loss_sum``.
         stop: whether a rank was asked to stop.
         packs: ids of the packs, in the order of the epoch.
+        work: operations of each rank.
+        compute_times: processor seconds of each rank's forward and backward passes; empty on CUDA.
     """
 
     loss_sum: float
@@ -43,6 +45,8 @@ class Totals:
     grad_norm: float
     stop: bool
     packs: list[int]
+    work: list[float]
+    compute_times: list[float]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,6 +58,8 @@ class LocalTotals:
     tokens: Float64[Tensor, ""]
     bytes_read: int = 0
     data_time: float = 0.0
+    work: float = 0.0
+    compute_time: float = 0.0
     packs: list[int]
 
     @classmethod
@@ -91,13 +97,15 @@ def join_totals(
         stop: whether this rank was asked to stop.
     """
     device = local.loss_sum.device
-    counted = torch.tensor([local.bytes_read, local.data_time, stop, *local.packs], dtype=torch.float64, device=device)
+    here = [local.bytes_read, local.data_time, stop, local.work, local.compute_time, *local.packs]
+    counted = torch.tensor(here, dtype=torch.float64, device=device)
     measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, _squares(parameters, device)])
     mine = torch.cat([measured, counted])
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     ranks = torch.stack(every).tolist()
-    loss_sum, loss_weight, tokens, squares, bytes_read, data_time, stops, *packs = zip(*ranks, strict=True)
+    loss_sum, loss_weight, tokens, squares, *others = zip(*ranks, strict=True)
+    bytes_read, data_time, stops, work, compute_times, *packs = others
     return Totals(
         loss_sum=sum(loss_sum),
         loss_weight=sum(loss_weight),
@@ -107,6 +115,8 @@ def join_totals(
         grad_norm=sum(squares[rank] for rank in replica) ** 0.5,
         stop=any(stops),
         packs=[int(pack) for of_ranks in packs for pack in of_ranks[::cp_size]],
+        work=list(work),
+        compute_times=list(compute_times) if device.type == "cpu" else [],
     )
 
 

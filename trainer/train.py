@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 from trainer.distributed.mesh import build_mesh
 from trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
 from trainer.loop import run
-from trainer.metrics import MetricsFile, StepFigures
+from trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
 from trainer.setup import Job, prepare
 
 T = TypeVar("T")
@@ -85,20 +85,25 @@ def train(job: Job, here: Processes) -> int:
     )
     if here.rank == 0:
         click.echo(_describe_start(job, here.world_size), err=True)
-    metrics = None
+    writers: list[MetricsFile | TensorBoardFiles] = []
     if here.rank == 0 and config.metrics is not None:
-        metrics = MetricsFile(config.metrics, after=job.start.step)
+        writers.append(MetricsFile(config.metrics, after=job.start.step))
+    if here.rank == 0 and config.tensorboard is not None:
+        writers.append(TensorBoardFiles(config.tensorboard, after=job.start.step))
 
     def report(figures: StepFigures) -> None:
-        if metrics is not None:
-            metrics.write(figures)
-        if here.rank == 0 and (figures.step % config.log_every == 0 or figures.step in (1, config.steps)):
+        for writer in writers:
+            writer.write(figures)
+        shown = (
+            figures.step % config.log_every == 0 or figures.step in (1, config.steps) or figures.eval_loss is not None
+        )
+        if here.rank == 0 and shown:
             click.echo(_line(figures))
 
     stop = StopRequest()
     done = run(job, mesh, here.device, report, stop)
-    if metrics is not None:
-        metrics.close()
+    for writer in writers:
+        writer.close()
     if done < config.steps:
         if here.rank == 0:
             saved = (
@@ -120,10 +125,16 @@ def _describe_start(job: Job, world_size: int) -> str:
 def _line(figures: StepFigures) -> str:
     if figures.loss is None:
         return f"step {figures.step:6d}  no token of the packs {figures.packs} has a loss: nothing to learn"
-    return (
-        f"step {figures.step:6d}  loss {figures.loss:8.4f}  grad norm {figures.grad_norm:9.4f}  "
-        f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s"
-    )
+    parts = [
+        f"step {figures.step:6d}  loss {figures.loss:8.4f}  grad norm {figures.grad_norm:9.4f}",
+        f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s",
+        f"{figures.tokens_per_second:,.0f} tokens/s",
+    ]
+    if figures.mfu is not None:
+        parts.append(f"MFU {figures.mfu:.1%}")
+    if figures.eval_loss is not None:
+        parts.append(f"eval loss {figures.eval_loss:.4f}")
+    return "  ".join(parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -83,27 +83,66 @@ def read_run_state(checkpoint: Path) -> RunState:
         ) from None
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer, state: RunState, *, keep: int) -> None:
-    """Writes the state after a step, then removes all but the newest ``keep`` checkpoints. All ranks call this.
+class Checkpoints:
+    """The checkpoints that a run writes into a folder. All ranks make one, and call its methods at the same places.
 
     Each rank writes its own part into a folder under another name, which rank 0 renames once every part is on the disk.
     A job killed at any moment leaves the checkpoints that it had before, or those and the new one.
+
+    Args:
+        folder: visible to all ranks.
+        keep: the newest so many checkpoints are kept.
+        beside: write while the next steps run. Only the copy of the state into the host's memory is waited for.
     """
-    final = folder / f"step-{state.step:08d}"
-    unfinished = folder / f"unfinished-{final.name}"
-    if dist.get_rank() == 0:
-        _remove(folder.glob("unfinished-*"))
-        unfinished.mkdir(parents=True)
-    dist.barrier()
-    parameters, moments = _states(model, optimizer)
-    dcp.save({"model": parameters, "optimizer": moments}, checkpoint_id=unfinished)
-    if dist.get_rank() == 0:
-        (unfinished / RUN).write_text(json.dumps(asdict(state)), encoding="utf-8")
-        _sync(unfinished / RUN)
-        _sync(unfinished)
-        unfinished.rename(final)
-        _sync(folder)
-        _remove(sorted(_whole(folder), key=_step)[:-keep])
+
+    def __init__(self, folder: Path, *, keep: int, beside: bool = False) -> None:
+        self._folder, self._keep = folder, keep
+        # Writers agree by collectives, which among those of the steps would meet in another order on each rank.
+        self._group = dist.new_group(backend="gloo") if beside else None
+        self._writing: tuple[Any, RunState] | None = None
+
+    def save(self, model: nn.Module, optimizer: Optimizer, state: RunState) -> None:
+        """Writes the state after a step, or begins to. A save that is still being written is waited for first."""
+        self.finish()
+        unfinished = self._path(state, unfinished=True)
+        if dist.get_rank() == 0:
+            _remove(self._folder.glob("unfinished-*"))
+            unfinished.mkdir(parents=True)
+        dist.barrier()
+        parameters, moments = _states(model, optimizer)
+        stored = {"model": parameters, "optimizer": moments}
+        if self._group is None:
+            dcp.save(stored, checkpoint_id=unfinished)
+            self._publish(state)
+        else:
+            self._writing = dcp.async_save(stored, checkpoint_id=unfinished, process_group=self._group), state
+
+    def look(self) -> None:
+        """Gives a checkpoint its name if it is whole by now. Called between steps; waits for nothing."""
+        if self._writing is not None and self._writing[0].done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until nothing is being written any more."""
+        if self._writing is not None:
+            writing, state = self._writing
+            writing.result()
+            self._writing = None
+            self._publish(state)
+
+    def _path(self, state: RunState, *, unfinished: bool = False) -> Path:
+        return self._folder / ("unfinished-" * unfinished + f"step-{state.step:08d}")
+
+    def _publish(self, state: RunState) -> None:
+        """Rank 0's part of a save ends after all others'."""
+        if dist.get_rank() == 0:
+            unfinished = self._path(state, unfinished=True)
+            (unfinished / RUN).write_text(json.dumps(asdict(state)), encoding="utf-8")
+            _sync(unfinished / RUN)
+            _sync(unfinished)
+            unfinished.rename(self._path(state))
+            _sync(self._folder)
+            _remove(sorted(_whole(self._folder), key=_step)[: -self._keep])
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:

@@ -64,6 +64,19 @@ def save_memory(
     Raises:
         ConfigError: a name is unknown, the settings do not fit each other, or the model has no MLP of a known name.
     """
+    check_saving(recompute, offload, device_type)
+    if mlp_tiles > 1:
+        tile_mlps(model, mlp_tiles)
+    if recompute != "none":
+        _recompute_blocks(model, selective=recompute == "selective", offload=offload)
+
+
+def check_saving(recompute: str, offload: str, device_type: str) -> None:
+    """Checks settings of :func:`save_memory` before there is a model.
+
+    Raises:
+        ConfigError: a name is unknown, or the settings do not fit each other or the device.
+    """
     if recompute not in RECOMPUTE:
         raise ConfigError(f"--recompute is {recompute!r}; take one of {', '.join(RECOMPUTE)}")
     if offload not in OFFLOAD:
@@ -75,10 +88,6 @@ def save_memory(
         raise ConfigError(
             "--offload is host and the model computes on the CPU, in that same memory: take disk, or none"
         )
-    if mlp_tiles > 1:
-        tile_mlps(model, mlp_tiles)
-    if recompute != "none":
-        _recompute_blocks(model, selective=recompute == "selective", offload=offload)
 
 
 def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.distributed.checkpoint import RunState, load_checkpoint, save_checkpoint
+from trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
 from trainer.distributed.mesh import Mesh
 from trainer.distributed.sharding import shard_model
 
@@ -25,7 +25,7 @@ def steps_after_a_save(mesh: Mesh, folder: str, learned: bool) -> tuple[set[floa
                 model(torch.ones(1, 3)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            save_checkpoint(Path(folder), model, optimizer, RunState(step=1, data={}, model={}), keep=1)
+            Checkpoints(Path(folder), keep=1).save(model, optimizer, RunState(step=1, data={}, model={}))
         else:
             load_checkpoint(Path(folder) / "step-00000001", model, optimizer)
         counts.append({float(state["step"]) for state in optimizer.state.values()})

@@ -61,7 +61,11 @@ def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, les
     both = steps_of(tmp_path / "metrics.jsonl")
     one = gloo_pool.run(train_whole, {**model_beside(lessons), "steps": 2, "dtype": "float64", "device": "cpu"})[0]
     for ours, theirs in zip(both, one, strict=True):
-        assert " ".join(ours) == "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs"
+        assert " ".join(ours) == (
+            "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs tokens_per_second "
+            "tflops mfu predicted_work compute_times predicted_imbalance measured_imbalance eval_loss"
+        )
+        assert len(ours["predicted_work"]) == len(ours["compute_times"]) == 2
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-9)
         assert ours["loss_weight"] == pytest.approx(theirs["loss_weight"], rel=1e-12)
@@ -133,6 +137,8 @@ MISFITS = {
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
     "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
     "resume": (["--resume"], 1, "--resume is given without --checkpoint"),
+    "evaluation": (["--eval-every", "5"], 1, "--eval-every is given without --eval-data"),
+    "offload": (["--offload", "disk"], 1, "add --recompute full or selective"),
     "save": (["--save-every", "5"], 1, "--save-every is given without --checkpoint"),
 }
 

@@ -1,0 +1,66 @@
+"""What a step's work is in floating-point operations, for each rank, by the formula that packs are planned with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from schemas.layout import TILE
+from trainer.attention import MaskTensors
+from trainer.attention.tiles import list_tiles
+from trainer.data.batch import RankBatch
+
+TRAINING = 3
+"""A backward pass takes two products where the forward pass takes one; what is computed again is not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """Work of a model's training step, one multiplication and addition being two operations.
+
+    As in the costs of ``packs.parquet``: products with weights for each token, attention in whole tiles of 128 x 128,
+    and the vision encoder by the loads of its units (Chowdhery et al. 2022, PaLM, appendix B).
+
+    Attributes:
+        per_token: operations of the language model's weights, of which a token passes only some experts.
+        per_tile: operations of one tile over all layers and query heads.
+    """
+
+    per_token: float
+    per_tile: float
+
+    @classmethod
+    def of(cls, model: nn.Module) -> StepWork:
+        """The work of a model from ``load_model``, before it is sharded."""
+        hugging_face: Any = model
+        text = hugging_face.config.get_text_config()
+        heads = text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
+        used = (getattr(text, "num_experts_per_tok", None) or 1) / experts
+        weights = hugging_face.get_output_embeddings().weight.numel() + sum(
+            parameter.numel() * (used if ".experts." in name else 1)
+            for name, parameter in hugging_face.get_decoder().layers.named_parameters()
+            if parameter.ndim > 1
+        )
+        layers = len(hugging_face.get_decoder().layers)
+        return cls(
+            per_token=TRAINING * 2 * weights, per_tile=TRAINING * 2 * 2 * TILE * TILE * heads * head_dim * layers
+        )
+
+    def of_rank(self, batch: RankBatch) -> float:
+        """The work of one rank's part of a pack. Only what lies on the CPU is read."""
+        mask = MaskTensors.of(batch)
+        mine = mask.at(batch.positions.numpy())
+        tiles = len(list_tiles(mine, mask, q_tile=TILE, k_tile=TILE).columns)
+        tokens = int((batch.doc_ids[batch.positions] >= 0).sum())
+        vision = TRAINING * 2 * sum(unit.load for unit in batch.units)
+        return self.per_token * tokens + self.per_tile * tiles + vision
+
+
+def imbalance(of_ranks: list[float]) -> float | None:
+    """The largest share over the mean one; None if there is no work."""
+    mean = sum(of_ranks) / len(of_ranks)
+    return max(of_ranks) / mean if mean > 0 else None
