@@ -254,6 +254,8 @@ def test_the_metrics_hold_each_step_once(tmp_path: Path) -> None:
     """Fails when steps repeated after a resume are listed twice, or half a line of a killed run breaks the file."""
     common: dict[str, Any] = {"loss": 1.0, "grad_norm": 1.0, "tokens": 1, "loss_weight": 1.0, "step_time": 1.0}
     common |= {"data_time": 0.0, "bytes_read": 1, "lr": 1.0, "epoch": 0, "packs": [0]}
+    common |= {"tokens_per_second": 1.0, "tflops": 1.0, "mfu": None, "predicted_work": [1.0], "compute_times": [1.0]}
+    common |= {"predicted_imbalance": 1.0, "measured_imbalance": 1.0}
     path = tmp_path / "new" / "metrics.jsonl"
     first = MetricsFile(path, after=0)
     for step in (1, 2, 3):
