@@ -18,6 +18,7 @@ import argparse
 import sys
 import tempfile
 import time
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from machine import hardware  # noqa: E402
+
+# This build of torchvision has operators for CUDA alone, and transformers imports it where it is installed.
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 from packer_service.layout.solve import solve_layouts  # noqa: E402
 from schemas.layout import TILE, TokenLayout, rank_positions, slice_positions  # noqa: E402

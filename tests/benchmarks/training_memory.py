@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
+
+# This build of torchvision has operators for CUDA alone, and transformers imports it where it is installed.
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 DOCUMENT = 1024
 WAYS: dict[str, dict[str, Any]] = {

@@ -122,7 +122,7 @@ def test_packs_that_fill_no_step_are_left_out_however_ranks_share_it(dp_size: in
     class Stub:
         """What ``whole_steps`` reads of a job."""
 
-        config = make_config({"data": "", "steps": 1, "accumulate": accumulate})
+        config = make_config({"data": "", "model": "", "steps": 1, "accumulate": accumulate})
         packs_per_step = 6
 
         def __init__(self, position: int) -> None:
