@@ -104,6 +104,18 @@ def test_any_two_configurations_give_the_same_bytes(
     check_equal(folder / "source", tmp_path_factory.mktemp("pair"), first, second)
 
 
+def test_copies_of_a_document_come_out_once(squares: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """Fails when copies and epochs of a dataset multiply, or a mixture takes other documents the second time."""
+    folder, common = squares
+    mixed = ["mixture={mixed: 1.5, default: 0.5}", "epochs=2"]
+    old, through = check_equal(folder / "source", tmp_path, [*common, "seq_len=512", *mixed], ["seq_len=1024"])
+    copies = [(row["doc_id"], row["copy_number"], row["epoch"]) for row in documents(old)]
+    assert sorted(copies) == sorted((row["doc_id"], row["copy_number"], row["epoch"]) for row in documents(through))
+    assert len({name for name, *_ in copies}) < len(copies) / 2
+    once = packed(old, tmp_path / "once", ["seq_len=512", "mixture={}", "epochs=1"])
+    assert sorted(row["doc_id"] for row in documents(once)) == sorted({name for name, *_ in copies})
+
+
 def test_what_was_cut_short_stays_so_and_is_said(squares: tuple[Path, list[str]], tmp_path: Path) -> None:
     """Fails when a document that lost its end grows tokens again, or loses them without a word."""
     folder, common = squares

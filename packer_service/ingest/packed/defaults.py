@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from packer_service.ingest.packed.manifest import dataset_manifest
+from schemas.config import PackConfig
 from schemas.errors import ConfigError
 
 FILES = ("tokenizer", "model", "chat_template")
@@ -35,8 +38,9 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
 
 
 def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections key by key; any other value, a mixture for one, as a whole."""
     merged = dict(stored)
     for key, value in given.items():
-        old = stored.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        is_section = isinstance(PackConfig.model_fields[key].default, BaseModel) if key in stored else False
+        merged[key] = {**stored[key], **value} if is_section and isinstance(value, dict) else value
     return merged
