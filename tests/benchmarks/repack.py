@@ -86,12 +86,13 @@ def main() -> None:
     common = [f"layouts={given.layouts}"] if given.layouts else []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        warm_up(folder / "one clip", common)
         source, old = write_source(folder, given.packs), folder / "old"
         packed(source, old, common)
-        n_images = number_of_frames(old)
-        print(f"{n_images} frames, {sum(path.stat().st_size for path in (old / 'shards').iterdir()) / 1e6:.1f} MB")
+        n_frames = number_of_frames(old)
+        print(f"{n_frames} frames, {sum(path.stat().st_size for path in (old / 'shards').iterdir()) / 1e6:.1f} MB")
         found: list[tuple[float, float, float]] = []
-        for number in range(given.rounds + 1):
+        for number in range(given.rounds):
             outs = [folder / f"{what}{number}" for what in ("source", "dataset", "copy")]
             ways = (
                 timed(lambda outs=outs: packed(source, outs[0], [*common, *TWICE])),
@@ -101,15 +102,21 @@ def main() -> None:
             assert shards(outs[0]) == shards(outs[1]), "the two ways differ"
             for out in outs:
                 shutil.rmtree(out)
-            if number:  # in the first round everything is loaded, compiled and cached
-                found.append((ways[0][0], ways[1][0], ways[2][0]))
-                each = "   ".join(
-                    f"{what} {1e3 * cpu / n_images:7.3f} ms of CPU a frame ({clock:5.2f} s)"
-                    for what, (cpu, clock) in zip(("source", "dataset", "copy"), ways, strict=True)
-                )
-                print(f"  {each}", flush=True)
+            found.append((ways[0][0], ways[1][0], ways[2][0]))
+            each = "   ".join(
+                f"{what} {1e3 * cpu / n_frames:7.3f} ms of CPU a frame ({clock:5.2f} s)"
+                for what, (cpu, clock) in zip(("source", "dataset", "copy"), ways, strict=True)
+            )
+            print(f"  {each}", flush=True)
         once, again, copy = (statistics.median(column) for column in zip(*found, strict=True))
         print(f"median: source / dataset {once / again:.1f}, dataset / copy {again / copy:.1f}")
+
+
+def warm_up(folder: Path, common: list[str]) -> None:
+    """Packs a single clip in both ways, so that everything is loaded and compiled."""
+    folder.mkdir()
+    packed(write_source(folder, 0), folder / "old", common)
+    packed(folder / "old", folder / "new", TWICE)
 
 
 def number_of_frames(dataset: Path) -> int:

@@ -41,6 +41,7 @@ def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     """Sections key by key; any other value, a mixture for one, as a whole."""
     merged = dict(stored)
     for key, value in given.items():
-        is_section = isinstance(PackConfig.model_fields[key].default, BaseModel) if key in stored else False
+        field = PackConfig.model_fields.get(key)
+        is_section = field is not None and isinstance(field.default, BaseModel) and key in stored
         merged[key] = {**stored[key], **value} if is_section and isinstance(value, dict) else value
     return merged
