@@ -165,7 +165,7 @@ def measure(path: Path, fps: float, rounds: int) -> str:
     needed, kept = floor(path, ticks)
     fed = read(path, ticks, nothing, leave_out=True)[1]
     decoded = sum(tick in kept or tick in needed for tick in fed)
-    ms = " | ".join(f"{1000 * time:.0f}" for time in np.median(times, axis=1))
+    ms = " | ".join(f"{1000 * time:.3g}" for time in np.median(times, axis=1))
     over_every, over_key = np.median(times[:2] / times[2], axis=1)
     ratios = f"{over_key:.2f} | {over_every:.2f}"
     shown = f"{fps:g}" if fps < FRAME_RATE else "all"
