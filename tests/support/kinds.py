@@ -35,6 +35,7 @@ PROCESS_FOLDERS = (
     "tests/isolation",
     "tests/job",
     "tests/k8s",
+    "tests/plan/test_blend",
     "tests/runtime",
     "tests/s3",
     "tests/test_cli.py",
