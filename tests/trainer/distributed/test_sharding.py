@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from trainer.distributed.checkpoint import RunState, load_checkpoint, save_checkpoint
 from trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
 from trainer.distributed.sharding import shard_model
 
@@ -65,6 +67,33 @@ def test_gradients_are_those_of_one_process_whatever_shards_the_parameters(way: 
             assert mine.numel() <= -(-len(parameter) // parts) * (numel // len(parameter))
             peer = next(other for other in answers if other["column"] == answer["column"])
             assert torch.equal(mine, peer[name][0])
+
+
+def after_another_way(_mesh: Mesh, folder: str, ways: tuple[CpFsdp, CpFsdp]) -> list[torch.Tensor]:
+    """Parameters and moments, whole, of a run that goes on in another way: those saved, then those loaded."""
+    found: list[torch.Tensor] = []
+    for step, way in enumerate(ways):
+        mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=2, ulysses_degree=2, cp_fsdp=way)
+        model = make_model()
+        shard_model(model, [model[0], model[2]], mesh.parameters, bfloat16=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if step == 0:
+            loss_of(model, dist.get_rank()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            save_checkpoint(Path(folder), model, optimizer, RunState(step=1, data={}, model={}), keep=1)
+        else:
+            load_checkpoint(Path(folder) / "step-00000001", model, optimizer)
+        parts = [*model.parameters(), *(state["exp_avg"] for state in optimizer.state.values())]
+        found.append(torch.cat([part.full_tensor().detach().flatten() for part in parts]))
+    return found
+
+
+@pytest.mark.parametrize("ways", [("all", "ring_only"), ("none", "ulysses_only")])
+def test_a_run_goes_on_in_another_way(ways: tuple[CpFsdp, CpFsdp], gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when a checkpoint binds a run to the axes that sharded its parameters."""
+    for saved, loaded in gloo_pool.run(after_another_way, str(tmp_path / "kept"), ways, ring=2, ulysses=2):
+        assert torch.equal(saved, loaded)
 
 
 def test_ranks_of_a_replica_are_those_of_the_sharding_axes() -> None:

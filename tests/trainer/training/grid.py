@@ -237,10 +237,11 @@ def compare(cases: Sequence[Case], found: dict[str, list[StepFigures]]) -> dict[
 def table(differences: dict[Case, float]) -> Iterable[str]:
     """One line per kind and layout, one column per split."""
     splits = list(dict.fromkeys(case.name.rpartition("/")[2] for case in differences))
-    yield f"{'kind':<10}{'layout':<17}" + "".join(f"{split:>10}" for split in splits)
+    width = max(map(len, splits)) + 2
+    yield f"{'kind':<10}{'layout':<17}" + "".join(f"{split:>{width}}" for split in splits)
     for kind, layout in dict.fromkeys((case.kind, case.layout) for case in differences):
         row = {c.name.rpartition("/")[2]: d for c, d in differences.items() if (c.kind, c.layout) == (kind, layout)}
-        cells = "".join(f"{row[split]:>10.1e}" if split in row else f"{'':>10}" for split in splits)
+        cells = "".join(f"{row[split]:>{width}.1e}" if split in row else " " * width for split in splits)
         yield f"{kind:<10}{layout:<17}{cells}"
 
 
