@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyarrow.fs import FileSystem
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from schemas.config import PackConfig
 from schemas.errors import ReaderError
@@ -18,6 +18,7 @@ from trainer.data.files import DatasetFiles
 from trainer.data.mixture import MixedDatasets, whole_shares
 from trainer.data.order import OneDataset
 from trainer.data.reader import PackReader, RankPart
+from trainer.data.worker import worker_share
 
 Weighted = tuple[str | Path, float]
 """A dataset's folder, and its weight in a mixture."""
@@ -180,9 +181,7 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     def __iter__(self) -> Iterator[RankBatch]:
         self._begin = self._position
-        worker = get_worker_info()
-        first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        yield from self.steps(first, every)
+        yield from self.steps(*worker_share())
 
     def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
         """Every n-th step of the current or next pass; afterwards goes to the start of the next one."""

@@ -6,10 +6,11 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainer.data.batch import RankBatch
 from trainer.data.dataset import PackedDataset
+from trainer.data.worker import worker_share
 
 START_METHOD = "spawn"
 """How workers start. Not ``fork``: a forked child has the locks of the parent's threads without the threads, and the
@@ -35,8 +36,7 @@ class PackStream(IterableDataset[RankBatch]):
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[RankBatch]:
-        dataset, worker = copy.copy(self.dataset), get_worker_info()
-        first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        dataset, (first, every) = copy.copy(self.dataset), worker_share()
         dataset.load_state_dict(self.dataset.state_dict())  # what an abandoned pass has left becomes a pass of its own
         given = 0
         while True:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from trainer.data.batch import ON_HOST, RankBatch
 from trainer.data.dataset import PackedDataset
 from trainer.data.loader import PackStream, make_loader
 from trainer.data.order import epoch_order
+from trainer.data.worker import FEEDER, LONGEST_WAIT, let_feeders_end
 
 IdsOnly = Callable[[PackedDataset], PackedDataset]
 
@@ -61,7 +64,7 @@ def _worker(dataset: PackedDataset, number: int, workers: int, monkeypatch: pyte
         id = number
         num_workers = workers
 
-    monkeypatch.setattr("trainer.data.loader.get_worker_info", lambda: _Info)
+    monkeypatch.setattr("trainer.data.worker.get_worker_info", lambda: _Info)
     stream = iter(PackStream(dataset))
     first = next(stream)
     return itertools.chain([first], stream)
@@ -84,13 +87,34 @@ def test_worker_processes_give_the_same_stream(packed: Path, process_group: None
     loader = make_loader(dataset, workers=2, device="cpu")
     assert loader.multiprocessing_context.get_start_method() == "spawn"
     assert isinstance(loader.multiprocessing_context, type(multiprocessing.get_context("spawn")))
-    together = list(itertools.islice(loader, 12))
+    stream = iter(loader)
+    together = list(itertools.islice(stream, 12))
+    workers = stream._workers  # type: ignore[attr-defined]
+    del stream
+    assert [worker.exitcode for worker in workers] == [0, 0], "workers that were still sending end without an abort"
     assert len({batch.state["epoch"] for batch in alone}) == 2, "an epoch ends on the way"
     for ours, theirs in zip(alone, together, strict=True):
         assert (ours.state, ours.bytes_read, ours.step) == (theirs.state, theirs.bytes_read, theirs.step)
         assert ours.images.equal(theirs.images)
         assert ours.tokens.equal(theirs.tokens)
         assert ours.pool_positions.equal(theirs.pool_positions)
+
+
+def test_an_ending_worker_waits_for_what_it_sends_and_not_forever() -> None:
+    """Fails when the thread that sends batches is left to be ended inside torch's C++, which aborts the process, or
+    when a worker whose loader is gone never ends.
+    """
+    gone = threading.Event()
+    sending = threading.Thread(target=time.sleep, args=(0.2,), name=FEEDER, daemon=True)
+    stuck = threading.Thread(target=gone.wait, name=FEEDER, daemon=True)
+    sending.start()
+    let_feeders_end()
+    assert not sending.is_alive()
+    stuck.start()
+    began = time.perf_counter()
+    let_feeders_end()
+    assert LONGEST_WAIT <= time.perf_counter() - began < LONGEST_WAIT + 30
+    gone.set()
 
 
 @pytest.mark.parametrize("then", [1, 2, 3, 5])
