@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.errors import ConfigError
 from schemas.validation import first_violation
 from trainer.attention.bind import Kind
 from trainer.attention.exchange import Exchange
+from trainer.data.mixture import parse_weighted
 from trainer.distributed.mesh import CpFsdp
 from trainer.models.features import Way
 from trainer.models.memory import Offload, Recompute
@@ -19,12 +20,19 @@ from trainer.models.memory import Offload, Recompute
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
+Paths = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+"""Values of an option that may be given several times."""
+
+
 class TrainConfig(BaseModel):
     """One run of ``trainer.train``. Each field is the option of the same name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    data: str = Field(description="The dataset's folder: a path, or a URI that pyarrow opens.")
+    data: Paths = Field(
+        min_length=1,
+        description="The dataset's folder, a path or a URI that pyarrow opens; to mix several, PATH:WEIGHT for each.",
+    )
     model: Path = Field(description="Model folder: config.json, and weights unless --from-scratch is given.")
     from_scratch: bool = Field(False, description="Begin with random weights, which follow from --seed alone.")
     steps: int = Field(ge=1, description="Optimiser steps in total, counting those before a resumed checkpoint.")
@@ -118,6 +126,21 @@ class TrainConfig(BaseModel):
         if self.eval_every and self.eval_data is None:
             raise ValueError("--eval-every is given without --eval-data; add --eval-data with a dataset")
         return self
+
+    @model_validator(mode="after")
+    def _mixed_datasets_have_weights(self) -> Self:
+        for text in self.data if len(self.data) > 1 else ():
+            if parse_weighted(text)[1] is None:
+                raise ValueError(
+                    f"--data is given {len(self.data)} times, and {text} has no weight; write --data {text}:WEIGHT"
+                )
+        return self
+
+    @property
+    def datasets(self) -> list[tuple[str, float]]:
+        """Paths and weights of the datasets; the weight of a single one has no effect."""
+        given = [parse_weighted(text) for text in self.data]
+        return [(path, 1.0 if weight is None else weight) for path, weight in given]
 
     @property
     def cp_size(self) -> int:

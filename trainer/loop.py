@@ -59,7 +59,9 @@ def run(
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    batches = whole_steps(iter(make_loader(job.dataset, workers=config.workers, device=device)), job)
+    batches: Iterator[RankBatch] = iter(make_loader(job.dataset, workers=config.workers, device=device))
+    if not job.dataset.is_mixture:  # a mixture's steps go on across the ends of its epochs
+        batches = whole_steps(batches, job)
     saves = None
     if config.checkpoint is not None:
         saves = Checkpoints(config.checkpoint, keep=config.keep, beside=config.async_save)

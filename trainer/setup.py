@@ -68,7 +68,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
     dp_size = config.dp_replicate(world_size) * config.dp_shard
     dp_rank, cp_rank = divmod(rank, config.cp_size)
     dataset = PackedDataset(
-        config.data,
+        config.datasets,
         dp_rank=dp_rank,
         dp_size=dp_size,
         ulysses_degree=config.ulysses,
@@ -80,7 +80,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
     if dataset.n_packs < dp_size * config.accumulate:
         raise ConfigError(
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
-            f"{config.data} has only {dataset.n_packs} packs: accumulate fewer, or start fewer processes"
+            f"{' + '.join(config.data)} has only {dataset.n_packs} packs: accumulate fewer, or start fewer processes"
         )
     evaluation = _evaluation(config, cp_rank)
     if config.tensorboard is not None and find_spec("tensorboard") is None:

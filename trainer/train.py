@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import torch.distributed as dist
 from pydantic.fields import FieldInfo
@@ -47,6 +47,7 @@ def _as_option(name: str, field: FieldInfo) -> click.Option:
     return click.Option(
         [option(name)],
         type=click.Choice(choices) if choices else kind if kind in (int, float) else str,
+        multiple=get_origin(kind) is tuple,
         required=field.is_required(),
         default=None if field.is_required() else default,
         help=field.description,

@@ -130,6 +130,7 @@ MISFITS = {
         16,
         "ring_degree is 16, and balanced_ring was packed for 1, 2, 4, 8",
     ),
+    "weights": (["--data", "C:/other"], 1, "has no weight; write --data"),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
     "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
     "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 19 packs"),
