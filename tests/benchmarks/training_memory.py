@@ -95,7 +95,7 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     loss.backward()
     seconds = time.process_time() - began
     squares = sum(float(p.grad.double().square().sum()) for p in model.parameters())
-    return {"bytes": peak() - before, "seconds": seconds, "loss": float(loss) / tokens, "norm": squares**0.5 / tokens}
+    return {"bytes": peak() - before, "seconds": seconds, "loss": loss.item() / tokens, "norm": squares**0.5 / tokens}
 
 
 def _loss_alone(logits_bytes: int, sizes: dict[str, int]) -> dict[str, float]:
@@ -112,7 +112,7 @@ def _loss_alone(logits_bytes: int, sizes: dict[str, int]) -> dict[str, float]:
     loss = loss_sum(hidden, weight, labels, torch.ones(len(hidden)), logits_bytes=logits_bytes)
     loss.backward()
     seconds, norm = time.process_time() - began, float(weight.grad.double().norm())
-    return {"bytes": peak() - before, "seconds": seconds, "loss": float(loss) / len(hidden), "norm": norm}
+    return {"bytes": peak() - before, "seconds": seconds, "loss": loss.item() / len(hidden), "norm": norm}
 
 
 def forget_peak() -> int:
