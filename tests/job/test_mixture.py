@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from packer_service.job.pack import pack
 from packer_service.job.preview import plan_sources
@@ -101,3 +103,26 @@ def test_a_mixture_that_is_none_is_refused(given: object) -> None:
     """Fails when a weight that cannot be followed is taken, or is refused by another name than its own."""
     with pytest.raises(ConfigError, match=r"^mixture: .*give "):
         parse_config({"mixture": given})
+
+
+def test_a_document_that_fails_is_rejected_once_for_all_its_copies(
+    tiny_config: PackConfig, tmp_path: Path, progress: Progress
+) -> None:
+    """Fails when each copy of a document that cannot be decoded is a reject of its own, which no dataset may hold."""
+    source = tmp_path / "source"
+    source.mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 90, 3), np.uint8)).save(source / "cut.png")
+    whole = (source / "cut.png").read_bytes()
+    at = len(whole) // 2  # the file begins and ends as it should, which is all that measuring looks at
+    (source / "cut.png").write_bytes(whole[:at] + bytes(200) + whole[at + 200 :])
+    shown = [{"type": "image", "image": "cut.png"}, {"type": "text", "text": "?"}]
+    turns = [{"role": "user", "content": shown}, {"role": "assistant", "content": "x"}]
+    rows = [{"id": "cut", "messages": turns}, *({"id": f"text-{i}", "text": "some text " * 20} for i in range(3))]
+    (source / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    config = parse_config({**tiny_config.model_dump(mode="json"), "mixture": {"default": 2}, "epochs": 2})
+    out = tmp_path / "dataset"
+    counts = pack([str(source)], str(out), config, PlainExecutor(), progress).manifest.counts
+    assert (counts.documents, counts.rejected, counts.pieces) == (3, 1, 12)
+    assert [row["stage"] for row in pq.read_table(out / "rejects.parquet").to_pylist()] == ["write"]
+    verdict = verify_dataset(str(out), processes=1, progress=progress)
+    assert verdict.sound, verdict.as_lines()
