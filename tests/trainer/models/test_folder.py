@@ -1,0 +1,98 @@
+"""Models that packs cannot follow, and datasets that a model cannot read, are refused before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.codec import decode_manifest
+from schemas.errors import ConfigError
+from schemas.manifest import Manifest
+from trainer.models.export import check_export
+from trainer.models.folder import check_dataset, identity, read_model_config
+from trainer.models.interface import register_attention
+
+SEQ_LEN = 1024
+SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8, "num_hidden_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_dataset: Path) -> Manifest:
+    """The manifest of a dataset of the generic way, as if it held no image."""
+    manifest = decode_manifest((tiny_dataset / "manifest.json").read_bytes(), "manifest.json")
+    return manifest.model_copy(update={"counts": manifest.counts.model_copy(update={"images": 0})})
+
+
+def text_model(vocab_size: int = 2**18, **settings: Any) -> Any:
+    return register_attention().Qwen3Config(vocab_size=vocab_size, **SMALL, **settings)
+
+
+def folder_of(path: Path, **settings: Any) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(text_model(**settings).to_dict()), encoding="utf-8")
+    return path
+
+
+def test_ids_without_an_embedding_are_refused(texts: Manifest) -> None:
+    """Fails when a step looks up a row that the embedding does not have, or a row more than enough is refused."""
+    rows = texts.tokenizer.vocab_size
+    check_dataset(text_model(rows), texts, SEQ_LEN)
+    with pytest.raises(ConfigError, match=f"an embedding of {rows - 1} rows; .* has ids below {rows}: pack with"):
+        check_dataset(text_model(rows - 1), texts, SEQ_LEN)
+
+
+def test_images_of_the_generic_way_are_refused(texts: Manifest, tiny_dataset: Path) -> None:
+    """Fails when a model takes crops that its own processor would not have made."""
+    manifest = decode_manifest((tiny_dataset / "manifest.json").read_bytes(), "manifest.json")
+    assert manifest.counts.images > 0
+    with pytest.raises(ConfigError, match="packed for no model, so its images are not those of qwen3"):
+        check_dataset(text_model(), manifest, SEQ_LEN)
+    check_dataset(text_model(), texts, SEQ_LEN)
+
+
+def test_a_window_shorter_than_a_pack_is_refused(texts: Manifest) -> None:
+    """Fails when layers that see less than their document are trained as if they saw all of it."""
+    sliding = {"use_sliding_window": True, "layer_types": ["sliding_attention"]}
+    check_dataset(text_model(sliding_window=SEQ_LEN, **sliding), texts, SEQ_LEN)
+    check_dataset(text_model(sliding_window=8), texts, SEQ_LEN)  # no layer uses it
+    with pytest.raises(ConfigError, match=f"sliding_window of {SEQ_LEN - 1} tokens, shorter than packs of {SEQ_LEN}"):
+        check_dataset(text_model(sliding_window=SEQ_LEN - 1, **sliding), texts, SEQ_LEN)
+
+
+def test_dropout_in_attention_is_refused(tmp_path: Path) -> None:
+    """Fails when a model's dropout is left out in silence."""
+    read_model_config(folder_of(tmp_path / "without"))
+    with pytest.raises(ConfigError, match=r"attention_dropout is 0\.1, which packs do not follow"):
+        read_model_config(folder_of(tmp_path / "with", attention_dropout=0.1))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model_type": "nothing"}'])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str) -> None:
+    """Fails when a folder that holds no model ends the run with a traceback."""
+    with pytest.raises(ConfigError, match=r"has no config\.json; give a model folder"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"its config\.json is not one of a model"):
+        read_model_config(tmp_path)
+
+
+def test_a_model_is_known_by_its_configuration_alone(tmp_path: Path) -> None:
+    """Fails when a run is continued with another model, or refused since a library wrote its version elsewhere."""
+    first, same, other = (folder_of(tmp_path / name) for name in ("first", "same", "other"))
+    for folder, change in ((same, {"transformers_version": "9", "use_cache": False}), (other, {"rms_norm_eps": 1e-3})):
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**stored, **change}), encoding="utf-8")
+    assert identity(first) == identity(same)
+    assert identity(first) != identity(other)
+
+
+def test_an_export_takes_nobodys_place(tmp_path: Path) -> None:
+    """Fails when an export writes over a model, a file or an empty folder that somebody keeps."""
+    check_export(tmp_path / "new")
+    (tmp_path / "file").touch()
+    for name in ("", "file"):
+        with pytest.raises(ConfigError, match="which exists; name a folder that does not"):
+            check_export(tmp_path / name)
