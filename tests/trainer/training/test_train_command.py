@@ -78,11 +78,11 @@ def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, les
 def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     train: Command, gloo_pool: Any, texts: Path, tmp_path: Path
 ) -> None:
-    """Fails when the command does not run without torchrun, or when ``kill -9`` leaves a checkpoint that stops the next
-    start, or metrics that miss or repeat a step.
+    """Fails when the command does not run without torchrun, or when ``kill -9`` in a save that goes on beside the steps
+    leaves a checkpoint that stops the next start, or metrics that miss or repeat a step.
     """
     options = ["--steps", "12", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
-    options += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume"]
+    options += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume", "--async-save"]
     command = [sys.executable, "-m", "trainer.train", *given(texts), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not list((tmp_path / "kept").glob("unfinished-step-0000000[3-9]")):
