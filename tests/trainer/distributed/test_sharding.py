@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from trainer.distributed.checkpoint import RunState, load_checkpoint, save_checkpoint
+from trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
 from trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
 from trainer.distributed.sharding import shard_model
 
@@ -81,7 +81,7 @@ def after_another_way(_mesh: Mesh, folder: str, ways: tuple[CpFsdp, CpFsdp]) -> 
             loss_of(model, dist.get_rank()).backward()
             optimizer.step()
             optimizer.zero_grad()
-            save_checkpoint(Path(folder), model, optimizer, RunState(step=1, data={}, model={}), keep=1)
+            Checkpoints(Path(folder), keep=1).save(model, optimizer, RunState(step=1, data={}, model={}))
         else:
             load_checkpoint(Path(folder) / "step-00000001", model, optimizer)
         parts = [*model.parameters(), *(state["exp_avg"] for state in optimizer.state.values())]
