@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from schemas.errors import ConfigError
-from trainer.attention import Attend, MaskTensors, bind
+from trainer.attention import Attend, MaskTensors, bind, check_heads
 from trainer.attention.exchange import Exchange
 from trainer.data.batch import RankBatch
 from trainer.distributed.mesh import ContextParallel
 from trainer.models.blocks import block_paths
 from trainer.models.families import Features, ModelFamily, family_of
 from trainer.models.features import FeatureExchange, bind_features
+from trainer.models.folder import model_sizes
 from trainer.models.interface import PACKED
 from trainer.models.loss import LOGITS_BYTES, loss_sum
 
@@ -45,6 +46,7 @@ class PackedModel(nn.Module):
             raise ConfigError(f"the model's attention is not {PACKED}; load it with trainer.models.load_model")
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
+        self._sizes = model_sizes(self.config)
         self.model = model
         self._block_paths = tuple(f"model.{path}" for path in block_paths(model))
 
@@ -76,9 +78,18 @@ class PackedModel(nn.Module):
             overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
 
         Raises:
-            ConfigError: the kind of attention does not run on this mesh, or the batch is of another model.
+            ConfigError: the kind of attention does not run on this mesh, the model's heads do not divide among its
+                ranks, or the batch is of another model.
         """
         self._check_batch(batch)
+        check_heads(
+            attention,
+            self._sizes.num_heads,
+            self._sizes.num_kv_heads,
+            ulysses_degree=cp.ulysses_degree,
+            ring_degree=cp.ring_degree,
+            overlap=overlap,
+        )
         device = next(self.model.parameters()).device
         mask = MaskTensors.of(batch).to(device)
         attend = bind(attention, batch.layout, mask, cp, exchange=exchange, overlap=overlap)

@@ -107,6 +107,8 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
     batch = next(iter(PackedDataset(vision / "dataset")))
     with pytest.raises(ConfigError, match="was packed for a qwen3_vl model and the model is qwen3"):
         PackedModel(_loaded(str(text / "model")))(batch, ContextParallel())
+    with pytest.raises(ConfigError, match="deals num_heads 4 over ulysses_degree = 8 ranks, which does not divide"):
+        PackedModel(_loaded(str(vision / "model")))(batch, ContextParallel(ulysses_degree=8))
     for config, said in (
         ({"model_type": "clip"}, "model_type 'clip' is not supported"),
         ({"model_type": "gemma2"}, "final_logit_softcapping is 30.0"),
