@@ -11,6 +11,7 @@ from schemas.layout import TILE
 from trainer.attention import MaskTensors
 from trainer.attention.tiles import list_tiles
 from trainer.data.batch import RankBatch
+from trainer.models.folder import model_sizes
 
 TRAINING = 3
 """A backward pass takes two products where the forward pass takes one; what is computed again is not counted."""
@@ -36,8 +37,7 @@ class StepWork:
         """The work of a model from ``load_model``, before it is sharded."""
         hugging_face: Any = model
         text = hugging_face.config.get_text_config()
-        heads = text.num_attention_heads
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        sizes = model_sizes(hugging_face.config)
         experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
         used = (getattr(text, "num_experts_per_tok", None) or 1) / experts
         weights = hugging_face.get_output_embeddings().weight.numel() + sum(
@@ -47,7 +47,8 @@ class StepWork:
         )
         layers = len(hugging_face.get_decoder().layers)
         return cls(
-            per_token=TRAINING * 2 * weights, per_tile=TRAINING * 2 * 2 * TILE * TILE * heads * head_dim * layers
+            per_token=TRAINING * 2 * weights,
+            per_tile=TRAINING * 2 * 2 * TILE * TILE * sizes.num_heads * sizes.head_dim * layers,
         )
 
     def of_rank(self, batch: RankBatch) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 
 from packer_service.packs.rendered import RenderedDocument, cut, renumbered
 from packer_service.packs.units import Units
+from schemas.config import PackConfig
 from schemas.errors import DocumentError
 from schemas.sequence import IGNORE_INDEX
 
@@ -50,6 +51,17 @@ def fit(
     repeated = rendered.n_shared * (len(kept) - 1)
     lost = len(rendered) + repeated - sum(map(len, kept))
     return [(piece, lost if i == len(kept) - 1 else 0) for i, piece in enumerate(kept)]
+
+
+def fit_pack(rendered: RenderedDocument, config: PackConfig) -> list[tuple[RenderedDocument, int]]:
+    """The pieces of a document that fit a pack of this configuration (see :func:`fit`)."""
+    return fit(
+        rendered,
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        max_patches=config.max_patches,
+        oversize=config.oversize,
+    )
 
 
 class _Limit:

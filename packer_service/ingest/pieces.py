@@ -6,7 +6,7 @@ from packer_service.ingest.document import Document
 from packer_service.ingest.families.place import place
 from packer_service.ingest.media.isolated import probe
 from packer_service.ingest.model import configured_renderer
-from packer_service.ingest.oversize import fit
+from packer_service.ingest.oversize import fit_pack
 from packer_service.ingest.render import render
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.packs.rendered import RenderedDocument
@@ -32,11 +32,4 @@ def render_pieces(
     """
     renderer = configured_renderer(config, tokenizer)
     placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in document.media()]
-    rendered = render(renderer, document, placed)
-    return fit(
-        rendered,
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        max_patches=config.max_patches,
-        oversize=config.oversize,
-    )
+    return fit_pack(render(renderer, document, placed), config)

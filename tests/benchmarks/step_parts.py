@@ -18,7 +18,6 @@ import argparse
 import sys
 import tempfile
 import time
-import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,9 +33,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from machine import hardware  # noqa: E402
-
-# This build of torchvision has operators for CUDA alone, and transformers imports it where it is installed.
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 from packer_service.layout.solve import solve_layouts  # noqa: E402
 from schemas.layout import TILE, TokenLayout, rank_positions, slice_positions  # noqa: E402
@@ -142,11 +138,9 @@ def on_a_rank(rank: int, size: int, folder: str, device: str, mask: MaskArrays, 
 
 
 def _model(seq_len: int, device: str) -> Any:
-    import transformers
-
     from trainer.models.interface import PACKED, register_attention
 
-    register_attention()
+    transformers = register_attention()
     config = transformers.Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=3 * HIDDEN, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, max_position_embeddings=seq_len,

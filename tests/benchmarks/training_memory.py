@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,6 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
-
-# This build of torchvision has operators for CUDA alone, and transformers imports it where it is installed.
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 DOCUMENT = 1024
 WAYS: dict[str, dict[str, Any]] = {
@@ -53,8 +49,6 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     torch.set_num_threads(1)
     if name in CHUNKS:
         return _loss_alone(CHUNKS[name], sizes)
-    import transformers
-
     from schemas.layout import TokenLayout
     from schemas.sequence import MaskArrays
     from trainer.attention import MaskTensors, bind
@@ -63,7 +57,7 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     from trainer.models.loss import loss_sum
     from trainer.models.memory import save_memory
 
-    register_attention()
+    transformers = register_attention()
     tokens, heads = sizes["tokens"], sizes["hidden"] // 64
     config = transformers.Qwen3Config(
         vocab_size=sizes["vocabulary"], hidden_size=sizes["hidden"], intermediate_size=4 * sizes["hidden"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packer_service.ingest.oversize import fit
+from packer_service.ingest.oversize import fit_pack
 from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPieces, open_dataset
 from packer_service.ingest.packed.join import joined
 from packer_service.ingest.packed.take import taken_document, weighed
@@ -37,13 +37,13 @@ def stored_pieces(
     source = open_dataset(file)
     several = source.repeated.get(doc_id)
     if several is None:
-        return _fitted(_taken(source, place, doc_id, config), config)
+        return fit_pack(_taken(source, place, doc_id, config), config)
     _require_whole(several, source.config, config)
     parts = [_taken(source, piece.place, doc_id, config) for piece in several.pieces]
     if _same_limits(source.config, config):
         return [(part, piece.truncated) for part, piece in zip(parts, several.pieces, strict=True)]
     lost = sum(piece.truncated for piece in several.pieces)
-    *others, (last, own) = _fitted(joined(parts, bidirectional=_bidirectional(config)), config)
+    *others, (last, own) = fit_pack(joined(parts, bidirectional=_bidirectional(config)), config)
     return [*others, (last, own + lost)]
 
 
@@ -74,13 +74,3 @@ def _taken(source: PackedDatasetSource, place: RowReference, doc_id: str, config
     if place.size >= len(spans) or pack.head.documents[place.size].doc_id != doc_id:
         raise DocumentError("bad_row", f"pack {place.offset} does not hold it where documents.parquet says")
     return weighed(taken_document(pack, place.size, merge=1 if model is None else model.merge), config)
-
-
-def _fitted(document: RenderedDocument, config: PackConfig) -> list[tuple[RenderedDocument, int]]:
-    return fit(
-        document,
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        max_patches=config.max_patches,
-        oversize=config.oversize,
-    )
