@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.ingest.model import PackedFor
+from packer_service.job.records import read_record
 from packer_service.job.survey import Survey
-from packer_service.job.workdir import read_record
 from packer_service.plan.plan import Plan
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder

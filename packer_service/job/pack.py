@@ -20,20 +20,19 @@ from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import Sources, list_sources
 from packer_service.job.finish import make_manifest
 from packer_service.job.measure import Measured, measure_fragment
-from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
-from packer_service.job.plan import PlannedShards, shard_ranges
-from packer_service.job.resume import FEW_BYTES, kept_shards
-from packer_service.job.survey import Survey, mixed, survey
-from packer_service.job.workdir import (
+from packer_service.job.measured import (
     COPIES,
     MEASURED_FOLDER,
-    build_and_keep,
     count_rows,
     measure_and_keep,
     measured_name,
     read_measured,
-    read_record,
 )
+from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
+from packer_service.job.plan import PlannedShards, shard_ranges
+from packer_service.job.records import build_and_keep, read_record
+from packer_service.job.resume import FEW_BYTES, kept_shards
+from packer_service.job.survey import Survey, mixed, survey
 from packer_service.plan.make import plan_documents
 from packer_service.plan.plan import Plan
 from packer_service.report.console import mixture_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from packer_service.job.workdir import RECORD, is_kept
+from packer_service.job.records import RECORD, is_kept
 from packer_service.runtime.executors import Executor, PlainExecutor
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder

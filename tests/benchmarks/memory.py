@@ -31,9 +31,10 @@ from machine import hardware  # noqa: E402
 from packer_service.ingest.source.containers.json_lines import FRAGMENT_BYTES  # noqa: E402
 from packer_service.ingest.source.file import Fragment  # noqa: E402
 from packer_service.job.measure import MEASURED  # noqa: E402
+from packer_service.job.measured import measured_name  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
 from packer_service.job.plan import PlannedShard  # noqa: E402
-from packer_service.job.workdir import RECORD, ShardRecord, measured_name  # noqa: E402
+from packer_service.job.records import RECORD, ShardRecord  # noqa: E402
 from packer_service.runtime.executors import TaskCounts  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.codec import encode_json, encode_table  # noqa: E402

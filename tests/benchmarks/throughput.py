@@ -54,8 +54,8 @@ from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.pack import measure_all  # noqa: E402
 from packer_service.job.plan import PlannedShard, PlannedShards, shard_ranges  # noqa: E402
+from packer_service.job.records import build_and_keep  # noqa: E402
 from packer_service.job.survey import mixed, survey  # noqa: E402
-from packer_service.job.workdir import build_and_keep  # noqa: E402
 from packer_service.plan.make import plan_documents  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402

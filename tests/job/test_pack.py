@@ -15,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from packer_service.config import load_config
+from packer_service.job.measured import measured_name, read_measured
 from packer_service.job.pack import pack
-from packer_service.job.workdir import RECORD, measured_name, read_measured, read_record
+from packer_service.job.records import RECORD, read_record
 from packer_service.report.console import print_report
 from packer_service.report.dataset import report_dataset
 from packer_service.runtime.executors import PlainExecutor

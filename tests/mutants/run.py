@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/ingest/text/test_chat_media.py"],
     ),
     "resume": (
-        ["packer_service/job/workdir.py", "packer_service/job/ownership.py"],
+        ["packer_service/job/records.py", "packer_service/job/ownership.py"],
         ["tests/job/test_ownership.py", "tests/job/test_workdir.py", "tests/job/test_pack.py"],
     ),
     "reading": (["trainer/data/*.py"], ["tests/trainer/data"]),

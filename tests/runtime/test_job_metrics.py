@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from packer_service.job.workdir import measure_and_keep
+from packer_service.job.measured import measure_and_keep
 from packer_service.runtime.executors import TaskCounts
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "components" / "monitoring"
