@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
 from packer_service.ingest.model import PackedFor
+from packer_service.job.measured import count_by_code
 from packer_service.job.plan import PlannedShard
 from packer_service.job.write import BuiltShard, build_shard
 from packer_service.runtime.executors import TaskCounts
