@@ -96,15 +96,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     """Raises ManifestInvalid: not JSON, another format version, a field that is missing, unknown or has the wrong type,
     or bytes that do not match the hash stored in the manifest itself.
     """
-    try:
-        version = json.loads(data)["format_version"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
-    if version != FORMAT_VERSION:
-        remedy = f"; {_pack_again(json.loads(data))}" if version == 1 else ""
-        raise ManifestInvalid(
-            where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
-        )
+    check_format_version(data, where)
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
@@ -115,6 +107,19 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
             where, f"sha256 is {manifest.sha256}, which is not the hash of the file with this field as zeros"
         )
     return manifest
+
+
+def check_format_version(data: bytes, where: str) -> None:
+    """Raises ManifestInvalid: not JSON, or another format version."""
+    try:
+        version = json.loads(data)["format_version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
+    if version != FORMAT_VERSION:
+        remedy = f"; {_pack_again(json.loads(data))}" if version == 1 else ""
+        raise ManifestInvalid(
+            where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
+        )
 
 
 def _pack_again(manifest: dict[str, Any]) -> str:

@@ -120,12 +120,11 @@ UNSEALED = "0" * 64
 """``sha256`` of a manifest while its own hash is computed."""
 
 
-class Manifest(_Record):
-    """Written last: a folder without it is not a dataset.
+class ManifestHead(_Record):
+    """A manifest but for its list of shards, which may be the longest part of it.
 
     ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
-    ``unread_files`` the files in the source's folders that are no source, by a pattern of their names. ``sha256`` is
-    that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
+    ``unread_files`` the files in the source's folders that are no source, by a pattern of their names.
     """
 
     format_version: int
@@ -139,13 +138,21 @@ class Manifest(_Record):
     unread_files: dict[str, Natural]
     counts: Counts
     tables: list[TableEntry]
-    shards: list[ShardEntry]
-    sha256: Sha256 = UNSEALED
 
     @property
     def axes(self) -> int:
         """Axes of ``position_ids``."""
         return 1 if self.model is None else self.model.axes
+
+
+class Manifest(ManifestHead):
+    """Written last: a folder without it is not a dataset.
+
+    ``sha256`` is that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
+    """
+
+    shards: list[ShardEntry]
+    sha256: Sha256 = UNSEALED
 
 
 class DocumentSpan(_Record):

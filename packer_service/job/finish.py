@@ -61,7 +61,7 @@ def make_manifest(
     tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        dataset_id=dataset_id(config, target.tokenizer, target.model, _planned_rows(found, plan)),
+        dataset_id=dataset_id(config, target.tokenizer, target.model, [_planned_rows(found, plan)]),
         preshard_version=VERSION,
         config=config.model_dump(mode="json"),
         tokenizer=target.tokenizer,

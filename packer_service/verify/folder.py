@@ -114,6 +114,6 @@ def check_dataset_id(
     """
     if len(rejected_rows(rejects)[2]):
         return
-    derived = dataset_id(config, manifest.tokenizer, manifest.model, documents)
+    derived = dataset_id(config, manifest.tokenizer, manifest.model, [documents])
     if manifest.dataset_id != derived:
         yield ManifestContradiction, f"dataset_id is {manifest.dataset_id!r}, not {derived!r}"

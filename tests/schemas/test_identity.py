@@ -59,20 +59,24 @@ def test_the_id_is_the_hash_that_the_format_describes() -> None:
         {"config": kept, "tokenizer": TOKENIZER.model_dump(mode="json"), "model": None}, sort_keys=True
     ).encode()
     ids = b"".join(row["doc_id"].encode() + b"\0" for row in ROWS)  # type: ignore[attr-defined]
-    columns = b"".join(np.array([row[name] for row in ROWS], "<i8").tobytes() for name in COLUMNS)
-    assert dataset_id(config, TOKENIZER, None, table()) == hashlib.sha256(head + ids + columns).hexdigest()
+    columns = [np.array([row[name] for row in ROWS], "<i8").tobytes() for name in COLUMNS]
+    digests = b"".join(hashlib.sha256(column).digest() for column in (ids, *columns))
+    wanted = hashlib.sha256(head + digests).hexdigest()
+    assert dataset_id(config, TOKENIZER, None, [table()]) == wanted
+    parts = [table().slice(0, 1), table().slice(0, 0), table().slice(1)]
+    assert dataset_id(config, TOKENIZER, None, parts) == wanted, "a plan in parts has another id"
 
 
 @pytest.mark.parametrize("change", [{"doc_id": "b"}, *({name: 99} for name in COLUMNS)])
 def test_every_column_of_the_plan_counts(change: dict[str, object]) -> None:
     """Fails when two different plans have one id."""
     config = parse_config({})
-    assert dataset_id(config, TOKENIZER, None, table(**change)) != dataset_id(config, TOKENIZER, None, table())
+    assert dataset_id(config, TOKENIZER, None, [table(**change)]) != dataset_id(config, TOKENIZER, None, [table()])
 
 
 def test_the_tokenizers_path_and_the_sources_do_not_count() -> None:
     """Fails when the same job on another machine has another id."""
     here, there = (
-        dataset_id(parse_config({"tokenizer": path}), TOKENIZER, None, table()) for path in ("a.json", "b.json")
+        dataset_id(parse_config({"tokenizer": path}), TOKENIZER, None, [table()]) for path in ("a.json", "b.json")
     )
-    assert here == there == dataset_id(parse_config({}), TOKENIZER, None, table(source="other"))
+    assert here == there == dataset_id(parse_config({}), TOKENIZER, None, [table(source="other")])

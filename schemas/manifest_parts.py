@@ -1,0 +1,80 @@
+"""``manifest.json`` without a record for each shard in memory: of a very large dataset it lists a million of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+
+from pydantic import ValidationError
+
+from schemas.codec import check_format_version, decode_manifest, encode_json
+from schemas.errors import ManifestInvalid
+from schemas.manifest import UNSEALED, ManifestHead, ShardEntry
+from schemas.validation import first_violation
+
+_SHARDS = b',"shards":['
+_SEAL = b'],"sha256":"'
+_END = b'"}'
+
+
+def manifest_parts(head: ManifestHead, shards: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a manifest, sealed, a few at a time.
+
+    Args:
+        head: all of it but the shards.
+        shards: each shard's entry, in order, as :func:`schemas.codec.encode_json` writes it.
+    """
+    digest, comma = hashlib.sha256(), b""
+    start = encode_json(head).removesuffix(b"}") + _SHARDS
+    digest.update(start)
+    yield start
+    for entry in shards:
+        digest.update(comma + entry)
+        yield comma + entry
+        comma = b","
+    digest.update(_SEAL + UNSEALED.encode() + _END)
+    yield _SEAL + digest.hexdigest().encode() + _END
+
+
+def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterator[ShardEntry]]:
+    """A manifest's head, checked against the hash that the file holds, and its shards, each made when it is asked for.
+
+    The parts lie as :func:`manifest_parts` writes them; any other legal JSON is decoded as a whole.
+
+    Raises:
+        ManifestInvalid: as of :func:`schemas.codec.decode_manifest`; for an entry, when it is asked for.
+    """
+    start, end = data.rfind(_SHARDS), len(data) - len(_SEAL + UNSEALED.encode() + _END)
+    sealed = data[end + len(_SEAL) :].removesuffix(_END)
+    if start < 0 or end < start + len(_SHARDS) or data[end : end + len(_SEAL)] != _SEAL:
+        manifest = decode_manifest(data, where)
+        return manifest, iter(manifest.shards)
+    digest = hashlib.sha256(memoryview(data)[: end + len(_SEAL)])
+    digest.update(UNSEALED.encode() + _END)
+    head = _decode_head(data[:start] + b"}", where)
+    if digest.hexdigest().encode() != sealed:
+        found = sealed.decode(errors="replace")
+        raise ManifestInvalid(where, f"sha256 is {found}, which is not the hash of the file with this field as zeros")
+    return head, _entries(data[start + len(_SHARDS) : end], where)
+
+
+def _decode_head(data: bytes, where: str) -> ManifestHead:
+    check_format_version(data, where)
+    try:
+        return ManifestHead.model_validate_json(data)
+    except ValidationError as error:
+        raise ManifestInvalid(where, str(first_violation(error))) from None
+
+
+def _entries(data: bytes, where: str) -> Iterator[ShardEntry]:
+    text, at, decode = data.decode(), 0, json.JSONDecoder().raw_decode
+    while at < len(text):
+        try:
+            entry, at = decode(text, at)
+            yield ShardEntry.model_validate(entry)
+        except ValidationError as error:
+            raise ManifestInvalid(where, str(first_violation(error))) from None
+        except ValueError as error:
+            raise ManifestInvalid(where, f"the list of shards is not JSON ({error})") from None
+        at += 1  # the comma
