@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from packer_service.verify.independent.cost import unit_work
+from packer_service.verify.tiled import check_tiled
 from packer_service.verify.verdict import Finding
 from schemas.config import PackConfig
 from schemas.encoder import VisionEncoder, encoder_of, tokens_per_second
@@ -33,6 +34,9 @@ def check_encoded(head: SampleHead, config: PackConfig, model: ModelEntry) -> It
             yield UnitsInvalid, f"units[{number}] has crops of the sizes {sorted(sizes)}, not of one size"
         else:
             yield from _differing(number, unit, _encoded(unit, own, encoder, model))
+            if model.axes == 1:
+                tile = (own[0].height // encoder.patch_size[0], own[0].width // encoder.patch_size[1])
+                yield from check_tiled(number, unit, len(own), tile, encoder, model)
     yield from _check_time_steps(head, crops, encoder, config, model)
 
 

@@ -48,7 +48,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             *("packer_service/ingest/oversize.py", "packer_service/ingest/text/encoded.py"),
             "packer_service/ingest/text/marks.py",
         ],
-        ["tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/ingest/text/test_chat_media.py"],
+        [
+            *("tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/ingest/text"),
+            "tests/ingest/families",
+        ],
     ),
     "resume": (
         ["packer_service/job/records.py", "packer_service/job/ownership.py"],

@@ -1,0 +1,126 @@
+"""Datasets of the families that cut images into tiles, corrupted in what their grids and rows follow from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from packer_service.config import load_config
+from packer_service.demo.model import write_model_folder
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.verify import Verdict
+
+SIZES = ((60, 40), (300, 90), (200, 220))
+"""Of photographs: one for a single tile, and two that are cut."""
+
+
+@pytest.fixture(scope="module", params=["molmo2", "internvl"])
+def tiled(
+    request: Any, tmp_path_factory: Any, mixed_source: Path, editable_of: Callable[[Path], Any], progress: Any
+) -> Any:
+    """A sound dataset of images and a clip for a model of the family. Read only."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model_folder(folder / "model", request.param, vocabulary=400)
+    shutil.copy(mixed_source / "clip.mp4", folder / "clip.mp4")
+    rows = []
+    for number, size in enumerate(SIZES):
+        Image.fromarray(np.full((*size[::-1], 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+        rows.append(_row(f"image-{number}", {"type": "image", "image": f"{number}.png"}))
+    rows.append(_row("clip", {"type": "video", "video": "clip.mp4"}))
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    settings = [f"model={folder / 'model'}", "seq_len=4096", "max_images=64", "cp_sizes=[1]", "ring_degrees=[1]"]
+    settings += ["oversize=reject", "layouts=[contiguous]", "video.max_frames=4", "order.window=1"]
+    out = str(folder / "dataset")
+    pack([str(folder / "rows.jsonl")], out, load_config(None, settings), PlainExecutor(), progress)
+    return editable_of(folder / "dataset")
+
+
+def _row(name: str, part: dict[str, str]) -> dict[str, Any]:
+    question = {"role": "user", "content": [part, {"type": "text", "text": "what is it?"}]}
+    return {"id": name, "messages": [question, {"role": "assistant", "content": "A colour."}]}
+
+
+def _unit(data: Any, kind: str, crops: int = 1) -> dict[str, Any]:
+    """A unit of the kind, of at least so many crops."""
+    for sample in data.samples():
+        bounds = [0, *sample.head["cum_image_bounds"]]
+        for number, unit in enumerate(sample.head["units"]):
+            if unit["kind"] == kind and bounds[number + 1] - bounds[number] >= crops:
+                found: dict[str, Any] = unit
+                return found
+    raise AssertionError(f"no {kind} of {crops} crops")
+
+
+def test_tiled_units_are_derived_again(tiled: Any, verify: Callable[[Path], Verdict]) -> None:
+    """Fails when a sound image of several tiles, or a frame, is taken for a wrong one."""
+    verdict = verify(tiled.path)
+    assert not verdict.broken, verdict.as_lines()
+    assert _unit(tiled, "image", 3)["grid"][1:] != _unit(tiled, "frame")["grid"][1:]
+
+
+def _turned(data: Any) -> None:
+    """As many tiles, which would lie otherwise: a tower of tiles for a row of them has rows for other patches."""
+    unit = _unit(data, "image", 3)
+    unit["grid"] = [1, unit["grid"][1] + 1, unit["grid"][2]]
+
+
+def _one_tile_more(data: Any) -> None:
+    unit, frame = _unit(data, "image", 3), _unit(data, "frame")
+    margin = sum(data.manifest["model"]["settings"].get("overlap_margins", [0, 0]))
+    unit["grid"][2] += frame["grid"][2] - margin
+
+
+def _a_frame_of_two_tiles(data: Any) -> None:
+    frame = _unit(data, "frame")
+    margin = sum(data.manifest["model"]["settings"].get("overlap_margins", [0, 0]))
+    frame["grid"][1] += frame["grid"][1] - margin
+
+
+def _two_moments(data: Any) -> None:
+    _unit(data, "frame")["grid"][0] = 2
+
+
+def _other_inputs(data: Any) -> None:
+    data.manifest["model"]["settings"]["inputs"] = "patches"
+
+
+@pytest.mark.parametrize("change", [_turned, _one_tile_more, _a_frame_of_two_tiles, _two_moments, _other_inputs])
+def test_a_wrong_grid_is_named(
+    change: Callable[[Any], None],
+    tiled: Any,
+    editable_of: Callable[[Path], Any],
+    tmp_path: Path,
+    assert_breaks: Callable[..., Verdict],
+) -> None:
+    """Fails when the grid of a unit with one axis of positions is taken as it stands."""
+    data = editable_of(shutil.copytree(tiled.path, tmp_path / "dataset"))
+    change(data)
+    data.save()
+    assert_breaks(data, "P19")
+
+
+@pytest.mark.parametrize("wrong", [None, [2], [0, 2], [True, 2], [4, 4]])
+def test_settings_that_the_rows_do_not_follow_from_are_named(
+    wrong: Any,
+    tiled: Any,
+    editable_of: Callable[[Path], Any],
+    tmp_path: Path,
+    assert_breaks: Callable[..., Verdict],
+) -> None:
+    """Fails when verifying ends with a traceback over a manifest's settings, or takes any rows without them."""
+    data = editable_of(shutil.copytree(tiled.path, tmp_path / "dataset"))
+    settings = data.manifest["model"]["settings"]
+    if settings["inputs"] == "molmo2":
+        settings |= {"image_pooling": wrong, "video_pooling": wrong}
+    else:
+        settings["overlap_margins"] = wrong
+    data.save()
+    assert_breaks(data, "P19")
