@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from packer_service.cli.advice import advise
 from packer_service.cli.datasets import report, serve, verify
 from packer_service.cli.demo import demo_model, demo_source
 from packer_service.cli.sources import pack, plan, show
@@ -31,7 +32,7 @@ def cli() -> None:
     """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
 
-for _command in (demo_source, demo_model, show, pack, plan, verify, report, serve):
+for _command in (demo_source, demo_model, show, pack, plan, verify, report, advise, serve):
     cli.add_command(_command)
 
 

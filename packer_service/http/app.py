@@ -13,6 +13,7 @@ from packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
 from packer_service.http.middleware.observer import Metrics, Observer
 from packer_service.http.problems import add_handlers
 from packer_service.http.routers import (
+    advice,
     balance,
     datasets,
     documents,
@@ -38,6 +39,7 @@ ROUTERS = (
     datasets.listing,
     datasets.router,
     balance.router,
+    advice.router,
     shards.router,
     packs.router,
     layout.router,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from packer_service.plan.plan import Plan
@@ -18,14 +17,15 @@ from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.loads import read_loads
 from packer_service.report.losses import losses
 from packer_service.report.reasons import reject_reasons
+from packer_service.report.tables import open_balance
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest, decode_table
 from schemas.config import PackConfig, stored_config
-from schemas.errors import ConfigError, TableInvalid
+from schemas.errors import ConfigError
 from schemas.manifest import MANIFEST, RUN, Manifest
-from schemas.tables import BALANCE, TABLES
+from schemas.tables import TABLES
 
 REJECTS_FILE = "rejects.parquet"
 
@@ -150,17 +150,8 @@ def _written(packs: pa.Table, documents: pa.Table, seq_len: int) -> Plan:
 
 def _balances(folder: Folder, packs: pa.Table, config: PackConfig) -> Balances:
     """Balance figures, with the loads of one layout in memory at a time."""
-    name, order, every = "balance.parquet", BalanceOrder.of(config, len(packs)), range(len(packs))
-    try:
-        with folder.open(name) as source:
-            file = pq.ParquetFile(source)
-            if not file.schema_arrow.equals(BALANCE):
-                raise TableInvalid(name, f"has the columns {file.schema_arrow.names}, not {BALANCE.names}")
-            if file.metadata.num_rows != len(packs) * order.rows_per_pack:
-                raise TableInvalid(
-                    name, f"has {file.metadata.num_rows} rows, not {order.rows_per_pack} for each of {len(packs)} packs"
-                )
-            tiles = packs["attention_tiles"].to_numpy()
-            return balances(lambda group: read_loads(file, order, group, every), tiles, config)
-    except pa.ArrowException as error:
-        raise TableInvalid(name, f"cannot be read ({' '.join(str(error).split())[:200]})") from None
+    order, every = BalanceOrder.of(config, len(packs)), range(len(packs))
+    with open_balance(folder, order) as file:
+        return balances(
+            lambda group: read_loads(file, order, group, every), packs["attention_tiles"].to_numpy(), config
+        )

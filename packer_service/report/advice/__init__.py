@@ -1,0 +1,1 @@
+"""Which split of a pack over ranks to train with: estimated times and memory, with every assumption in the answer."""

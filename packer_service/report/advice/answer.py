@@ -1,0 +1,156 @@
+"""From loads to advice: every split estimated, the best first, with what the estimates rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from packer_service.report.advice.assumptions import PREMISES, assumptions_of
+from packer_service.report.advice.figures import Advice, RankMemory, SplitAdvice, StepSeconds
+from packer_service.report.advice.loads import PackLoads
+from packer_service.report.advice.memory import RECOMPUTE, MemoryEstimate
+from packer_service.report.advice.model import ModelSizes
+from packer_service.report.advice.question import AdviceQuestion
+from packer_service.report.advice.reasons import reason_of
+from packer_service.report.advice.seconds import Estimate, PackSeconds
+from packer_service.report.advice.split import MOST, WHOLE, Split, possible_splits
+from schemas.config import PackConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advisor:
+    """Estimates splits of one dataset's packs for one model.
+
+    Attributes:
+        config: the dataset's configuration.
+        sizes: the model that will train.
+        question: devices and assumptions.
+        loads: the packs, at least one.
+        notes: what the answer is to say besides.
+    """
+
+    config: PackConfig
+    sizes: ModelSizes
+    question: AdviceQuestion
+    loads: PackLoads
+    notes: tuple[str, ...] = ()
+
+    @property
+    def usable_gb(self) -> float:
+        """Memory of a device that tensors may take."""
+        return self.question.device.memory_gb * self.question.memory_share
+
+    def estimates(self) -> list[SplitAdvice]:
+        """Every split, with either kind of attention where there is a ring: the fastest of those that fit first."""
+        found = _with_speedups([self._estimate(split) for split in self._splits()[:MOST]])
+        ordered = sorted(found, key=lambda each: (not each.fits, -each.tokens_per_second))
+        return [each.model_copy(update={"reason": reason_of(each, self.usable_gb)}) for each in ordered]
+
+    def advice(self) -> Advice:
+        """The answer. Of both kinds of attention of a split it has the better."""
+        best: dict[tuple[int, int, str], SplitAdvice] = {}
+        for each in self.estimates():
+            best.setdefault((each.ulysses_degree, each.ring_degree, each.layout), each)
+        found = list(best.values())
+        return Advice(
+            gpus=self.question.gpus,
+            gpu=self.question.gpu,
+            packs=self.loads.n_packs,
+            sampled_packs=self.loads.sampled,
+            seq_len=self.config.seq_len,
+            parameters=self.sizes.parameters,
+            considered=len(found),
+            fitting=sum(each.fits for each in found),
+            splits=found[: self.question.limit],
+            cp1=best.get((1, 1, WHOLE)),
+            assumptions=assumptions_of(self.question, self.sizes),
+            notes=[*self.notes, *self._limits(), *PREMISES],
+        )
+
+    def _splits(self) -> list[Split]:
+        asked, most = self.question, self.loads.n_packs
+        splits = possible_splits(self.config, self.loads.layouts, gpus=asked.gpus, heads=self.sizes.heads)
+        return [split for split in splits if split.dp <= min(asked.most_packs or most, most)]
+
+    def _estimate(self, split: Split) -> SplitAdvice:
+        recompute, memory = self._least_recompute(split)
+        estimate = Estimate(sizes=self.sizes, question=self.question, loads=self.loads, seq_len=self.config.seq_len)
+        seconds = self._of_steps(estimate.of_packs(split, recompute), estimate.parameters(self.question.gpus), split.dp)
+        tokens = float(self.loads.columns["n_tokens"].mean()) * split.dp
+        return SplitAdvice(
+            ulysses_degree=split.ulysses,
+            ring_degree=split.ring,
+            layout=split.layout,
+            kind=split.kind,
+            dp_size=split.dp,
+            recompute=recompute,
+            fits=memory.total <= self.usable_gb,
+            stored=self._is_stored(split),
+            seconds=seconds,
+            memory=memory,
+            tokens_per_step=round(tokens),
+            tokens_per_second=tokens / seconds.total / self.question.gpus,
+            speedup_over_zigzag=None,
+            speedup_over_cp1=None,
+            reason="",
+        )
+
+    def _least_recompute(self, split: Split) -> tuple[str, RankMemory]:
+        """What is computed again: as little as fits, or everything where nothing does; and the memory with it."""
+        asked = self.question
+        memory = MemoryEstimate(
+            sizes=self.sizes, question=asked, loads=self.loads, seq_len=self.config.seq_len, gpus=asked.gpus
+        )
+        ways = RECOMPUTE if asked.recompute == "auto" else (asked.recompute,)
+        found = {way: memory.of_rank(split, way) for way in ways}
+        way = next((way for way in ways if found[way].total <= self.usable_gb), ways[-1])
+        return way, found[way]
+
+    def _of_steps(self, packs: PackSeconds, parameters: float, dp_size: int) -> StepSeconds:
+        """Means over steps. All packs of a step wait for the one that takes longest."""
+        parts = {field.name: float(getattr(packs, field.name).mean()) for field in fields(packs)}
+        of_steps = packs.total[self.loads.steps(dp_size)]
+        parts["straggler"] = float((of_steps.max(axis=1) - of_steps.mean(axis=1)).mean())
+        parts["parameters"] = max(parameters - float(packs.computing.mean()), 0.0)
+        return StepSeconds(**parts, total=sum(parts.values()))
+
+    def _is_stored(self, split: Split) -> bool:
+        layout = split.ring == 1 or (split.layout in self.config.layouts and split.ring in self.config.ring_degrees)
+        return layout and split.cp_size in self.config.cp_sizes
+
+    def _limits(self) -> list[str]:
+        """What this dataset keeps from being estimated better, or at all."""
+        loads, gpus, window = self.loads, self.question.gpus, self.config.order.window
+        notes = []
+        if loads.sampled < loads.n_packs:
+            notes.append(f"{loads.sampled:,} of {loads.n_packs:,} packs were looked at, in blocks at equal distances")
+        if loads.n_packs < gpus:
+            notes.append(f"splits with more than {loads.n_packs:,} packs in a step, all that there are, are left out")
+        if (splits := len(self._splits())) > MOST:
+            notes.append(f"{splits} splits are possible, and the {MOST} over fewest ranks were estimated")
+        if window % gpus:
+            notes.append(f"data-parallel sizes that do not divide order.window {window} have steps of unequal packs")
+        return notes
+
+
+def _with_speedups(found: Sequence[SplitAdvice]) -> list[SplitAdvice]:
+    """Each beside zigzag at its degrees, and beside a whole pack on each device."""
+    speed: dict[tuple[int, int, str], float] = {}
+    for each in found:
+        key = each.ulysses_degree, each.ring_degree, each.layout
+        speed[key] = max(speed.get(key, 0.0), each.tokens_per_second)
+
+    def over(each: SplitAdvice, key: tuple[int, int, str]) -> float | None:
+        return each.tokens_per_second / speed[key] if speed.get(key) else None
+
+    return [
+        each.model_copy(
+            update={
+                "speedup_over_cp1": over(each, (1, 1, WHOLE)),
+                "speedup_over_zigzag": 1.0
+                if each.ring_degree == 1
+                else over(each, (each.ulysses_degree, each.ring_degree, "zigzag")),
+            }
+        )
+        for each in found
+    ]

@@ -1,0 +1,78 @@
+"""The advice as text for a person."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table
+
+from packer_service.report.advice.figures import Advice, SplitAdvice
+from packer_service.report.plain import plain
+
+
+def print_advice(advice: Advice, console: Console | None = None) -> None:
+    """Prints the fastest splits as tables, the reasons, and what they rest on."""
+    to = console or Console(width=None if Console().is_terminal else 130, highlight=False)
+    say = partial(to.print, soft_wrap=True, markup=False)
+    say(
+        f"{advice.gpus:,} x {advice.gpu}, a model of {advice.parameters / 1e9:.3g} billion parameters, "
+        f"{advice.packs:,} packs of {advice.seq_len:,} tokens: {advice.considered} splits, {advice.fitting} fit"
+    )
+    to.print(_speeds(advice))
+    to.print(_parts(advice))
+    for number, split in enumerate(advice.splits, 1):
+        say(f"{number}. {split.reason}")
+    say("assumed:")
+    for each in advice.assumptions:
+        say(f"  {each.name} {_value(each.value)} ({plain(each.source)}): {each.meaning}")
+    for note in advice.notes:
+        say(f"note: {plain(note)}")
+
+
+def _speeds(advice: Advice) -> Table:
+    headings = ("", "ulysses", "ring", "layout", "attention", "dp", "recompute", "tokens/s each", "over zigzag")
+    table = Table(*headings, "over cp 1", "GB a rank")
+    for number, split in enumerate(advice.splits, 1):
+        table.add_row(
+            str(number),
+            *map(str, (split.ulysses_degree, split.ring_degree, split.layout, split.kind, split.dp_size)),
+            split.recompute,
+            f"{split.tokens_per_second:,.0f}",
+            _times(split.speedup_over_zigzag),
+            _times(split.speedup_over_cp1),
+            f"{split.memory.total:.1f}" + ("" if split.fits else " (too much)"),
+        )
+    return table
+
+
+def _parts(advice: Advice) -> Table:
+    table = Table("", "ms of a step", *(name.replace("_", " ") for name in _PARTS))
+    for number, split in enumerate(advice.splits, 1):
+        table.add_row(str(number), f"{split.seconds.total * 1e3:,.4g}", *(_share(split, name) for name in _PARTS))
+    return table
+
+
+_PARTS = (
+    *("linear", "attention", "attention_waiting", "vision", "vision_waiting", "exchange", "parameters", "straggler"),
+)
+
+
+def _share(split: SplitAdvice, name: str) -> str:
+    return f"{getattr(split.seconds, name) / split.seconds.total:.1%}"
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _value(value: float | int | str | None) -> str:
+    return (
+        "none"
+        if value is None
+        else f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else value
+    )

@@ -1,0 +1,68 @@
+"""``preshard advise``: advice for a dataset, from its manifest and two of its tables. No shard is read."""
+
+from __future__ import annotations
+
+from packer_service.report.advice.answer import Advisor
+from packer_service.report.advice.figures import Advice
+from packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
+from packer_service.report.advice.model import ModelSizes, configured_sizes, folder_sizes
+from packer_service.report.advice.question import AdviceQuestion
+from packer_service.report.dataset import open_dataset
+from packer_service.report.loads import read_loads
+from packer_service.report.mismatch import cost_mismatch
+from packer_service.report.tables import open_balance, read_packs
+from packer_service.shards.store import Folder
+from schemas.balance import BalanceOrder
+from schemas.config import PackConfig, stored_config
+from schemas.encoder import encoder_of
+from schemas.errors import ConfigError
+from schemas.manifest import Manifest
+
+
+def advise_dataset(location: str, question: AdviceQuestion, model: str | None = None) -> Advice:
+    """The splits with which a dataset trains fastest.
+
+    Args:
+        location: the dataset.
+        question: devices and assumptions.
+        model: a model folder whose dimensions stand in place of the dataset's ``cost``.
+
+    Raises:
+        ConfigError: there is no such folder, it is not a dataset, or it has no packs; or the model folder is none.
+        FormatError: the dataset is broken.
+    """
+    folder, manifest = open_dataset(location)
+    config = stored_config(manifest)
+    sizes, notes = advised_model(manifest, config, question, model)
+    if not manifest.counts.packs:
+        raise ConfigError(f"DATASET {location}: has no packs, so there is nothing to split")
+    loads = _read(folder, manifest, config, question.gpus)
+    return Advisor(config=config, sizes=sizes, question=question, loads=loads, notes=notes).advice()
+
+
+def advised_model(
+    manifest: Manifest, config: PackConfig, question: AdviceQuestion, folder: str | None = None
+) -> tuple[ModelSizes, tuple[str, ...]]:
+    """The model that the advice is for, and what is to be said of it.
+
+    Raises:
+        ConfigError: the folder is no model folder of a known kind.
+    """
+    encoder = encoder_of(manifest.model.settings) if manifest.model else None
+    if folder is not None:
+        return folder_sizes(folder), ("image work is that of the encoder that the dataset was packed for",)
+    cost = question.model_of(config.cost)
+    mismatch = cost_mismatch(manifest, config.model_copy(update={"cost": cost}))
+    return configured_sizes(cost, config.vision, encoder, "the dataset's cost"), (mismatch,) if mismatch else ()
+
+
+def _read(folder: Folder, manifest: Manifest, config: PackConfig, gpus: int) -> PackLoads:
+    order = BalanceOrder.of(config, manifest.counts.packs)
+    packs = read_packs(folder, COLUMNS)
+    with open_balance(folder, order) as file:
+        return read_pack_loads(
+            order,
+            lambda name: packs[name].to_numpy(),
+            lambda group, span: read_loads(file, order, group, span),
+            gpus=gpus,
+        )

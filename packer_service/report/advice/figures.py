@@ -1,0 +1,92 @@
+"""The answer: splits with their estimated times and memory, and everything that was assumed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from packer_service.report.figures import Figures
+
+Kind = Literal["none", "ulysses", "gather", "ring"]
+
+
+class StepSeconds(Figures):
+    """Where the time of a step goes, on the rank that takes longest. The parts add up to the total."""
+
+    linear: float = Field(description="Products with weights: projections, MLPs, logits.")
+    attention: float = Field(description="An even share of the pack's tiles.")
+    attention_waiting: float = Field(
+        description="What the slowest rank has beyond that, and what the kernel of a ring computes again."
+    )
+    vision: float = Field(description="An even share of the vision encoder's work.")
+    vision_waiting: float = Field(description="What the busiest rank has beyond that.")
+    exchange: float = Field(
+        description="Keys, values, heads and image features on their way while nothing is computed."
+    )
+    parameters: float = Field(description="Parameters and gradients on their way beyond what hides behind computing.")
+    straggler: float = Field(description="What a step's most expensive pack takes beyond its mean pack.")
+    total: float
+
+
+class RankMemory(Figures):
+    """Memory of one rank, in 10^9 bytes."""
+
+    state: float = Field(description="Its part of parameters, gradients and the optimiser's state.")
+    gathered: float = Field(description="Whole parameters of the blocks in use, of embedding and output projection.")
+    activations: float = Field(description="What the forward pass keeps for the backward pass.")
+    keys: float = Field(description="Keys and values of other ranks, with their gradients.")
+    logits: float = Field(description="Logits, and the gradient of the output projection.")
+    total: float
+
+
+class SplitAdvice(Figures):
+    """One way to split the packs of a step over all devices."""
+
+    ulysses_degree: int = Field(description="Ranks that share a pack by heads.", examples=[4])
+    ring_degree: int = Field(description="Ranks that share a pack by the layout's slices.", examples=[2])
+    layout: str = Field(
+        description="The token layout; all are the same at ring degree 1.", examples=["balanced_gather"]
+    )
+    kind: Kind = Field(description="How keys travel: what `--attention` of the trainer takes.")
+    dp_size: int = Field(description="Packs of a step, side by side.", examples=[8])
+    recompute: Literal["none", "selective", "full"] = Field(description="What the backward pass computes again.")
+    fits: bool = Field(description="Whether a rank's memory suffices.")
+    stored: bool = Field(
+        description="Whether the dataset holds layout and image boundaries; else a reader derives them."
+    )
+    seconds: StepSeconds
+    memory: RankMemory
+    tokens_per_step: int = Field(description="Real tokens of a step.")
+    tokens_per_second: float = Field(description="Real tokens per second of one device.")
+    speedup_over_zigzag: float | None = Field(
+        description="Over zigzag at the same degrees; null where it is not there."
+    )
+    speedup_over_cp1: float | None = Field(description="Over a pack on each device; null where packs are too few.")
+    reason: str = Field(description="What speaks for it, and what it loses, in a sentence.")
+
+
+class Assumption(Figures):
+    """A value that the estimates rest on."""
+
+    name: str = Field(examples=["linear_efficiency"])
+    value: float | int | str | None
+    meaning: str
+    source: str = Field(description="`given`, `default`, or where it is from.")
+
+
+class Advice(Figures):
+    """The fastest splits, and what they rest on: the figures of `preshard advise --json`."""
+
+    gpus: int
+    gpu: str
+    packs: int = Field(description="Packs of the dataset.")
+    sampled_packs: int = Field(description="Packs that the estimates are computed from.")
+    seq_len: int
+    parameters: int = Field(description="Parameters of the model, as its dimensions give them.")
+    considered: int = Field(description="Splits that were estimated.")
+    fitting: int = Field(description="Splits that fit into memory.")
+    splits: list[SplitAdvice] = Field(description="The fastest of those that fit first, then those that do not.")
+    cp1: SplitAdvice | None = Field(description="A whole pack on each device; null where packs are too few.")
+    assumptions: list[Assumption]
+    notes: list[str] = Field(description="What else limits the estimates.")

@@ -1,0 +1,143 @@
+"""What the estimates read of a dataset: some columns of its packs, and the loads of some blocks of packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from packer_service.report.loads import Block
+from schemas.balance import BalanceOrder, LoadGroup
+
+SAMPLED_ROWS = 1 << 22
+"""Rows of ``balance.parquet`` that are read, which takes some tenths of a second."""
+
+LEAST_BLOCKS = 4
+"""Blocks that are read however large they are."""
+
+COLUMNS = ("n_tokens", "n_units", "n_patches", "n_pooled_tokens", "load", "attention_tiles")
+"""Columns of ``packs.parquet`` that are read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlowestRank:
+    """What a layout asks of its slowest rank, pack by pack.
+
+    Attributes:
+        gather_path: most tiles of a rank.
+        ring_steps: most tiles of a rank in each step of a ring.
+        most_keys: most keys that a rank needs and does not hold.
+    """
+
+    gather_path: Int64[np.ndarray, "packs"]
+    ring_steps: Int64[np.ndarray, "ring packs"]
+    most_keys: Int64[np.ndarray, "packs"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackLoads:
+    """What the sampled packs ask of ranks.
+
+    Attributes:
+        n_packs: packs of the dataset.
+        spans: the sampled packs, as ranges of consecutive ones.
+        columns: :data:`COLUMNS` of them.
+        layouts: by scheme and ring degree.
+        images: the vision encoder's work on the busiest rank, by CP size.
+    """
+
+    n_packs: int
+    spans: tuple[range, ...]
+    columns: Mapping[str, Int64[np.ndarray, "packs"]]
+    layouts: Mapping[tuple[str, int], SlowestRank]
+    images: Mapping[int, Int64[np.ndarray, "packs"]]
+
+    @property
+    def sampled(self) -> int:
+        return sum(map(len, self.spans))
+
+    def largest_image_load(self, cp_size: int) -> Float64[np.ndarray, "packs"]:
+        """Work of the busiest rank; at a CP size that is not stored, as if all units of a pack were equal."""
+        load = self.columns["load"].astype(np.float64)
+        if cp_size == 1:
+            return load
+        if cp_size in self.images:
+            return self.images[cp_size].astype(np.float64)
+        units = np.maximum(self.columns["n_units"], 1)
+        return load * -(-units // cp_size) / units
+
+    def steps(self, dp_size: int) -> Int64[np.ndarray, "steps dp"]:
+        """Places of the packs of whole steps among the sampled ones, as a trainer takes them; at least one step."""
+        found, before = [], 0
+        for span in self.spans:
+            first = -(-span.start // dp_size) * dp_size - span.start
+            steps = max(len(span) - first, 0) // dp_size
+            found.append(before + first + np.arange(steps * dp_size).reshape(steps, dp_size))
+            before += len(span)
+        whole = np.concatenate(found) if found else np.zeros((0, dp_size), np.int64)
+        if len(whole):
+            return whole
+        steps = max(before // dp_size, 1)
+        width = min(dp_size, before)
+        return np.arange(steps * width).reshape(steps, width)
+
+
+def sampled_spans(order: BalanceOrder) -> tuple[range, ...]:
+    """The packs that are looked at: all of them, or blocks at equal distances, the same for every question."""
+    blocks = -(-order.n_packs // order.block_packs)
+    most = max(SAMPLED_ROWS // (order.block_packs * order.rows_per_pack), LEAST_BLOCKS)
+    if blocks <= most:
+        return (range(order.n_packs),) if order.n_packs else ()
+    numbers = ((2 * np.arange(most) + 1) * blocks // (2 * most)).tolist()
+    edges = [(number * order.block_packs, (number + 1) * order.block_packs) for number in numbers]
+    return tuple(range(first, min(end, order.n_packs)) for first, end in edges)
+
+
+def read_pack_loads(
+    order: BalanceOrder,
+    column: Callable[[str], np.ndarray],
+    read: Callable[[LoadGroup, range], Iterable[Block]],
+    *,
+    gpus: int,
+) -> PackLoads:
+    """Reads what the estimates for a number of devices need.
+
+    Args:
+        order: of ``balance.parquet``.
+        column: a column of ``packs.parquet``.
+        read: the loads of a group for consecutive packs, in blocks.
+        gpus: degrees that do not divide it are left out.
+    """
+    spans = sampled_spans(order)
+
+    def sampled(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values[:0], *(values[span.start : span.stop] for span in spans)])
+
+    layouts: dict[tuple[str, int], SlowestRank] = {}
+    images: dict[int, np.ndarray] = {}
+    for group in order.groups:
+        if gpus % group.degree:
+            continue
+        blocks = [block for span in spans for block in read(group, span)]
+        if group.scheme is None:
+            images[group.degree] = _joined([block[2].max(axis=0) for block in blocks])
+        else:
+            layouts[group.scheme, group.degree] = SlowestRank(
+                gather_path=_joined([block[1].max(axis=0) for block in blocks]),
+                ring_steps=_joined([block[2] for block in blocks], rows=group.degree),
+                most_keys=_joined([block[3].max(axis=0) for block in blocks]),
+            )
+    return PackLoads(
+        n_packs=order.n_packs,
+        spans=spans,
+        columns={name: sampled(column(name)) for name in COLUMNS},
+        layouts=layouts,
+        images=images,
+    )
+
+
+def _joined(parts: list[np.ndarray], rows: int | None = None) -> np.ndarray:
+    empty = np.zeros((0,) if rows is None else (rows, 0), np.int64)
+    return np.concatenate([empty, *parts], axis=-1)

@@ -1,0 +1,67 @@
+"""The ways to split the packs of a step over a number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import lcm
+
+from packer_service.report.advice.figures import Kind
+from schemas.config import PackConfig
+from schemas.layout import SCHEMES
+
+WHOLE = "contiguous"
+"""The layout at ring degree 1, where all are the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """One way: ``ulysses * ring * dp`` devices. Ranks of a pack are neighbours, those of Ulysses nearest."""
+
+    ulysses: int
+    ring: int
+    layout: str
+    kind: Kind
+    dp: int
+
+    @property
+    def cp_size(self) -> int:
+        return self.ulysses * self.ring
+
+    def heads_on_the_way(self, kv_heads: int) -> int:
+        """Key heads that the ranks of Ulysses send between them: copied until they divide."""
+        return lcm(kv_heads, self.ulysses)
+
+
+MOST = 400
+"""Splits that are estimated, those over fewest ranks first: a bound on the time of an answer. Few datasets have more."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
+
+
+def possible_splits(config: PackConfig, rings: Iterable[tuple[str, int]], *, gpus: int, heads: int) -> list[Split]:
+    """Every split that a trainer could run, over fewest ranks first; both kinds of attention where there is a ring.
+
+    Args:
+        config: the dataset's: its ``seq_len`` must divide by the ranks of a pack.
+        rings: schemes and ring degrees with known loads.
+        gpus: devices.
+        heads: query heads, which the Ulysses degree must divide.
+    """
+    known = [(scheme, ring) for scheme, ring in rings if ring > 1]
+    known.sort(key=lambda entry: (entry[1], SCHEMES.index(entry[0])))  # type: ignore[arg-type]
+    found: list[Split] = []
+    for ulysses in divisors(gpus):
+        if heads % ulysses:
+            continue
+        for layout, ring in [(WHOLE, 1), *known]:
+            ranks = ulysses * ring
+            if gpus % ranks or config.seq_len % ranks:
+                continue
+            kinds: tuple[Kind, ...] = ("gather", "ring") if ring > 1 else ("ulysses",) if ulysses > 1 else ("none",)
+            found += [Split(ulysses=ulysses, ring=ring, layout=layout, kind=kind, dp=gpus // ranks) for kind in kinds]
+    return sorted(found, key=lambda split: split.cp_size)

@@ -1,0 +1,37 @@
+"""Whether the dimensions that weigh a dataset's work are those of the model that its tokens are for."""
+
+from __future__ import annotations
+
+from schemas.config import PackConfig
+from schemas.encoder import encoder_of
+from schemas.manifest import Manifest, ModelEntry, TokenizerEntry
+
+PADDED_VOCABULARY = 1.03
+"""A model's vocabulary is padded to a round number: Qwen3-8B's has 151,936 rows for 151,669 tokens, 1.002 times as
+many. One that is larger than this belongs to another tokenizer."""
+
+
+def cost_mismatch(manifest: Manifest, config: PackConfig) -> str | None:
+    """How the configuration's ``cost`` contradicts the tokenizer or the model; None where it does not."""
+    found = cost_contradiction(manifest.tokenizer, manifest.model, config)
+    if found is None:
+        return None
+    return (
+        f"{found}: costs, balance by cost and advice are those of another model; set cost.* to the one that will train"
+    )
+
+
+def cost_contradiction(tokenizer: TokenizerEntry, model: ModelEntry | None, config: PackConfig) -> str | None:
+    """The first dimension that another model has."""
+    cost = config.cost
+    encoder = encoder_of(model.settings) if model else None
+    if encoder and encoder.row_outputs % cost.hidden_size:
+        return (
+            f"cost.hidden_size is {cost.hidden_size}, and the image features of {model.model_type if model else ''} "
+            f"have {encoder.row_outputs} numbers"
+        )
+    of_images = model is None and tokenizer.image_id == tokenizer.vocab_size - 1
+    tokens = tokenizer.vocab_size - of_images
+    if not tokens <= cost.vocab_size <= PADDED_VOCABULARY * tokens:
+        return f"cost.vocab_size is {cost.vocab_size:,}, and the tokenizer {tokenizer.name} has {tokens:,} tokens"
+    return None

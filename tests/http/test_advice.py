@@ -1,0 +1,67 @@
+"""Advice over REST: what the command says, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from packer_service.cli import main
+from packer_service.report.advice.question import AdviceQuestion
+
+ADVICE = "/v1/datasets/tiny/advice"
+
+
+def test_the_service_says_what_the_command_says(
+    client: TestClient, tiny_dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when the two read other loads, or an assumption is lost on the way to either."""
+    with pytest.raises(SystemExit):
+        main(["advise", str(tiny_dataset), "--gpus", "4", "--gpu", "a100", "--assume", "latency_us=3", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    found = client.get(f"{ADVICE}?gpus=4&gpu=a100&latency_us=3").json()
+    assert found == printed
+    assert found["splits"][0]["tokens_per_second"] == max(each["tokens_per_second"] for each in found["splits"])
+    ring = [each for each in found["splits"] if each["ring_degree"] > 1]
+    assert ring
+    assert any(each["seconds"]["attention_waiting"] for each in ring)
+
+
+def test_the_command_prints_splits_reasons_and_assumptions(
+    tiny_dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when the tables name other splits than the reasons below them, or hide an assumption."""
+    with pytest.raises(SystemExit):
+        main(["advise", str(tiny_dataset), "--gpus", "2", "--limit", "3"])
+    out = capsys.readouterr().out
+    assert "2 x h100" in out
+    assert "\n3. " in out
+    assert "\n4. " not in out
+    assert all(f"  {name} " in out for name in AdviceQuestion.model_fields if name not in ("gpus", "gpu", "limit"))
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("", "query.gpus: field required"),
+        ("?gpus=0", "query.gpus: input should be greater than or equal to 1"),
+        ("?gpus=2&gpu=tpu", "query.gpu: input should be 'a100', 'h100', 'h200', 'b200', 'l40s' or 'cpu'"),
+        ("?gpus=2&speed=1", "query.speed: extra inputs are not permitted"),
+        ("?gpus=2&limit=501", "query.limit: input should be less than or equal to 500"),
+    ],
+)
+def test_what_is_not_legal_is_refused(client: TestClient, query: str, detail: str) -> None:
+    """Fails when a misspelt assumption is passed over in silence."""
+    found = client.get(ADVICE + query)
+    assert (found.status_code, found.json()["detail"]) == (422, detail)
+
+
+def test_a_wrong_option_of_the_command_is_one_line(tiny_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when an assumption without a value ends in a traceback."""
+    for wrong, line in (("peak_tflops", "write key=value"), ("peak=1", "peak is unknown; legal are peak_tflops")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["advise", str(tiny_dataset), "--gpus", "2", "--assume", wrong])
+        assert stopped.value.code == 2
+        assert line in capsys.readouterr().err

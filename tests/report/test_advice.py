@@ -1,0 +1,333 @@
+"""Advice from loads made by hand: each part of a step's time, memory, the order of splits, what is assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packer_service.demo.model import write_model_folder
+from packer_service.report.advice.answer import Advisor
+from packer_service.report.advice.figures import SplitAdvice
+from packer_service.report.advice.loads import COLUMNS, PackLoads, SlowestRank, read_pack_loads, sampled_spans
+from packer_service.report.advice.memory import MemoryEstimate
+from packer_service.report.advice.model import ModelSizes, configured_sizes, folder_sizes
+from packer_service.report.advice.question import AdviceQuestion, make_question
+from packer_service.report.advice.seconds import Estimate, PackSeconds
+from packer_service.report.advice.split import MOST, Split
+from schemas.balance import BLOCK_ROWS, BalanceOrder
+from schemas.config import PackConfig
+from schemas.errors import ConfigError
+
+SEQ_LEN, TILES = 1024, 64
+CONFIG = PackConfig(
+    seq_len=SEQ_LEN,
+    block_size=128,
+    layouts=("contiguous", "zigzag", "balanced_ring"),
+    ring_degrees=(1, 2),
+    cp_sizes=(1, 2),
+)
+SIZES = ModelSizes(
+    hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000, inner=128, stored_inner=128, tied=False,
+    vision_parameters=0, vision_width=32, vision_layers=2, source="a test",
+)  # fmt: skip
+PLAIN = dict.fromkeys(
+    ("peak_tflops", "linear_efficiency", "attention_efficiency", "vision_efficiency", "link_efficiency"), 1.0
+) | {"latency_us": 0.0, "node_gb_per_s": 1e9, "network_gb_per_s": 1e9, "memory_gb": 1e3, "recompute": "none"}
+"""One operation takes 10**-12 s, and messages no time."""
+
+
+def asked(**values: Any) -> AdviceQuestion:
+    return make_question({"gpus": 2, **PLAIN, **values})
+
+
+def loads(
+    packs: int = 1, *, path: int = 40, steps: tuple[int, int] = (30, 20), keys: int = 100, **columns: int
+) -> PackLoads:
+    """Equal packs of 64 tiles in two slices: the slowest computes ``path``, in the two steps of a ring ``steps``."""
+    values = {"n_tokens": 1000, "n_units": 0, "attention_tiles": TILES, **columns}
+    even = SlowestRank(
+        gather_path=np.full(packs, TILES // 2),
+        ring_steps=np.full((2, packs), TILES // 4),
+        most_keys=np.full(packs, 512),
+    )
+    uneven = SlowestRank(
+        gather_path=np.full(packs, path),
+        ring_steps=np.repeat(np.array(steps)[:, None], packs, axis=1),
+        most_keys=np.full(packs, keys),
+    )
+    return PackLoads(
+        n_packs=packs,
+        spans=(range(packs),),
+        columns={name: np.full(packs, values.get(name, 0)) for name in COLUMNS},
+        layouts={("zigzag", 2): uneven, ("balanced_ring", 2): even},
+        images={2: np.full(packs, 80)},
+    )
+
+
+def split(ulysses: int = 1, ring: int = 1, layout: str = "zigzag", kind: Any = "none", dp: int = 1) -> Split:
+    return Split(ulysses=ulysses, ring=ring, layout=layout, kind=kind, dp=dp)
+
+
+def seconds(
+    of: Split, question: AdviceQuestion, packs: PackLoads | None = None, recompute: str = "none"
+) -> PackSeconds:
+    estimate = Estimate(sizes=SIZES, question=question, loads=packs or loads(), seq_len=SEQ_LEN)
+    return estimate.of_packs(of, recompute)
+
+
+TILE_SECONDS = 4 * 128 * 128 * 4 * 16 * 2 / 1e12
+"""A tile's forward pass over two layers."""
+
+
+def test_a_whole_pack_costs_its_products_and_its_tiles() -> None:
+    """Fails when the backward pass counts otherwise than twice (products) and 2.5 times (attention) the forward."""
+    found = seconds(split(), asked())
+    layer = 64 * (2 * 16 * (4 + 2) + 3 * 128)
+    assert found.linear[0] == pytest.approx(2 * SEQ_LEN * (3 * 2 * layer + 4 * 64 * 1000) / 1e12)
+    assert found.attention[0] == pytest.approx(TILES * TILE_SECONDS * 3.5)
+    assert found.total[0] == pytest.approx(found.linear[0] + found.attention[0])
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [("none", 3), ("selective", 4), ("full", 4)])
+def test_what_is_computed_again_costs_time(recompute: str, forwards: int) -> None:
+    """Fails when selective recomputation pays for attention again, or full does not."""
+    found = seconds(split(), asked(), recompute=recompute)
+    layer = 64 * (2 * 16 * (4 + 2) + 3 * 128)
+    assert found.linear[0] == pytest.approx(2 * SEQ_LEN * (forwards * 2 * layer + 4 * 64 * 1000) / 1e12)
+    assert found.attention[0] == pytest.approx(TILES * TILE_SECONDS * (4.5 if recompute == "full" else 3.5))
+
+
+def test_a_gather_waits_for_its_slowest_rank_and_a_ring_at_every_step() -> None:
+    """Fails when a ring is charged for its slowest rank as a whole, or without the forward that its kernel repeats."""
+    even = TILES / 2 * TILE_SECONDS * 3.5
+    gather, ring = (seconds(split(ring=2, kind=kind), asked()) for kind in ("gather", "ring"))
+    assert gather.attention_waiting[0] == pytest.approx((40 - 32) * TILE_SECONDS * 3.5)
+    assert ring.attention[0] == pytest.approx(even)
+    assert ring.attention[0] + ring.attention_waiting[0] == pytest.approx((30 + 20) * TILE_SECONDS * 4.5)
+
+
+def test_gathered_keys_are_not_hidden_and_gradients_travel_in_float32() -> None:
+    """Fails when keys are sent once, as in a forward pass alone, or gradients in the width of keys."""
+    found = seconds(split(ring=2, kind="gather"), asked(node_gb_per_s=1.0))
+    keys = 100 * 2 * 2 * 16 * 2  # tokens, keys and values, heads, width, layers
+    assert found.exchange[0] == pytest.approx(keys * (2 + 2 + 4) / 1e9)
+
+
+def test_a_ring_hides_what_is_shorter_than_its_steps() -> None:
+    """Fails when transfers are added to the steps they run beside, or the last one, beside which none runs, is lost."""
+    slice_keys = 512 * 2 * 2 * 16  # of a layer
+    fast = seconds(split(ring=2, kind="ring"), asked(node_gb_per_s=100.0))
+    assert fast.exchange[0] == pytest.approx(2 * slice_keys * 4 / 100e9)
+    slow = seconds(split(ring=2, kind="ring"), asked(node_gb_per_s=1e-3))
+    steps = TILE_SECONDS / 2 * np.array([30, 20])
+    keys, gradients = (slice_keys * size / 1e6 for size in (2, 4))
+    backward = (keys - 3.5 * steps[0]) + (gradients - 3.5 * steps[1]) + gradients
+    assert slow.exchange[0] == pytest.approx(2 * ((keys - steps[0]) + backward))
+
+
+def test_dealt_heads_are_even_and_travel_there_and_back() -> None:
+    """Fails when the copies of two key heads that four ranks take are left out."""
+    found = seconds(split(ulysses=4, kind="ulysses"), asked(gpus=4, node_gb_per_s=1.0))
+    assert found.attention_waiting[0] == 0
+    assert found.attention[0] == pytest.approx(TILES * TILE_SECONDS * 3.5 / 4)
+    assert found.exchange[0] == pytest.approx(2 * 2 * (4 + 4) * 16 * SEQ_LEN / 4 * 3 / 4 * 2 * 2 / 1e9)
+
+
+def test_what_leaves_a_node_takes_the_slower_link() -> None:
+    """Fails when ranks of several nodes are charged the speed of one, or all traffic the network's."""
+    one, two = (
+        seconds(
+            split(ulysses=4, kind="ulysses"), asked(gpus=4, node_gb_per_s=10.0, network_gb_per_s=1.0, gpus_per_node=n)
+        )
+        for n in (4, 2)
+    )
+    assert two.exchange[0] / one.exchange[0] == pytest.approx(10 * 2 / 3)
+    ring = split(ring=2, kind="ring")
+    near, far = (
+        seconds(ring, asked(node_gb_per_s=10.0, network_gb_per_s=1.0, gpus_per_node=n)).exchange[0] for n in (2, 1)
+    )
+    assert far > near
+
+
+def test_images_wait_for_the_busiest_rank() -> None:
+    """Fails when vision is shared evenly, or a CP size that is not stored is taken for perfect."""
+    packs = loads(load=100, n_units=3, n_patches=10)
+    two = seconds(split(ulysses=2, kind="ulysses"), asked(), packs)
+    assert (two.vision[0], two.vision_waiting[0]) == pytest.approx((50 * 6e-12, 30 * 6e-12))
+    four = seconds(split(ulysses=4, kind="ulysses"), asked(gpus=4), packs)
+    assert four.vision[0] + four.vision_waiting[0] == pytest.approx(100 / 3 * 6e-12)
+
+
+def advise(question: AdviceQuestion, packs: PackLoads) -> list[SplitAdvice]:
+    return Advisor(config=CONFIG, sizes=SIZES, question=question, loads=packs).estimates()
+
+
+def test_the_fastest_comes_first_and_speedups_are_over_what_they_say() -> None:
+    """Fails when a step is compared by its seconds instead of by its tokens."""
+    found = advise(asked(), loads(8))
+    speeds = [each.tokens_per_second for each in found]
+    assert speeds == sorted(speeds, reverse=True)
+    by = {(each.ulysses_degree, each.ring_degree, each.layout, each.kind): each for each in found}
+    whole, even = by[1, 1, "contiguous", "none"], by[1, 2, "balanced_ring", "gather"]
+    assert whole.dp_size == 2
+    assert even.dp_size == 1
+    assert even.speedup_over_cp1 == pytest.approx(even.tokens_per_second / whole.tokens_per_second)
+    assert even.speedup_over_zigzag == pytest.approx(
+        even.tokens_per_second / by[1, 2, "zigzag", "gather"].tokens_per_second
+    )
+    assert even.speedup_over_zigzag > 1
+    assert sum(
+        getattr(even.seconds, name) for name in type(even.seconds).model_fields if name != "total"
+    ) == pytest.approx(even.seconds.total)
+
+
+def test_a_step_waits_for_its_most_expensive_pack() -> None:
+    """Fails when stragglers are taken over all packs instead of step by step, or steps begin inside a window."""
+    packs = loads(4)
+    packs.columns["attention_tiles"][:] = [10, 30, 50, 50]
+    [whole] = [each for each in advise(asked(), packs) if each.dp_size == 2]
+    assert whole.seconds.straggler == pytest.approx((10 + 0) / 2 * TILE_SECONDS * 3.5)
+
+
+def test_what_does_not_fit_comes_last_and_says_so() -> None:
+    """Fails when a split that no device can hold is recommended for its speed."""
+    found = advise(asked(memory_gb=0.01, logits_gb=0.0), loads(8, keys=0))
+    fits = [each.fits for each in found]
+    assert fits == sorted(fits, reverse=True)
+    assert set(fits) == {True, False}
+    assert "may use" in found[-1].reason
+    assert "may use" not in found[0].reason
+
+
+def test_as_little_is_computed_again_as_fits() -> None:
+    """Fails when recomputation is chosen where it is not needed, or not chosen where only it fits."""
+    ways = [
+        advise(asked(memory_gb=memory, logits_gb=0.0, recompute="auto"), loads(8))[-1].recompute
+        for memory in (1000.0, 0.022, 0.001)
+    ]
+    assert ways[0] == "none"
+    assert ways[-1] == "full"
+
+
+def test_memory_falls_with_ranks_and_with_recomputation() -> None:
+    """Fails when activations do not shrink with the slice, or state with the number of devices."""
+
+    def memory(gpus: int, recompute: str, **degrees: int) -> Any:
+        estimate = MemoryEstimate(sizes=SIZES, question=asked(gpus=gpus), loads=loads(), seq_len=SEQ_LEN, gpus=gpus)
+        return estimate.of_rank(split(**degrees), recompute)
+
+    assert memory(4, "none").state == pytest.approx(memory(2, "none").state / 2)
+    assert memory(2, "none", ulysses=2).activations == pytest.approx(memory(2, "none").activations / 2)
+    kept = [memory(2, way).activations for way in ("none", "selective", "full")]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == 3
+
+
+def test_splits_need_packs_heads_and_slices_that_divide() -> None:
+    """Fails when a step needs more packs than there are, or heads, tokens or devices do not divide."""
+    found = advise(asked(gpus=16), loads(4))
+    assert {each.dp_size for each in found} == {2, 4}  # 4 heads and a ring of 2: at most 8 ranks share a pack
+    assert not advise(asked(gpus=3), loads(2))
+    assert {each.dp_size for each in advise(asked(gpus=16, most_packs=2), loads(64))} == {2}
+
+
+def test_large_datasets_are_sampled_evenly_and_always_alike() -> None:
+    """Fails when a million packs are all read, or only the first ones."""
+    small = BalanceOrder.of(CONFIG, 50)
+    assert sampled_spans(small) == (range(50),)
+    large = BalanceOrder.of(CONFIG, 10_000_000)
+    spans = sampled_spans(large)
+    rows = sum(map(len, spans)) * large.rows_per_pack
+    assert BLOCK_ROWS < rows <= 4 * BLOCK_ROWS
+    middles = [(span.start + span.stop) / 2 / 10_000_000 for span in spans]
+    assert np.allclose(np.diff(middles), 1 / len(spans), atol=0.02)
+    assert sampled_spans(BalanceOrder.of(CONFIG, 0)) == ()
+
+
+def test_loads_are_read_by_their_kinds() -> None:
+    """Fails when tiles, steps or keys are taken for one another, or degrees are read that do not divide the devices."""
+    order = BalanceOrder.of(CONFIG, 3)
+    read = []
+
+    def of_group(group: Any, packs: range) -> list[np.ndarray]:
+        read.append(group.degree)
+        kinds = np.arange(len(group.kinds))[:, None, None] * 100
+        return [kinds + np.arange(group.degree)[None, :, None] + np.zeros((1, 1, len(packs)), np.int64)]
+
+    found = read_pack_loads(order, lambda _: np.arange(3), of_group, gpus=2)
+    layout = found.layouts["zigzag", 2]
+    assert (layout.gather_path.tolist(), layout.most_keys.tolist()) == ([101] * 3, [301] * 3)
+    assert layout.ring_steps[:, 0].tolist() == [200, 201]
+    assert found.images[2].tolist() == [201] * 3
+    read.clear()
+    read_pack_loads(order, lambda _: np.arange(3), of_group, gpus=3)
+    assert set(read) == {1}
+
+
+def test_steps_begin_where_a_trainers_do() -> None:
+    """Fails when a block of packs in the middle begins a step at its own first pack."""
+    packs = loads(10)
+    middle = PackLoads(n_packs=100, spans=(range(3, 8), range(20, 25)), columns=packs.columns, layouts={}, images={})
+    assert middle.steps(2).tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert middle.steps(64).tolist() == [list(range(10))]
+
+
+def test_every_assumption_is_in_the_answer_with_its_source() -> None:
+    """Fails when an option has no line in the answer, or what was given cannot be told from a default."""
+    question = make_question({"gpus": 2, "gpu": "a100", "latency_us": "7", "head_dim": 32})
+    advice = Advisor(config=CONFIG, sizes=SIZES, question=question, loads=loads(4)).advice()
+    by = {each.name: each for each in advice.assumptions}
+    assert set(by) == set(AdviceQuestion.model_fields) - {"gpus", "gpu", "limit"}
+    assert (by["peak_tflops"].value, by["latency_us"].value) == (312, 7.0)
+    assert "A100" in by["peak_tflops"].source
+    assert (by["latency_us"].source, by["linear_efficiency"].source) == ("given", "default")
+    assert all(each.meaning for each in advice.assumptions)
+
+
+def test_wrong_assumptions_are_one_line() -> None:
+    """Fails when an unknown name is ignored, or a value is taken that makes nonsense of the answer."""
+    with pytest.raises(ConfigError, match="advise: speed is unknown; legal are peak_tflops,"):
+        make_question({"gpus": 2, "speed": 3})
+    with pytest.raises(ConfigError, match=r"linear_efficiency is '2': .* less than or equal to 1"):
+        make_question({"gpus": 2, "linear_efficiency": "2"})
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl", "internvl", "molmo2"])
+def test_a_model_folder_gives_the_dimensions(tmp_path: Any, family: str) -> None:
+    """Fails when a family's decoder is looked for in the wrong place, or its encoder is left out."""
+    write_model_folder(tmp_path, family)
+    found = folder_sizes(str(tmp_path))
+    assert (found.hidden, found.layers, found.heads, found.kv_heads, found.head_dim) == (64, 2, 4, 2, 16)
+    assert (found.vision_parameters > 0) == (family != "qwen3")
+
+
+def test_the_configured_dimensions_have_the_size_of_their_model() -> None:
+    """Fails when a matrix is left out: Qwen3-8B has 8.19 billion parameters (its model card), and SigLIP 0.4."""
+    cost = CONFIG.cost
+    found = configured_sizes(cost, CONFIG.vision, None, "cost")
+    assert found.parameters - found.vision_parameters == pytest.approx(8.19e9, rel=0.001)
+    assert found.vision_parameters == pytest.approx(0.46e9, rel=0.1)
+
+
+def test_an_answer_takes_a_bounded_number_of_splits() -> None:
+    """Fails when a hostile number of devices and heads makes hundreds of thousands of estimates."""
+    config = PackConfig(seq_len=110_880 * 64, layouts=("contiguous",), ring_degrees=tuple(range(1, 13)), block_size=1)
+    ones = np.ones(1, np.int64)
+    packs = PackLoads(
+        n_packs=10**6,
+        spans=(range(1),),
+        columns=dict.fromkeys(COLUMNS, ones),
+        layouts={
+            ("contiguous", degree): SlowestRank(
+                gather_path=ones, ring_steps=np.ones((degree, 1), np.int64), most_keys=ones
+            )
+            for degree in range(1, 13)
+        },
+        images={},
+    )
+    sizes = configured_sizes(CONFIG.cost.model_copy(update={"num_attention_heads": 110_880}), CONFIG.vision, None, "")
+    advisor = Advisor(config=config, sizes=sizes, question=asked(gpus=110_880, limit=500), loads=packs)
+    assert len(advisor.estimates()) == MOST
+    assert any("splits are possible" in note for note in advisor.advice().notes)
