@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from packer_service.demo.model import write_model_folder
+from packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
 from packer_service.report.advice.answer import Advisor
 from packer_service.report.advice.figures import SplitAdvice
 from packer_service.report.advice.loads import COLUMNS, PackLoads, SlowestRank, read_pack_loads, sampled_spans
@@ -294,10 +296,12 @@ def test_wrong_assumptions_are_one_line() -> None:
         make_question({"gpus": 2, "linear_efficiency": "2"})
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl", "internvl", "molmo2"])
-def test_a_model_folder_gives_the_dimensions(tmp_path: Any, family: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_folder_gives_the_dimensions(tmp_path: Path, family: str) -> None:
     """Fails when a family's decoder is looked for in the wrong place, or its encoder is left out."""
-    write_model_folder(tmp_path, family)
+    ids = {mark: number for number, mark in enumerate(MARKS[family])}
+    for name, values in {"config.json": model_config(family, ids, 1000), **processor_files(family)}.items():
+        (tmp_path / name).write_text(json.dumps(values))
     found = folder_sizes(str(tmp_path))
     assert (found.hidden, found.layers, found.heads, found.kv_heads, found.head_dim) == (64, 2, 4, 2, 16)
     assert (found.vision_parameters > 0) == (family != "qwen3")

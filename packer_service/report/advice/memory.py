@@ -1,4 +1,4 @@
-"""What a rank's memory holds while it trains as ``trainer`` does: parameters sharded over all ranks, logits in parts."""
+"""What the memory of a rank holds while it trains as ``trainer`` does."""
 
 from __future__ import annotations
 

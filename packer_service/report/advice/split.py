@@ -34,7 +34,7 @@ class Split:
 
 
 MOST = 400
-"""Splits that are estimated, those over fewest ranks first: a bound on the time of an answer. Few datasets have more."""
+"""Splits that are estimated, those over fewest ranks first, which bounds the time of an answer."""
 
 
 def divisors(number: int) -> list[int]:
@@ -53,7 +53,7 @@ def possible_splits(config: PackConfig, rings: Iterable[tuple[str, int]], *, gpu
         heads: query heads, which the Ulysses degree must divide.
     """
     known = [(scheme, ring) for scheme, ring in rings if ring > 1]
-    known.sort(key=lambda entry: (entry[1], SCHEMES.index(entry[0])))  # type: ignore[arg-type]
+    known.sort(key=lambda entry: (entry[1], SCHEMES.index(entry[0])))
     found: list[Split] = []
     for ulysses in divisors(gpus):
         if heads % ulysses:
