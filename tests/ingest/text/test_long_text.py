@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from chats import renderer_of
 from hypothesis import given
@@ -13,8 +14,10 @@ from packer_service.ingest import stream, written
 from packer_service.ingest.document import Document, Message
 from packer_service.ingest.render import Renderer, render
 from packer_service.ingest.text import long_text
+from packer_service.ingest.text.encoded import EncodedText
 from packer_service.ingest.text.long_text import PART, text_parts
 from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from packer_service.ingest.written import MarkedPlace, WrittenText, run_of
 from schemas.config import SpecialTokensConfig
 from schemas.errors import DocumentError
 
@@ -68,3 +71,11 @@ def test_a_document_beyond_a_tasks_memory_is_too_long(renderer: Renderer, monkey
     with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
         render(renderer, Document(branches=(turns,)), [])
     assert caught.value.code == "too_long"
+
+
+def test_rows_of_images_count_before_they_are_written_out() -> None:
+    """Fails when only the first token's repetitions are held against the limit."""
+    text = EncodedText(ids=np.array([7, 8], np.int32), starts=np.array([0, 1]), ends=np.array([1, 2]))
+    place = MarkedPlace(start=1, end=2, token="x", unit=0, count=written.MAX_TOKENS, is_row=True)
+    with pytest.raises(DocumentError, match=f"has at least {written.MAX_TOKENS + 1} tokens"):
+        run_of(WrittenText(text="ax", loss=(), places=(place,)), text, as_marked=False)

@@ -84,6 +84,17 @@ def test_no_chat_form_is_spelled_out_as_text(tmp_path: Path) -> None:
     assert len(render(renderer_of(loaded), Document(text="words"), [])) > 2
 
 
+@pytest.mark.parametrize("missing", ["[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"])
+def test_a_system_turn_without_both_marks_is_written_as_an_instruction(tmp_path: Path, missing: str) -> None:
+    """Fails when one of the two marks is taken for both."""
+    names = ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "</s>"]
+    names.remove(missing)
+    tokenizer = load_tokenizer(train(tmp_path / "tokenizer.json", names), SpecialTokensConfig(eos="</s>"))
+    assert tokenizer.chat is not None
+    assert tokenizer.chat.before["system"] == tokenizer.chat.before["user"]
+    assert tokenizer.chat.end["system"] == tokenizer.chat.end["user"]
+
+
 def test_special_tokens_can_be_named(tmp_path: Path) -> None:
     """Fails when a named token is ignored, or a name that is not one is accepted."""
     path = train(tmp_path / "tokenizer.json", ["<begin>", "<stop>", "<picture>"])
