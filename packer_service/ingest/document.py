@@ -80,6 +80,12 @@ class Document:
     documents: str | None = None
     template_kwargs: str | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a text and nothing else, as nearly all documents of a text corpus are."""
+        beside = self.prompt or self.interleaved or self.shared or self.branches or self.annotated
+        return self.text is not None and not (beside or self.tools or self.documents or self.template_kwargs)
+
     def media(self) -> list[Medium]:
         """Every image and video, in the order in which its tokens lie."""
         inside = (part for branch in self.branches for message in branch for part in message.parts)

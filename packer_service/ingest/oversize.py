@@ -12,6 +12,8 @@ from schemas.config import PackConfig
 from schemas.errors import DocumentError
 from schemas.sequence import IGNORE_INDEX
 
+UNLIMITED = 2**63 - 1
+
 
 def fit(
     rendered: RenderedDocument,
@@ -68,13 +70,14 @@ class _Limit:
     """The budgets of a pack."""
 
     def __init__(self, seq_len: int, max_images: int | None, max_patches: int | None) -> None:
-        unlimited = np.iinfo(np.int64).max
         self.seq_len = seq_len
-        self.max_images = unlimited if max_images is None else max_images
-        self.max_patches = unlimited if max_patches is None else max_patches
+        self.max_images = UNLIMITED if max_images is None else max_images
+        self.max_patches = UNLIMITED if max_patches is None else max_patches
 
     def fits(self, rendered: RenderedDocument, start: int, end: int) -> bool:
         units = rendered.units
+        if not len(units):  # most documents of a text corpus
+            return end - start <= self.seq_len
         inside = (units.edges[:, 0] >= start) & (units.edges[:, 0] < end)
         return (
             end - start <= self.seq_len

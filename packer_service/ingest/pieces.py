@@ -31,5 +31,6 @@ def render_pieces(
         OSError: the file system failed; no document is at fault.
     """
     renderer = configured_renderer(config, tokenizer)
-    placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in document.media()]
+    media = () if document.is_plain else document.media()
+    placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in media]
     return fit_pack(render(renderer, document, placed), config)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from packer_service.ingest.document import Document
 from packer_service.ingest.media.shape import PlacedMedium
 from packer_service.ingest.render_marks import write_marks
+from packer_service.ingest.render_plain import render_plain
 from packer_service.ingest.render_text import write_conversations, write_interleaved
 from packer_service.ingest.renderer import Renderer
 from packer_service.ingest.stream import TokenStream
@@ -34,6 +35,8 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         DocumentError: ``too_long``: it has more than ``MAX_TOKENS`` tokens; ``bad_row``: it cannot be written, or text
             in it spells a special token that its chat template would make of it; ``empty``: nothing carries loss.
     """
+    if document.is_plain:
+        return render_plain(renderer, document.text or "")
     renderer.family.check([medium.kind for medium in document.media()])
     placements = [medium.placement for medium in placed]
     units = [(unit, number) for number, placement in enumerate(placements) for unit in placement.units]

@@ -51,7 +51,7 @@ class TokenStream:
             DocumentError: ``too_long``.
         """
         for part in text_parts(text):
-            self.tokens_of(np.array(self.tokenizer.encode(part), np.int32), loss=loss)
+            self.tokens_of(self.tokenizer.encode(part), loss=loss)
             if self.length > MAX_TOKENS:  # checked in between, so that no text is encoded to its end in vain
                 raise too_long(self.length)
 

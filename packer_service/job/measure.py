@@ -18,6 +18,7 @@ from packer_service.ingest.source.rows import parse_document, row_identity, unus
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.ingest.text.tokenizer import Tokenizer
 from packer_service.layout.area import attention_area
+from packer_service.packs.figures import UnitTotals
 from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
@@ -127,14 +128,15 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
             **where,
             "piece": number,
             "tokens": len(piece),
-            "images": piece.n_images,
-            "patches": int(piece.units.patches.sum()),
-            "load": int(piece.units.loads.sum()),
+            "images": totals.n_images,
+            "patches": totals.n_patches,
+            "load": totals.load,
             "area": _area(piece),
             "loss_weight": float(piece.loss_weights[piece.labels != IGNORE_INDEX].sum(dtype=np.float64)),
             "truncated": lost,
         }
         for number, (piece, lost) in enumerate(pieces)
+        for totals in (UnitTotals.of(piece.units),)
     ]
 
 

@@ -39,17 +39,26 @@ def read_planned(planned: PlannedDocument, config: PackConfig) -> RenderedDocume
         DocumentError: its file is gone, or it is not what was measured.
         OSError: the file system failed; no document is at fault.
     """
-    key = (planned.file, planned.reference, config)
-    pieces = _SPLIT.get(key)
-    if pieces is None:
-        pieces = _taken_pieces(planned, config) if planned.file.kind == DATASET else _read_pieces(planned, config)
-        if len(pieces) > 1:
-            _SPLIT[key] = pieces
+    pieces = _kept_pieces(planned, config) if config.oversize == "split" else _pieces(planned, config)
     rendered = pieces[planned.piece] if planned.piece < len(pieces) else None
     if rendered is None or len(rendered) != planned.length:
         now = "no such piece" if rendered is None else f"{len(rendered)} tokens"
         raise DocumentError("decode_failed", f"changed since it was measured: {planned.length} tokens then, {now} now")
     return rendered
+
+
+def _kept_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
+    key = (planned.file, planned.reference, config)
+    pieces = _SPLIT.get(key)
+    if pieces is None:
+        pieces = _pieces(planned, config)
+        if len(pieces) > 1:
+            _SPLIT[key] = pieces
+    return pieces
+
+
+def _pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
+    return _taken_pieces(planned, config) if planned.file.kind == DATASET else _read_pieces(planned, config)
 
 
 def planned_crops(

@@ -132,6 +132,7 @@ def _build_sample(
 
 
 def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
+    totals = UnitTotals.of(rendered.units)
     return DocumentSpan(
         doc_id=planned.doc_id,
         piece=planned.piece,
@@ -141,7 +142,10 @@ def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
         start=planned.start,
         length=planned.length,
         aligned_length=planned.aligned_length,
-        **asdict(UnitTotals.of(rendered.units)),
+        n_units=totals.n_units,
+        n_images=totals.n_images,
+        n_patches=totals.n_patches,
+        load=totals.load,
         label_cut=rendered.label_cut,
         medium_cut=rendered.medium_cut,
     )

@@ -56,13 +56,16 @@ def ring_step_maxima(tiles: Int64[np.ndarray, "ring ring"]) -> Int64[np.ndarray,
     return largest
 
 
-def measure_layout(mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: int = TILE) -> LayoutMeasures:
+def measure_layout(
+    mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: int = TILE, whole: int | None = None
+) -> LayoutMeasures:
     """All measures of a layout, exact.
 
     Args:
         mask: the pack's mask, or its index where several layouts are measured.
         layout: any partition of the pack into equal slices.
         tile: rows and columns of a kernel tile, in tokens.
+        whole: tiles of the whole mask, where they are known already.
 
     Raises:
         LayoutError: the layout is not a partition into equal slices.
@@ -70,7 +73,7 @@ def measure_layout(mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: i
     index, ring_degree = MaskIndex.of(mask), layout.ring_degree
     check_partition(layout, index.seq_len)
     tiles = tiles_by_rank(index, layout.runs, ring_degree, tile=tile)
-    whole = whole_tiles(index, tile=tile)
+    whole = whole_tiles(index, tile=tile) if whole is None else whole
     steps = ring_step_maxima(tiles)
     fetched = keys_fetched(index, layout.runs, ring_degree)
     most = index.seq_len * (ring_degree - 1)

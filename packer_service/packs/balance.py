@@ -11,6 +11,7 @@ from jaxtyping import Int64
 
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
+from packer_service.layout.tiles import whole_tiles
 from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
 from schemas.boundaries import smallest_limit
 from schemas.layout import RankImages, TokenLayout
@@ -39,8 +40,9 @@ class BalanceRows:
         unit_loads: Int64[np.ndarray, "units"],
     ) -> None:
         """Adds the rows of one pack: its layouts in their order, then its image boundaries by CP size."""
+        whole = whole_tiles(index)
         for layout in layouts:
-            for kind, of_rank in layout_loads(measure_layout(index, layout)).items():
+            for kind, of_rank in layout_loads(measure_layout(index, layout, whole=whole)).items():
                 self._add(pack_id, kind, layout.scheme, layout.ring_degree, of_rank.tolist())
         crops_before = np.concatenate([[0], cum_image_bounds])
         load_before = np.concatenate([[0], np.cumsum(unit_loads)])

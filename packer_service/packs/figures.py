@@ -29,12 +29,17 @@ class UnitTotals:
 
     @classmethod
     def of(cls, units: Units) -> UnitTotals:
+        if not len(units):  # most documents of a text corpus
+            return _NOTHING
         return cls(
             n_units=len(units),
             n_images=int(units.crops.sum()),
             n_patches=int(units.patches.sum()),
             load=int(units.loads.sum()),
         )
+
+
+_NOTHING = UnitTotals(n_units=0, n_images=0, n_patches=0, load=0)
 
 
 def pack_figures(

@@ -62,7 +62,8 @@ def build_pack(
     sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes)
     index = MaskIndex.of(sequence.mask)
     layouts = configured_layouts(index, np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config)
-    units = Units.joined([document.units.moved(start) for document, start in zip(documents, starts, strict=True)])
+    placed = [(document.units, start) for document, start in zip(documents, starts, strict=True) if len(document.units)]
+    units = Units.joined([own.moved(start) for own, start in placed])
     counts = [len(document.units) for document in documents]
     images, pooled = np.cumsum(units.crops), np.cumsum(units.rows)
     return Pack(

@@ -55,11 +55,14 @@ def build_sequence(
         arrays["position_ids"][:, start:end] = document.position_ids
         arrays["doc_ids"][start:end] = number
         groups = document.group_ids
-        arrays["group_ids"][start:end] = np.where(groups >= 0, groups + next_group, CAUSAL_ONLY)
-        next_group += int(groups.max(initial=-1)) + 1
-        pooled = document.unit_ids >= 0
-        arrays["pool_ids"][start:end][pooled] = next_row + np.arange(pooled.sum())
-        next_row += int(pooled.sum())
+        n_groups = int(groups.max(initial=-1)) + 1
+        if n_groups:
+            arrays["group_ids"][start:end] = np.where(groups >= 0, groups + next_group, CAUSAL_ONLY)
+            next_group += n_groups
+        if len(document.units):
+            pooled = document.unit_ids >= 0
+            arrays["pool_ids"][start:end][pooled] = next_row + np.arange(pooled.sum())
+            next_row += int(pooled.sum())
     return PackedSequence(**arrays)
 
 

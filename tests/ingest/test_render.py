@@ -53,7 +53,7 @@ TOKENIZER = Tokenizer(
         after={"system": (), "user": (), "assistant": ()},
     ),
     image=ImageFormat(begin=(), token=IMG, separator=(BREAK,), end=(END,)),
-    encode=letters,
+    encode=lambda text: np.array(letters(text), np.int32),
     decode=lambda ids: "".join(map(chr, ids)),
 )
 A, B, C, D, Q, R = letters("abcdqr")

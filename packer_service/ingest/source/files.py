@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
 from packer_service.ingest.packed.manifest import manifest_of
 from packer_service.ingest.source.containers import arrow_batches, csv_table, json_array, json_lines, tar_samples
@@ -35,8 +36,13 @@ SCAN_BUFFER = 2**20
 """Bytes read at a time of a file that is read from its beginning to its end; each read of a store is a request."""
 FRAGMENT_PACKS = 64
 """Packs of a dataset that one task measures: a second or so."""
+OPEN_FILES = 32
+"""Files of rows that a process keeps open: reading a row opens none, which in a store is a request of its own."""
 WHOLE = 2**62
 """End of a fragment that is a whole file of unknown length."""
+
+_OPENED: LRUCache[tuple[str, int], Any] = LRUCache(OPEN_FILES)
+"""The files of rows read last. A file that is dropped closes when nobody reads it any more."""
 
 
 def list_fragments(files: Sequence[SourceFile]) -> list[Fragment]:
@@ -117,7 +123,7 @@ def _content(file: SourceFile, *, measuring: bool = False) -> Iterator[tuple[Any
     """A file's content for reading at any position, its size, and why it ends early, if it does."""
     if file.compression is None:
         with _open(file) as opened:
-            yield io.BufferedReader(opened, SCAN_BUFFER) if measuring else opened, file.size, None
+            yield io.BufferedReader(opened, SCAN_BUFFER), file.size, None
         return
     if file.copy is not None and not measuring:
         copy = kept_copy(file)
@@ -139,9 +145,27 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
         except DamagedGroupError:  # the file was replaced: fewer row groups, or another format
             return _gone()
         return row_at(group, reference.size) if reference.size < len(group) else _gone()
+    if file.compression is None:
+        return _row_of_open_file(file, reference)
     with _content(file) as (opened, _, _):
-        opened.seek(reference.offset)
-        return SCANNED[file.kind].decode(opened.read(reference.size), file, opened)
+        return _decoded_row(opened, file, reference)
+
+
+def _row_of_open_file(file: SourceFile, reference: RowReference) -> Any:
+    key = (file.uri, file.mtime_ns)
+    opened = _OPENED.get(key)
+    if opened is None:
+        opened = _OPENED[key] = _open(file)
+    try:
+        return _decoded_row(opened, file, reference)
+    except OSError:
+        _OPENED.pop(key, None)  # whoever tries again opens it anew
+        raise
+
+
+def _decoded_row(opened: Any, file: SourceFile, reference: RowReference) -> Any:
+    opened.seek(reference.offset)
+    return SCANNED[file.kind].decode(opened.read(reference.size), file, opened)
 
 
 def _group(file: SourceFile, number: int) -> pa.Table:

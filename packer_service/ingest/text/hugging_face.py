@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Int32
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from packer_service.ingest.text.encoded import encode_with_specials
@@ -70,8 +72,9 @@ def hugging_face(
     found = find_special_ids(ids, special, vocab_size=vocab_size, special_tokens=special_tokens)
     uncut = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else None
 
-    def encode(text: str) -> list[int]:
-        return plain.encode(text, add_special_tokens=False).ids
+    def encode(text: str) -> Int32[np.ndarray, "tokens"]:
+        [encoding] = plain.encode_batch_fast([text], add_special_tokens=False)  # "fast" leaves out where tokens stand
+        return np.array(encoding.ids, np.int32)
 
     return Tokenizer(
         entry=found.entry(name, sha256),

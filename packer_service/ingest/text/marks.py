@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Int32
+
 from packer_service.ingest.document import Role
 
 BOS_NAMES = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")
@@ -51,7 +54,9 @@ class ImageFormat:
     end: tuple[int, ...]
 
 
-def chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: int) -> ChatFormat | None:
+def chat_format(
+    encode: Callable[[str], Int32[np.ndarray, "tokens"]], ids: dict[str, int], eos: int
+) -> ChatFormat | None:
     """Mistral's instruct form or ChatML, if the tokenizer has its tokens.
 
     None if it has neither: a form that the model does not know must not be spelled out as ordinary text.
@@ -68,10 +73,10 @@ def chat_format(encode: Callable[[str], list[int]], ids: dict[str, int], eos: in
     if not all(name in ids for name in CHATML_NAMES):
         return None
     start, end = ids["<|im_start|>"], ids["<|im_end|>"]
-    newline = tuple(encode("\n"))
+    newline = tuple(encode("\n").tolist())
     roles: tuple[Role, ...] = ("system", "user", "assistant")
     return ChatFormat(
-        before={role: (start, *encode(f"{role}\n")) for role in roles},
+        before={role: (start, *encode(f"{role}\n").tolist()) for role in roles},
         end=dict.fromkeys(roles, (end,)),
         after=dict.fromkeys(roles, newline),
     )

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Int32
+
 from packer_service.ingest.text.chat_template import ChatTemplate
 from packer_service.ingest.text.encoded import EncodedText
 from packer_service.ingest.text.marks import ChatFormat, ImageFormat
@@ -40,7 +43,7 @@ class Tokenizer:
     entry: TokenizerEntry
     chat: ChatFormat | None
     image: ImageFormat
-    encode: Callable[[str], list[int]]
+    encode: Callable[[str], Int32[np.ndarray, "tokens"]]
     decode: Callable[[Sequence[int]], str]
     encode_marked: Callable[[str], EncodedText] | None = None
     token_ids: Mapping[str, int] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,17 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(ConfigError, match="is not a Parquet file"):
         list_fragments(list_sources([str(tmp_path)]).files)
+
+
+def test_rows_of_a_file_are_read_without_opening_it_again(tmp_path: Path) -> None:
+    """Fails when every document costs an open, which in a store is a request, or another state of a file is read."""
+    path = tmp_path / "kept.jsonl"
+    path.write_text('{"n": 1}\n{"n": 2}\n')
+    [fragment] = list_fragments(list_sources([str(path)]).files)
+    first, second = [reference for _, reference, _ in read_fragment(fragment).rows]
+    assert read_row(fragment.file, first) == {"n": 1}
+    path.unlink()
+    assert read_row(fragment.file, second) == {"n": 2}
+    path.write_text('{"n": 3}\n{"n": 4}\n')
+    later = replace(fragment.file, mtime_ns=fragment.file.mtime_ns + 1)
+    assert read_row(later, second) == {"n": 4}
