@@ -8,6 +8,7 @@ import click
 
 from packer_service.cli.options import dp_option, print_figures
 from packer_service.runtime.progress import ConsoleProgress
+from schemas.errors import ConfigError
 from schemas.filesystem import join
 
 
@@ -34,12 +35,31 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
 @click.command()
 @click.argument("dataset")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option(
+    "--against", metavar="OTHER", help="Compare with another dataset, or with a file of `preshard plan --json`."
+)
 @dp_option
-def report(dataset: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
+def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int, ...]) -> None:
     """Show how full and how balanced DATASET is, and what was lost and why."""
+    if against is not None:
+        _compare(dataset, against, as_json, dp_sizes)
+        return
     from packer_service.report.dataset import REJECTS_FILE, report_dataset
 
     print_figures(report_dataset(dataset, dp_sizes), as_json, join(dataset, REJECTS_FILE))
+
+
+def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
+    from packer_service.report.compare_console import print_comparison
+    from packer_service.report.compare_sides import compare_locations
+
+    if dp_sizes:
+        raise ConfigError("report: --dp has no effect beside --against; leave it out")
+    comparison = compare_locations(first, second)
+    if as_json:
+        click.echo(json.dumps(comparison.model_dump(mode="json")))
+    else:
+        print_comparison(comparison)
 
 
 @click.command()

@@ -15,6 +15,7 @@ from packer_service.http.problems import add_handlers
 from packer_service.http.routers import (
     advice,
     balance,
+    comparison,
     datasets,
     documents,
     health,
@@ -40,6 +41,7 @@ ROUTERS = (
     datasets.router,
     balance.router,
     advice.router,
+    comparison.router,
     shards.router,
     packs.router,
     layout.router,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from packer_service.report.figures import Balances, DatasetReport, Mixture, PlanReport, RejectReason, Spread
+from packer_service.report.legend import BALANCE_LEGEND, IMAGE_LEGEND
 from packer_service.report.plain import plain
 
 SHOWN_CHARACTERS = 300
@@ -51,13 +52,19 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
         for line in unread_lines(report.unused_columns, report.unread_files):
             say(line)
         say(_cost(report))
+        for warning in report.warnings:
+            say(f"warning: {plain(warning)}")
     say(f"balance, means over {report.balanced_packs} packs; critical paths as multiples of the tile floor")
     to.print(_layout_table(report))
+    for line in BALANCE_LEGEND:
+        say(line)
     for degree, counts in report.preferred.items():
         if degree > 1:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
     to.print(_image_table(report))
+    for line in IMAGE_LEGEND:
+        say(line)
 
 
 def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: str | None = None) -> list[str]:

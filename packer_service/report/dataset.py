@@ -16,6 +16,7 @@ from packer_service.report.figures import Balances, DatasetReport, Figures, Mixt
 from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.loads import read_loads
 from packer_service.report.losses import losses
+from packer_service.report.mismatch import warnings_of
 from packer_service.report.reasons import reject_reasons
 from packer_service.report.tables import open_balance
 from packer_service.shards.reach import require_answer
@@ -74,7 +75,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         dp_sizes=dp_sizes,
     )
     found: list[Figures] = [fill, losses(rejects, documents, "truncated_tokens"), _balances(folder, packs, config)]
-    found.append(_mixture(run, documents, config, counts.left_out))
+    found.append(mixture_of(run, documents, config, counts.left_out))
     return DatasetReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
         dataset_id=manifest.dataset_id,
@@ -83,6 +84,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         rejected=counts.rejected,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
+        warnings=warnings_of(manifest, config),
         shards=len(manifest.shards),
         n_images=counts.images,
         plan_seconds=seconds.get("plan_seconds", 0.0),
@@ -111,8 +113,15 @@ def run_seconds(run: Any) -> dict[str, float]:
     }
 
 
-def _mixture(run: Any, documents: pa.Table, config: PackConfig, left_out: int) -> Mixture:
-    """What the job wrote of its mixture; without that, what can be seen in the documents."""
+def mixture_of(run: Any, documents: pa.Table, config: PackConfig, left_out: int) -> Mixture:
+    """What the job wrote of its mixture; without that, what can be seen in the documents.
+
+    Args:
+        run: the content of ``run.json``, or anything else.
+        documents: ``source`` and ``length`` of each.
+        config: the dataset's configuration.
+        left_out: documents that the mixture leaves out.
+    """
     try:
         return Mixture.model_validate(run.get("mixture") if isinstance(run, dict) else None)
     except ValidationError:

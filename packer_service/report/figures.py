@@ -158,6 +158,12 @@ class Unread(Figures):
     )
 
 
+class Warned(Figures):
+    """What makes figures mean something else than they seem to."""
+
+    warnings: list[str] = Field(description="Such as costs that are weighed by the dimensions of another model.")
+
+
 class PlanReport(PlanFill, Losses, Mixture, Balances):
     """What packing documents would give: the figures of `preshard plan --json`."""
 
@@ -166,7 +172,7 @@ class PlanReport(PlanFill, Losses, Mixture, Balances):
     plan_seconds: float = Field(description="Time that planning took.")
 
 
-class DatasetReport(PlanReport, Unread):
+class DatasetReport(PlanReport, Unread, Warned):
     """What packing gave: the figures of `preshard report --json`."""
 
     dataset_id: str

@@ -11,14 +11,12 @@ PADDED_VOCABULARY = 1.03
 many. One that is larger than this belongs to another tokenizer."""
 
 
-def cost_mismatch(manifest: Manifest, config: PackConfig) -> str | None:
-    """How the configuration's ``cost`` contradicts the tokenizer or the model; None where it does not."""
+def warnings_of(manifest: Manifest, config: PackConfig) -> list[str]:
+    """What a report of a dataset warns of: dimensions of another model than its tokens are for."""
     found = cost_contradiction(manifest.tokenizer, manifest.model, config)
     if found is None:
-        return None
-    return (
-        f"{found}: costs, balance by cost and advice are those of another model; set cost.* to the one that will train"
-    )
+        return []
+    return [f"{found}: costs are those of another model; set cost.* to the dimensions of the one that will train"]
 
 
 def cost_contradiction(tokenizer: TokenizerEntry, model: ModelEntry | None, config: PackConfig) -> str | None:

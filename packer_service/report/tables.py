@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
 from schemas.errors import TableInvalid
-from schemas.tables import BALANCE, PACKS
+from schemas.tables import BALANCE, TABLES
 
 
 @contextmanager
@@ -43,12 +43,24 @@ def read_packs(folder: Folder, columns: Sequence[str]) -> pa.Table:
     Raises:
         TableInvalid: it is not Parquet, or has other columns.
     """
-    name = "packs.parquet"
+    return _read(folder, "packs.parquet", columns)
+
+
+def read_column(folder: Folder, name: str, column: str) -> pa.ChunkedArray:
+    """One column of a table.
+
+    Raises:
+        TableInvalid: it is not Parquet, or has other columns.
+    """
+    return _read(folder, name, [column]).column(column)
+
+
+def _read(folder: Folder, name: str, columns: Sequence[str]) -> pa.Table:
     try:
         with folder.open(name) as source:
             file = pq.ParquetFile(source)
-            if not file.schema_arrow.equals(PACKS):
-                raise TableInvalid(name, f"has the columns {file.schema_arrow.names}, not {PACKS.names}")
+            if not file.schema_arrow.equals(TABLES[name]):
+                raise TableInvalid(name, f"has the columns {file.schema_arrow.names}, not {TABLES[name].names}")
             return file.read(columns=list(columns))
     except pa.ArrowException as error:
         raise TableInvalid(name, f"cannot be read ({' '.join(str(error).split())[:200]})") from None

@@ -65,3 +65,36 @@ def test_a_wrong_option_of_the_command_is_one_line(tiny_dataset: Path, capsys: p
             main(["advise", str(tiny_dataset), "--gpus", "2", "--assume", wrong])
         assert stopped.value.code == 2
         assert line in capsys.readouterr().err
+
+
+def test_both_sides_of_a_comparison_are_the_commands(
+    client: TestClient, tiny_dataset: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Fails when service and command compare other figures, or a file of a report cannot be compared."""
+    with pytest.raises(SystemExit):
+        main(["report", str(tiny_dataset), "--json"])
+    saved = tmp_path / "report.json"
+    saved.write_text(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        main(["report", str(tiny_dataset), "--against", str(saved), "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    known = {(row["section"], row["name"]): row["first"] for row in rows}
+    side = client.get("/v1/datasets/tiny/compared").json()["figures"]
+    assert {(each["section"], each["name"]): each["value"] for each in side} == pytest.approx(known)
+    lengths = [row for row in rows if row["section"] == "lengths"]
+    assert lengths
+    assert all(row["second"] is None for row in lengths)
+    assert all(row["verdict"] in (None, "same") for row in rows)
+
+
+def test_what_cannot_be_compared_is_one_line(
+    tiny_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when a file of something else ends in a traceback."""
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for against, line in ((str(other), "is no answer of `preshard plan --json`"), ("/nowhere", "no such folder")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["report", str(tiny_dataset), "--against", against])
+        assert stopped.value.code == 2
+        assert line in capsys.readouterr().err

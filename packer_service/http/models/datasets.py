@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from packer_service.http.models.common import Answer, Histogram, JsonObject, PageOf
-from packer_service.report.figures import Fill, Losses, Unread
+from packer_service.report.figures import Fill, Losses, Unread, Warned
 from schemas.manifest import Counts, TokenizerEntry
 
 State = Literal["whole", "unfinished", "damaged"]
@@ -71,7 +71,7 @@ class Histograms(Answer):
     pack_documents: Histogram
 
 
-class DatasetDetail(Fill, Losses, Unread):
+class DatasetDetail(Fill, Losses, Unread, Warned):
     """How full a dataset is, how even its steps are, what was lost and why: the figures of `preshard report`."""
 
     name: str

@@ -28,6 +28,7 @@ from packer_service.report.dataset import run_seconds
 from packer_service.report.figures import Fill
 from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.losses import count_by, losses
+from packer_service.report.mismatch import warnings_of
 from schemas.manifest import RUN
 
 listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -97,6 +98,7 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         block_size=config.block_size,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
+        warnings=warnings_of(manifest, config),
         shards=len(manifest.shards),
         bytes=dataset.shard_bytes,
         counts=manifest.counts,

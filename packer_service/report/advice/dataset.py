@@ -9,7 +9,7 @@ from packer_service.report.advice.model import ModelSizes, configured_sizes, fol
 from packer_service.report.advice.question import AdviceQuestion
 from packer_service.report.dataset import open_dataset
 from packer_service.report.loads import read_loads
-from packer_service.report.mismatch import cost_mismatch
+from packer_service.report.mismatch import warnings_of
 from packer_service.report.tables import open_balance, read_packs
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
@@ -52,8 +52,8 @@ def advised_model(
     if folder is not None:
         return folder_sizes(folder), ("image work is that of the encoder that the dataset was packed for",)
     cost = question.model_of(config.cost)
-    mismatch = cost_mismatch(manifest, config.model_copy(update={"cost": cost}))
-    return configured_sizes(cost, config.vision, encoder, "the dataset's cost"), (mismatch,) if mismatch else ()
+    warnings = warnings_of(manifest, config.model_copy(update={"cost": cost}))
+    return configured_sizes(cost, config.vision, encoder, "the dataset's cost"), tuple(warnings)
 
 
 def _read(folder: Folder, manifest: Manifest, config: PackConfig, gpus: int) -> PackLoads:
