@@ -1,4 +1,4 @@
-"""Two datasets or plans side by side: the same figures of both, named and weighed once for the command and the service."""
+"""Two datasets or plans side by side: the same figures of both, named once for command and service."""
 
 from __future__ import annotations
 

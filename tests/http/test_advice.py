@@ -45,7 +45,6 @@ def test_the_command_prints_splits_reasons_and_assumptions(
 @pytest.mark.parametrize(
     ("query", "detail"),
     [
-        ("", "query.gpus: field required"),
         ("?gpus=0", "query.gpus: input should be greater than or equal to 1"),
         ("?gpus=2&gpu=tpu", "query.gpu: input should be 'a100', 'h100', 'h200', 'b200', 'l40s' or 'cpu'"),
         ("?gpus=2&speed=1", "query.speed: extra inputs are not permitted"),

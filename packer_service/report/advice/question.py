@@ -37,7 +37,7 @@ class AdviceQuestion(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    gpus: int = Field(ge=1, le=MAX_GPUS, description="Devices that train together.", examples=[64])
+    gpus: int = Field(8, ge=1, le=MAX_GPUS, description="Devices that train together.", examples=[64])
     gpu: DeviceName = Field("h100", description="Their kind; decides the five values that follow.")
     peak_tflops: Rate | None = Field(None, description="Dense products of a device, in 10^12 operations per second.")
     memory_gb: Rate | None = Field(None, description="Memory of a device, in 10^9 bytes.")
