@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from schemas.codec import decode_manifest, decode_table
+from schemas.codec import decode_manifest
+from schemas.config import stored_config
 from schemas.errors import (
     ConfigError,
     ManifestInvalid,
@@ -24,13 +25,11 @@ from schemas.errors import (
 )
 from schemas.filesystem import locate
 from schemas.manifest import MANIFEST, SHARDS, Manifest
-from schemas.tables import PACKS
-from trainer.data.pack_index import PackIndex
+from trainer.data.pack_index import WHOLE_TABLE, PackIndex
+from trainer.data.pack_table import PACKS_TABLE
 
 OPEN_SHARDS = 16
 """Shards kept open at once. An epoch's order soon returns to a shard, since groups of packs lie together."""
-
-PACKS_TABLE = "packs.parquet"
 
 
 class DatasetFiles:
@@ -69,22 +68,42 @@ class DatasetFiles:
             ) from None
 
     def packs(self) -> PackIndex:
-        """Reads where every pack lies.
+        """Where every pack lies.
+
+        A table of up to ``WHOLE_TABLE`` bytes is read and checked whole. Of a larger one only the size is checked, and
+        its rows are read as they are wanted: what they say is held against each sample's own head.
 
         Raises:
             ManifestInvalid: the manifest lists no ``packs.parquet``.
             TableMissing: ``packs.parquet`` is missing.
             TableChanged: its bytes are not those that the manifest lists.
             TableInvalid: it is not Parquet with the format's columns.
+            ReaderError: no folder holds the places of a large dataset's packs.
         """
-        entries = [entry for entry in self.manifest.tables if entry.name == PACKS_TABLE]
-        if not entries:
+        entry = next((entry for entry in self.manifest.tables if entry.name == PACKS_TABLE), None)
+        if entry is None:
             raise ManifestInvalid(MANIFEST, f"tables: {PACKS_TABLE} is not listed")
-        data = self._read_whole(PACKS_TABLE, lambda where: TableMissing(where, "is missing"))
+        packs_per_shard = stored_config(self.manifest).packs_per_shard
+        if entry.bytes > WHOLE_TABLE:
+            with self.open_packs() as file:
+                size = file.size()
+            if size != entry.bytes:
+                raise TableChanged(PACKS_TABLE, f"has {size} bytes, not {entry.bytes}")
+            return PackIndex.of_file(self.open_packs, entry, packs_per_shard=packs_per_shard)
+        with self.open_packs() as file:
+            data: bytes = file.read()
         digest = hashlib.sha256(data).hexdigest()
-        if digest != entries[0].sha256:
-            raise TableChanged(PACKS_TABLE, f"has SHA-256 {digest}, not {entries[0].sha256}")
-        return PackIndex(decode_table(data, PACKS, PACKS_TABLE))
+        if digest != entry.sha256:
+            raise TableChanged(PACKS_TABLE, f"has SHA-256 {digest}, not {entry.sha256}")
+        return PackIndex.of_bytes(data, packs_per_shard=packs_per_shard)
+
+    def open_packs(self) -> pa.NativeFile:
+        """Opens ``packs.parquet``.
+
+        Raises:
+            TableMissing: it is missing.
+        """
+        return self._open_file(PACKS_TABLE, lambda where: TableMissing(where, "is missing"))
 
     def read_range(self, shard: str, offset: int, size: int) -> bytes:
         """Exactly ``size`` bytes of a shard from ``offset``, in one request.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from schemas.manifest import SHARDS
+from schemas.codec import sample_key, shard_name
+from schemas.manifest import SHARDS, TableEntry
+from trainer.data.pack_table import RECORD, PackTable, Records
+from trainer.data.shared_places import SharedPlaces
+
+WHOLE_TABLE = 8 * 2**20
+"""Largest ``packs.parquet`` in bytes that every process holds for itself: some 140,000 packs, in 4 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +41,55 @@ class PackPlace:
 
 
 class PackIndex:
-    """Every pack's place, by ``pack_id``. Columns, not objects, as every worker of every rank holds them."""
+    """Every pack's place, by ``pack_id``: a small table as an array, a large one in a file that processes share.
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table.select([field.name for field in fields(PackPlace)]).combine_chunks()
+    Args:
+        records: what ``packs.parquet`` says of each pack.
+        packs_per_shard: packs of every shard but the last.
+    """
+
+    def __init__(self, records: Records | SharedPlaces, *, packs_per_shard: int) -> None:
+        self._records, self._packs_per_shard = records, packs_per_shard
+
+    @classmethod
+    def of_bytes(cls, data: bytes, *, packs_per_shard: int) -> PackIndex:
+        """The index of a table that was read whole.
+
+        Raises:
+            TableInvalid: it is not Parquet with the format's columns.
+        """
+        table = PackTable(partial(pa.BufferReader, data))
+        parts = [table.read(group) for group in range(len(table.edges) - 1)]
+        return cls(np.concatenate([np.empty(0, RECORD), *parts]), packs_per_shard=packs_per_shard)
+
+    @classmethod
+    def of_file(cls, opened: Callable[[], Any], entry: TableEntry, *, packs_per_shard: int) -> PackIndex:
+        """The index of a table whose row groups are read when one of their packs is wanted.
+
+        Args:
+            opened: opens the table; can be pickled.
+            entry: what the manifest says of it.
+            packs_per_shard: packs of every shard but the last.
+
+        Raises:
+            TableInvalid: it is not Parquet with the format's columns.
+            ReaderError: the file that processes share cannot be made.
+        """
+        return cls(SharedPlaces(PackTable(opened), entry.sha256), packs_per_shard=packs_per_shard)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._records)
 
     def __getitem__(self, pack_id: int) -> PackPlace:
-        return PackPlace(**{name: self._table[name][pack_id].as_py() for name in self._table.column_names})
+        if not 0 <= pack_id < len(self):
+            raise IndexError(f"pack {pack_id} of {len(self)}")
+        offset, size, header_size, head_crc32c = self._records[pack_id].item()
+        return PackPlace(
+            pack_id=pack_id,
+            key=sample_key(pack_id),
+            shard=shard_name(pack_id // self._packs_per_shard),
+            offset=offset,
+            header_size=header_size,
+            head_crc32c=head_crc32c,
+            size=size,
+        )
