@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from schemas.errors import ConfigError, ManifestInvalid
 from schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
-from schemas.manifest import MANIFEST, Manifest
+from schemas.manifest import MANIFEST, ManifestHead
 from schemas.validation import Violation, first_violation, nearest_multiples
 
 MAX_WINDOW = 2**20
@@ -263,7 +263,7 @@ def parse_config(values: dict[str, Any]) -> PackConfig:
         raise ConfigError(_one_line(first_violation(error))) from None
 
 
-def stored_config(manifest: Manifest) -> PackConfig:
+def stored_config(manifest: ManifestHead) -> PackConfig:
     """The configuration that a dataset was packed with. A manifest writes every key out.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -16,6 +17,10 @@ from schemas.validation import first_violation
 _SHARDS = b',"shards":['
 _SEAL = b'],"sha256":"'
 _END = b'"}'
+_ENDING = len(_SEAL + UNSEALED.encode() + _END)
+
+_BLOCK = 1 << 20
+"""Bytes that are read at a time."""
 
 
 def manifest_parts(head: ManifestHead, shards: Iterable[bytes]) -> Iterator[bytes]:
@@ -45,7 +50,7 @@ def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterat
     Raises:
         ManifestInvalid: as of :func:`schemas.codec.decode_manifest`; for an entry, when it is asked for.
     """
-    start, end = data.rfind(_SHARDS), len(data) - len(_SEAL + UNSEALED.encode() + _END)
+    start, end = data.rfind(_SHARDS), len(data) - _ENDING
     sealed = data[end + len(_SEAL) :].removesuffix(_END)
     if start < 0 or end < start + len(_SHARDS) or data[end : end + len(_SEAL)] != _SEAL:
         manifest = decode_manifest(data, where)
@@ -53,10 +58,47 @@ def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterat
     digest = hashlib.sha256(memoryview(data)[: end + len(_SEAL)])
     digest.update(UNSEALED.encode() + _END)
     head = _decode_head(data[:start] + b"}", where)
-    if digest.hexdigest().encode() != sealed:
+    _check_seal(digest.hexdigest(), sealed, where)
+    return head, _entries(data[start + len(_SHARDS) : end], where)
+
+
+def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
+    """A manifest's head, checked against the hash that the file holds, in memory for a block of the file.
+
+    The entries of shards are hashed and not decoded. As with :func:`decode_manifest_parts`, other legal JSON than
+    :func:`manifest_parts` writes is decoded as a whole.
+
+    Args:
+        file: from its first byte; can be read again.
+        where: how errors name it.
+
+    Raises:
+        ManifestInvalid: as of :func:`schemas.codec.decode_manifest`, but for what the entries of shards hold.
+    """
+    start = b""
+    while (at := start.find(_SHARDS)) < 0 and (block := file.read(_BLOCK)):
+        start += block
+    if at < 0:
+        return decode_manifest(start, where)
+    digest, held, size = hashlib.sha256(), start, len(start)
+    while block := file.read(_BLOCK):
+        digest.update(memoryview(held)[:-_ENDING])
+        held, size = held[-_ENDING:] + block, size + len(block)
+    ending = held[-_ENDING:]
+    if size < at + len(_SHARDS) + _ENDING or not (ending.startswith(_SEAL) and ending.endswith(_END)):
+        file.seek(0)
+        return decode_manifest(file.read(), where)
+    digest.update(memoryview(held)[:-_ENDING])
+    digest.update(_SEAL + UNSEALED.encode() + _END)
+    head = _decode_head(start[:at] + b"}", where)
+    _check_seal(digest.hexdigest(), ending[len(_SEAL) : -len(_END)], where)
+    return head
+
+
+def _check_seal(digest: str, sealed: bytes, where: str) -> None:
+    if digest.encode() != sealed:
         found = sealed.decode(errors="replace")
         raise ManifestInvalid(where, f"sha256 is {found}, which is not the hash of the file with this field as zeros")
-    return head, _entries(data[start + len(_SHARDS) : end], where)
 
 
 def _decode_head(data: bytes, where: str) -> ManifestHead:

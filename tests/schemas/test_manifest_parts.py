@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from schemas.codec import decode_manifest, encode_json, seal_manifest
 from schemas.config import PackConfig
 from schemas.errors import ManifestInvalid
 from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ManifestHead, ShardEntry, TokenizerEntry
-from schemas.manifest_parts import decode_manifest_parts, manifest_parts
+from schemas.manifest_parts import decode_manifest_parts, manifest_parts, read_manifest_head
 
 TOKENIZER = TokenizerEntry(
     name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None
@@ -61,6 +62,26 @@ def test_another_order_of_keys_is_read_too() -> None:
     data = json.dumps(first).replace("0" * 64 + '"}', digest + '"}').encode()
     assert decode_manifest(data, "x").shards == SHARDS
     assert list(decode_manifest_parts(data, "x")[1]) == SHARDS
+    assert read_manifest_head(io.BytesIO(data), "x") == decode_manifest(data, "x")
+
+
+class Slow(io.BytesIO):
+    """Gives at most ``most`` bytes at a time."""
+
+    def __init__(self, data: bytes, most: int) -> None:
+        super().__init__(data)
+        self.most = most
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(size if size is None or size < 0 else min(size, self.most))
+
+
+@pytest.mark.parametrize("most", [1, 76, 77, 78, 500, 1 << 20])
+@pytest.mark.parametrize("shards", [[], SHARDS], ids=len)
+def test_a_head_is_read_in_blocks_of_any_size(shards: list[ShardEntry], most: int) -> None:
+    """Fails when a reader loses the list's beginning or the hash where a block ends between its bytes."""
+    data = encode_json(seal_manifest(manifest(shards)))
+    assert read_manifest_head(Slow(data, most), "x") == head_of(manifest(shards))
 
 
 def damage(data: bytes, old: bytes, new: bytes) -> bytes:
@@ -87,6 +108,9 @@ def test_damage_is_named(old: bytes, new: bytes, said: str) -> None:
         decode_manifest(data, "x")
     with pytest.raises(ManifestInvalid, match=said):
         list(decode_manifest_parts(data, "x")[1])
+    if said in ("format_version is 7", "unread_files", "is not a JSON object"):
+        with pytest.raises(ManifestInvalid, match=said):
+            read_manifest_head(io.BytesIO(data), "x")
 
 
 def test_bytes_that_do_not_match_the_hash_are_refused() -> None:
@@ -95,3 +119,8 @@ def test_bytes_that_do_not_match_the_hash_are_refused() -> None:
     for old, new in ((b'"bytes":1', b'"bytes":2'), (data[-66:-60], b"000000"), (b'"}', b'"} ')):
         with pytest.raises(ManifestInvalid):
             decode_manifest_parts(data.replace(old, new), "x")
+        with pytest.raises(ManifestInvalid):
+            read_manifest_head(io.BytesIO(data.replace(old, new)), "x")
+    for end in (10, len(data) // 2, len(data) - 1):
+        with pytest.raises(ManifestInvalid):
+            read_manifest_head(io.BytesIO(data[:end]), "x")

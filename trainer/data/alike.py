@@ -7,7 +7,7 @@ from typing import Any
 
 from schemas.config import PackConfig
 from schemas.errors import ReaderError
-from schemas.manifest import Manifest
+from schemas.manifest import ManifestHead
 
 SAME_TOKENS = ("sha256", "vocab_size", "bos_id", "eos_id", "pad_id", "image_id")
 """Of a tokenizer; its name and its chat template may differ."""
@@ -16,7 +16,7 @@ SAME_INPUTS = ("axes", "merge", "row_ids", "group_ids", "settings")
 """Of the model that a dataset was packed for; the hashes of its files may differ, as of another chat template."""
 
 
-def check_alike(datasets: Sequence[tuple[str, Manifest, PackConfig]]) -> None:
+def check_alike(datasets: Sequence[tuple[str, ManifestHead, PackConfig]]) -> None:
     """Checks that datasets, each with its location, hold packs of one length for one model, and that none comes twice.
 
     Raises:
@@ -39,7 +39,7 @@ def check_alike(datasets: Sequence[tuple[str, Manifest, PackConfig]]) -> None:
                 )
 
 
-def _properties(manifest: Manifest, config: PackConfig) -> dict[str, Any]:
+def _properties(manifest: ManifestHead, config: PackConfig) -> dict[str, Any]:
     """What must be equal, by the name under which errors show it."""
     model = manifest.model
     return {

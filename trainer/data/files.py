@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from schemas.codec import decode_manifest
 from schemas.config import stored_config
 from schemas.errors import (
     ConfigError,
@@ -24,7 +23,8 @@ from schemas.errors import (
     TableMissing,
 )
 from schemas.filesystem import locate
-from schemas.manifest import MANIFEST, SHARDS, Manifest
+from schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from schemas.manifest_parts import read_manifest_head
 from trainer.data.pack_index import WHOLE_TABLE, PackIndex
 from trainer.data.pack_table import PACKS_TABLE
 
@@ -53,10 +53,10 @@ class DatasetFiles:
         self._filesystem, self._root = (filesystem, self.location) if filesystem else self._located()
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
-        data = self._read_whole(
+        with self._open_file(
             MANIFEST, lambda where: ManifestMissing(where, "is missing: not a dataset, or its packing has not finished")
-        )
-        self.manifest: Manifest = decode_manifest(data, MANIFEST)
+        ) as file:
+            self.manifest: ManifestHead = read_manifest_head(file, MANIFEST)
 
     def _located(self) -> tuple[fs.FileSystem, str]:
         try:
@@ -135,11 +135,6 @@ class DatasetFiles:
         name = f"{SHARDS}/{shard}"
         self._open[shard] = self._open_file(name, lambda where: ShardMissing(where, "is missing"))
         return self._open[shard]
-
-    def _read_whole(self, name: str, missing: Callable[[str], Exception]) -> bytes:
-        with self._open_file(name, missing) as file:
-            data: bytes = file.read()
-        return data
 
     def _open_file(self, name: str, missing: Callable[[str], Exception]) -> pa.NativeFile:
         try:

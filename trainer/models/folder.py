@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError
-from schemas.manifest import Manifest
+from schemas.manifest import ManifestHead
 from trainer.models.families import FAMILIES, family_of
 from trainer.models.interface import register_attention
 
@@ -91,7 +91,7 @@ def model_sizes(config: Any) -> ModelSizes:
     )
 
 
-def check_dataset(config: Any, manifest: Manifest, seq_len: int) -> None:
+def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
     """Checks that a dataset's packs are for a model.
 
     Raises:
