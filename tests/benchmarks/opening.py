@@ -31,7 +31,7 @@ from machine import hardware  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
 from trainer.data.dataset import PackedDataset  # noqa: E402
-from trainer.data.order import epoch_order  # noqa: E402
+from trainer.data.order import EpochOrder  # noqa: E402
 
 GROUP_ROWS = 65_536
 SAMPLE_BYTES = 11_000_000
@@ -120,7 +120,7 @@ def memory() -> dict[str, int]:
     """This process's memory in MiB: now, at its highest, and what is no file's."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     names = {"VmRSS": "now", "VmHWM": "peak", "RssAnon": "anonymous"}
-    found = {line.partition(":")[0]: line.split()[1] for line in status.splitlines() if ":" in line}
+    found = {line.partition(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(tuple(names))}
     return {shown: int(found[name]) // 1024 for name, shown in names.items()}
 
 
@@ -142,7 +142,7 @@ def measure(folder: Path) -> dict[str, Any]:
     opened = memory()
     n_packs = dataset.n_packs
     first = microseconds(dataset, np.array([n_packs // 3]))
-    in_order = epoch_order(n_packs, window=WINDOW, seed=0, epoch=0)[:LOOKUPS]
+    in_order = EpochOrder(n_packs, window=WINDOW, seed=0, epoch=0).packs_at(np.arange(min(LOOKUPS, n_packs)))
     by_chance = np.random.default_rng(0).integers(0, n_packs, LOOKUPS)
     return {
         "open, s of the processor": round(seconds, 3),
@@ -215,7 +215,11 @@ def main() -> None:
         print(f"{hardware()}; {given.packs:,} packs, {given.packs_per_shard} per shard; MiB: {sizes}")
         temporary = Path(scratch) / "tmp"
         temporary.mkdir()
-        for title, workers in (("the first process", 0), ("the second", 0), (f"{given.workers} workers", given.workers)):
+        for title, workers in (
+            ("the first process", 0),
+            ("the second", 0),
+            (f"{given.workers} workers", given.workers),
+        ):
             print(title)
             run(folder, str(temporary), "--workers", str(workers))
         used = sum(path.stat().st_blocks * 512 for path in temporary.rglob("*") if path.is_file())

@@ -58,12 +58,13 @@ class PackTable:
         Raises:
             TableInvalid: the row group cannot be decoded, or a value is null or cannot be a size or a place.
         """
-        with _as_table():
-            table = self._parquet().read_row_group(group, columns=list(RECORD.names or ()), use_threads=False)
-            columns = {name: _numbers(table[name], name) for name in RECORD.names or ()}
-        records = np.empty(len(table), RECORD)
-        for name, numbers in columns.items():
-            records[name] = numbers
+        records = np.empty(self.edges[group + 1] - self.edges[group], RECORD)
+        for name in RECORD.names or ():
+            with _as_table():
+                column = self._parquet().read_row_group(group, columns=[name], use_threads=False).column(0)
+                column.validate()
+                records[name] = _numbers(column, name)
+        pa.default_memory_pool().release_unused()  # a worker reads few row groups, and then none for long
         return records
 
     def close(self) -> None:
@@ -84,7 +85,9 @@ class PackTable:
 def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray:
     if column.null_count:
         raise TableInvalid(PACKS_TABLE, f"{name} is null in {column.null_count} rows")
-    numbers, kind = column.to_numpy(), np.iinfo(RECORD[name])
+    # pyarrow's own conversion would import pandas where it is installed, 40 MB in every process.
+    chunks = [np.frombuffer(chunk.buffers()[1], "<i8")[chunk.offset :][: len(chunk)] for chunk in column.chunks]
+    numbers, kind = np.concatenate([np.empty(0, np.int64), *chunks]), np.iinfo(RECORD[name])
     wrong = np.flatnonzero((numbers < 0) | (numbers > kind.max))
     if len(wrong):
         raise TableInvalid(PACKS_TABLE, f"{name} is {numbers[wrong[0]]}; it must be from 0 to {kind.max}")

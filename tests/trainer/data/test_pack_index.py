@@ -157,5 +157,5 @@ def test_a_folder_that_cannot_hold_the_file_is_named(tmp_path: Path, monkeypatch
     with pytest.raises(ReaderError, match=r"places-1 cannot be written .*packs lie, 1 MiB: set TMPDIR"):
         SharedPlaces(PackTable(Opens(path)), "digest", path)
     monkeypatch.setattr("tempfile.tempdir", str(path))
-    with pytest.raises(ReaderError, match="cannot be made .*set TMPDIR"):
+    with pytest.raises(ReaderError, match=r"cannot be made .*set TMPDIR"):
         SharedPlaces(PackTable(Opens(path)), "digest")
