@@ -87,14 +87,18 @@ def plan(
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
     from packer_service.job.preview import plan_sources
+    from packer_service.job.preview_lengths import plan_lengths
     from packer_service.job.preview_tables import plan_tables
-    from packer_service.report.what_if import plan_lengths
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     if lengths is not None:
-        print_figures(plan_lengths(lengths, config, dp_sizes), as_json)
+        with ExitStack() as stack:
+            progress = ConsoleProgress()
+            stack.callback(progress.close)
+            figures = plan_lengths(lengths, config, progress, dp_sizes)
+        print_figures(figures, as_json)
         return
     with _tasks(ray_address, num_cpus) as (executor, progress):
         report = plan_tables(sources, config, progress, dp_sizes)

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.ingest.model import PackedFor
+from packer_service.job.plan import Planned
 from packer_service.job.records import read_record
-from packer_service.job.survey import Survey
-from packer_service.plan.plan import Plan
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
 from schemas.codec import seal_manifest
@@ -39,8 +38,7 @@ def make_manifest(
     records: Folder,
     shards: Sequence[str],
     *,
-    found: Survey,
-    plan: Plan,
+    planned: Planned,
     config: PackConfig,
     target: PackedFor,
     unread: dict[str, int],
@@ -51,25 +49,24 @@ def make_manifest(
         folder: the dataset.
         records: holds a folder for each shard, with its part of every table and its :class:`ShardRecord`.
         shards: names of the shards, in order.
-        found: what measuring found.
-        plan: what was written.
+        planned: what was written.
         config: the job's configuration.
         target: what was packed for.
         unread: how many files of the source's folders are no source, by pattern.
     """
-    order = BalanceOrder.of(config, plan.n_packs)
-    tables = [_join_table(folder, name, _rows_of(name, records, shards, found.rejects, order)) for name in TABLES]
+    order = BalanceOrder.of(config, planned.n_packs)
+    tables = [_join_table(folder, name, _rows_of(name, records, shards, planned.rejects(), order)) for name in TABLES]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        dataset_id=dataset_id(config, target.tokenizer, target.model, [_planned_rows(found, plan)]),
+        dataset_id=dataset_id(config, target.tokenizer, target.model, planned.rows()),
         preshard_version=VERSION,
         config=config.model_dump(mode="json"),
         tokenizer=target.tokenizer,
         model=target.model,
-        sources=[file.label for file in found.files],
-        unused_columns=found.unused_columns,
+        sources=[file.label for file in planned.files],
+        unused_columns=planned.unused_columns,
         unread_files=unread,
-        counts=_count(folder, found.n_rows, found.mixture.left_out),
+        counts=_count(folder, planned.n_rows, planned.mixture.left_out),
         tables=tables,
         shards=[read_record(records, shard).entry for shard in shards],
     )
@@ -77,12 +74,12 @@ def make_manifest(
 
 
 def _rows_of(
-    name: str, records: Folder, shards: Sequence[str], rejects: pa.Table, order: BalanceOrder
+    name: str, records: Folder, shards: Sequence[str], rejects: Iterable[pa.Table], order: BalanceOrder
 ) -> Iterator[pa.Table]:
     """The rows of one table in order; only one shard's part (or one block of packs) is in memory at a time."""
     parts = (pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name]) for shard in shards)
     if name == "rejects.parquet":
-        yield rejects
+        yield from rejects
     yield from order.by_table(parts) if name == "balance.parquet" else parts
 
 
@@ -126,11 +123,3 @@ def _count(folder: Folder, n_rows: int, left_out: int) -> Counts:
 def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
     with folder.open(name) as file:
         return pq.read_table(file, columns=list(columns))
-
-
-def _planned_rows(found: Survey, plan: Plan) -> pa.Table:
-    """The columns of ``documents.parquet`` that the dataset's id is computed from, one row per planned document."""
-    placed = found.documents.select(["doc_id", "piece", "copy_number", "epoch"]).take(pa.array(plan.document))
-    for name in ("pack_id", "start", "length", "aligned_length"):
-        placed = placed.append_column(name, pa.array(getattr(plan, name), pa.int64()))
-    return placed

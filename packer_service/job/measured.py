@@ -1,7 +1,8 @@
 """What measuring keeps in a job's work folder: one table per fragment of the source.
 
 Tasks keep their own results, so that a result outlives the driver, and no lengths pass through it. Every file is
-written whole or not at all: what is there is done.
+written whole or not at all: what is there is done. A file's name says how many lines and rows it holds, so listing the
+folders of some hundred files tells the next step all that it needs to know before it reads any.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import io
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +33,32 @@ MEASURED_FOLDER = "measured"
 COPIES = "copies"
 """Folder of the copies of compressed files that can be read at any position."""
 
+FOLDER_FILES = 256
+"""Most fragments (or partitions) whose files share a folder: no listing is long, whatever the size of the source."""
+
 
 class WorkError(PreshardError):
     """A file of the work folder cannot be read again."""
+
+
+class KeptFragment(NamedTuple):
+    """A fragment whose table is kept: its number, its lines (blank ones included), and the rows of its table."""
+
+    number: int
+    n_lines: int
+    n_rows: int
+
+    @property
+    def name(self) -> str:
+        group, place = divmod(self.number, FOLDER_FILES)
+        return f"{MEASURED_FOLDER}/{group:06d}/{place:03d}-{self.n_lines}-{self.n_rows}.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredCounts(TaskCounts):
+    """What measuring a fragment gave, in numbers."""
+
+    kept: KeptFragment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +69,7 @@ class MeasuredFragment:
     seconds: float
 
 
-def measured_name(index: int) -> str:
-    return f"{MEASURED_FOLDER}/{index:08d}.parquet"
-
-
-def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> TaskCounts:
+def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> MeasuredCounts:
     """Runs in a task: measures a fragment and keeps its table under the fragment's number.
 
     Of a compressed file it keeps a copy first that can be read at any position, as the file itself cannot.
@@ -60,13 +82,15 @@ def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) 
         with Folder(folder + query).writer(name) as sink:
             keep_copy(spooled(fragment.file), sink)
     found = measure_fragment(fragment, config)
-    facts = {
-        "n_lines": str(found.n_lines),
-        "unused": json.dumps(found.unused),
-        "seconds": f"{time.monotonic() - started:.3f}",
-    }
-    Folder(work).write(measured_name(index), encode_table(found.table.replace_schema_metadata(facts)))
-    return TaskCounts(amounts=count_rows(found.table), rejects=count_by_code(found.table))
+    return keep_measured(Folder(work), index, found, time.monotonic() - started)
+
+
+def keep_measured(work: Folder, index: int, found: Measured, seconds: float) -> MeasuredCounts:
+    """Writes what measuring a fragment gave."""
+    facts = {"unused": json.dumps(found.unused), "seconds": f"{seconds:.3f}"}
+    kept = KeptFragment(index, found.n_lines, len(found.table))
+    work.write(kept.name, encode_table(found.table.replace_schema_metadata(facts)))
+    return MeasuredCounts(amounts=count_rows(found.table), rejects=count_by_code(found.table), kept=kept)
 
 
 def count_rows(measured: pa.Table) -> Counter[str]:
@@ -81,22 +105,38 @@ def count_by_code(table: pa.Table) -> dict[str, int]:
     return {count["values"]: count["counts"] for count in counts}
 
 
-def read_measured(work: Folder, index: int) -> MeasuredFragment:
+def find_measured(work: Folder, indices: Iterable[int]) -> dict[int, KeptFragment]:
+    """Those of some fragments that were measured before, by number. Lists only the folders that can hold them."""
+    folders = (work / MEASURED_FOLDER).entries()
+    found = dict[int, KeptFragment]()
+    for group in dict.fromkeys(index // FOLDER_FILES for index in indices):
+        if f"{group:06d}" in folders:
+            for name in (work / MEASURED_FOLDER / f"{group:06d}").entries():
+                stem, _, ending = name.partition(".")
+                if ending == "parquet" and stem.count("-") == 2 and not name.startswith("."):
+                    place, n_lines, n_rows = map(int, stem.split("-"))
+                    kept = KeptFragment(group * FOLDER_FILES + place, n_lines, n_rows)
+                    found[kept.number] = kept
+    return {index: found[index] for index in indices if index in found}
+
+
+def read_measured(work: Folder, kept: KeptFragment) -> MeasuredFragment:
     """Reads back a fragment that was measured.
 
     Raises:
         WorkError: its file is damaged.
     """
-    name = measured_name(index)
     try:
-        table = pq.read_table(io.BytesIO(work.read(name)))
+        table = pq.read_table(io.BytesIO(work.read(kept.name)))
         facts = table.schema.metadata
-        return MeasuredFragment(
-            measured=Measured(
-                table.replace_schema_metadata(None), int(facts[b"n_lines"]), json.loads(facts[b"unused"])
-            ),
-            seconds=float(facts[b"seconds"]),
-        )
+        unused = json.loads(facts[b"unused"])
+        found = Measured(table.replace_schema_metadata(None), kept.n_lines, unused)
+        return MeasuredFragment(measured=found, seconds=float(facts[b"seconds"]))
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise WorkError(f"{work.path(name)}: is damaged ({reason}); remove it and run the same command again") from None
+        raise damaged(work, kept.name, error) from None
+
+
+def damaged(work: Folder, name: str, error: Exception) -> WorkError:
+    """The error of a file that cannot be read again."""
+    reason = " ".join(str(error).split())[:200]
+    return WorkError(f"{work.path(name)}: is damaged ({reason}); remove it and run the same command again")

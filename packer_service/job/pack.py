@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from packer_service.ingest.model import PackedFor
 from packer_service.ingest.packed.notes import dataset_notes
@@ -19,24 +19,15 @@ from packer_service.ingest.source.file import Fragment
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import Sources, list_sources
 from packer_service.job.finish import make_manifest
-from packer_service.job.measure import Measured, measure_fragment
-from packer_service.job.measured import (
-    COPIES,
-    MEASURED_FOLDER,
-    count_rows,
-    measure_and_keep,
-    measured_name,
-    read_measured,
-)
+from packer_service.job.measured import COPIES, KeptFragment, find_measured, measure_and_keep
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
-from packer_service.job.plan import PlannedShards, shard_ranges
+from packer_service.job.partition import PARTITION_ROWS
+from packer_service.job.partitions import Planner
+from packer_service.job.plan import Planned
 from packer_service.job.records import build_and_keep, read_record
 from packer_service.job.resume import FEW_BYTES, kept_shards
-from packer_service.job.survey import Survey, mixed, survey
-from packer_service.plan.make import plan_documents
-from packer_service.plan.plan import Plan
 from packer_service.report.console import mixture_lines
-from packer_service.runtime.executors import Executor
+from packer_service.runtime.executors import Executor, TaskCounts
 from packer_service.runtime.progress import Progress
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
@@ -45,6 +36,8 @@ from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.filesystem import join
 from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest
+
+T = TypeVar("T", bound=TaskCounts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +61,7 @@ def pack(
     progress: Progress,
     *,
     few_bytes: int = FEW_BYTES,
+    partition_rows: int = PARTITION_ROWS,
 ) -> Outcome:
     """Packs sources into a dataset. A second call continues where the first one stopped.
 
@@ -78,6 +72,7 @@ def pack(
         executor: runs the tasks.
         progress: hears what is done.
         few_bytes: up to so many bytes of an earlier run's shards are hashed by this process, and more by tasks.
+        partition_rows: documents that are planned together, as often as they are taken; the plan depends on it.
 
     Raises:
         ConfigError: a source does not exist, a store does not answer, or ``out`` holds something other than this job's
@@ -100,7 +95,14 @@ def pack(
     with claimed(folder, record, progress) as claim:
         for note in (*found.notes(), *dataset_notes(found.files)):
             progress.note(note)
-        job = _Job(claim=claim, config=config, executor=executor, progress=progress, few_bytes=few_bytes)
+        job = _Job(
+            claim=claim,
+            config=config,
+            executor=executor,
+            progress=progress,
+            few_bytes=few_bytes,
+            partition_rows=partition_rows,
+        )
         try:
             return _run(job, found, fragments, target)
         except FileNotFoundError:
@@ -127,6 +129,7 @@ class _Job:
     executor: Executor
     progress: Progress
     few_bytes: int
+    partition_rows: int
 
     @property
     def folder(self) -> Folder:
@@ -152,34 +155,48 @@ class _Clock:
 
 def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], target: PackedFor) -> Outcome:
     clock = _Clock()
-    found, measure_task_seconds = _survey(job, _with_copies(job, fragments), sources.unused)
-    clock.lap("measure_seconds")
-    job.claim.check()
-    found = mixed(found, job.config)
-    plan = plan_documents(found.documents, job.config)
-    clock.lap("plan_seconds")
-    job.progress.note(f"planned {plan.n_documents} documents into {plan.n_packs} packs, {len(found.rejects)} rejected")
+    planned = _plan(job, _with_copies(job, fragments), sources.unused, clock)
+    job.progress.note(
+        f"planned {planned.n_documents} documents into {planned.n_packs} packs, {planned.n_rejected} rejected"
+    )
     if job.config.mixture:
-        for line in mixture_lines(found.mixture):
+        for line in mixture_lines(planned.mixture):
             job.progress.note(line)
-    shards = _write_missing(job, found, plan, target)
+    shards = _write_missing(job, planned, target)
     clock.lap("write_seconds")
     job.claim.check()
     records = job.work / SHARDS
     manifest = make_manifest(
-        job.folder,
-        records,
-        shards,
-        found=found,
-        plan=plan,
-        config=job.config,
-        target=target,
-        unread=sources.unread,
+        job.folder, records, shards, planned=planned, config=job.config, target=target, unread=sources.unread
     )
-    tasks = {"measure_task_seconds": measure_task_seconds, "write_task_seconds": _task_seconds(records, shards)}
+    tasks = {"measure_task_seconds": planned.measure_seconds, "write_task_seconds": _task_seconds(records, shards)}
     clock.lap("finish_seconds")
-    _commit(job, manifest, {**clock.laps, **tasks, "mixture": found.mixture.model_dump(mode="json")})
+    _commit(job, manifest, {**clock.laps, **tasks, "mixture": planned.mixture.model_dump(mode="json")})
     return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
+
+
+def _plan(job: _Job, fragments: Sequence[Fragment], unused: dict[str, int], clock: _Clock) -> Planned:
+    """The plan: that of an earlier run, or one of what this run and earlier ones have measured."""
+    planner = Planner(
+        work=job.work,
+        config=job.config,
+        executor=job.executor,
+        progress=job.progress,
+        partition_rows=job.partition_rows,
+    )
+    files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    planned = planner.kept(files)
+    if planned is not None:
+        job.progress.note("found the plan of an earlier run")
+        clock.lap("measure_seconds")
+    else:
+        kept = _measure_missing(job, planner, fragments)
+        clock.lap("measure_seconds")
+        job.claim.check()
+        planner.merge(fragments, kept)
+        planned = planner.plan(files, unused)
+    clock.lap("plan_seconds")
+    return planned
 
 
 def _with_copies(job: _Job, fragments: Sequence[Fragment]) -> list[Fragment]:
@@ -205,62 +222,47 @@ def _commit(job: _Job, manifest: Manifest, figures: dict[str, Any]) -> None:
     job.work.delete_all()
 
 
-def measure_all(
-    fragments: Sequence[Fragment], config: PackConfig, executor: Executor, progress: Progress
-) -> list[Measured]:
-    """Measures every fragment and keeps nothing on disk, for ``plan``, which writes no dataset."""
-    results = [Measured(None, 0, [])] * len(fragments)
-    amounts: Counter[str] = Counter()
-    for done, (index, result) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
-        results[index] = result
-        amounts.update(count_rows(result.table))
-        progress.step("measured fragments", done, len(fragments), amounts)
-    return results
-
-
-def _survey(job: _Job, fragments: Sequence[Fragment], unused: dict[str, int]) -> tuple[Survey, float]:
-    """Measures what no earlier run has measured, and joins it all; the seconds are those of all tasks of all runs."""
-    names = set((job.work / MEASURED_FOLDER).names())
-    missing = [i for i in range(len(fragments)) if measured_name(i).rpartition("/")[2] not in names]
+def _measure_missing(job: _Job, planner: Planner, fragments: Sequence[Fragment]) -> dict[int, KeptFragment]:
+    """Measures what no earlier run has measured; by number, all fragments that are in no sorted run yet."""
+    merged = {index for first, end in planner.merged().items() for index in range(first, end)}
+    wanted = [index for index in range(len(fragments)) if index not in merged]
+    kept = find_measured(job.work, wanted)
+    missing = [index for index in wanted if index not in kept]
     if len(missing) < len(fragments):
         job.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
     measure = partial(measure_and_keep, config=job.config, work=job.work.location)
-    _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing])
-    seconds = 0.0
-
-    def read_all() -> Iterator[Measured]:
-        nonlocal seconds
-        for i in range(len(fragments)):
-            kept = read_measured(job.work, i)
-            seconds += kept.seconds
-            yield kept.measured
-
-    return survey(fragments, read_all(), unused), round(seconds, 3)
+    for result in _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing]):
+        kept[result.kept.number] = result.kept
+    return kept
 
 
-def _write_missing(job: _Job, found: Survey, plan: Plan, target: PackedFor) -> list[str]:
+def _write_missing(job: _Job, planned: Planned, target: PackedFor) -> list[str]:
     """Builds every shard that is not there as its record says, and returns the names of all."""
-    ranges = shard_ranges(plan, job.config.packs_per_shard)
-    job.work.write(PLANNED, json.dumps({"shards": len(ranges)}).encode())
-    kept = kept_shards(
-        job.folder,
-        {shard.name for shard in ranges},
-        executor=job.executor,
-        few_bytes=job.few_bytes,
-        progress=job.progress,
+    shards = planned.shards(job.config.packs_per_shard)
+    names = [shard.name for shard in shards]
+    job.work.write(PLANNED, json.dumps({"shards": len(shards)}).encode())
+    kept = kept_shards(job.folder, set(names), executor=job.executor, few_bytes=job.few_bytes, progress=job.progress)
+    missing = [shard for shard in shards if shard.name not in kept]
+    build = partial(
+        build_and_keep,
+        files=planned.files,
+        sources=planned.sources,
+        config=job.config,
+        target=target,
+        out=job.folder.location,
     )
-    missing = [shard for shard in ranges if shard.name not in kept]
-    build = partial(build_and_keep, config=job.config, target=target, out=job.folder.location)
-    _run_tasks(job, "written shards", build, PlannedShards(found=found, plan=plan, ranges=missing))
-    return [shard.name for shard in ranges]
+    for _ in _run_tasks(job, "written shards", build, missing):
+        pass
+    return names
 
 
-def _run_tasks(job: _Job, what: str, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
-    """Runs tasks that keep their results themselves, and reports their progress."""
+def _run_tasks(job: _Job, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
+    """Runs tasks that keep their results themselves, reports their progress, and yields what they counted."""
     amounts: Counter[str] = Counter()
     for done, (_, result) in enumerate(job.executor.run(function, items), start=1):
         amounts.update(result.amounts)
         job.progress.step(what, done, len(items), amounts)
+        yield result
 
 
 def _task_seconds(records: Folder, shards: Sequence[str]) -> float:

@@ -1,23 +1,40 @@
-"""From the table of measured documents to a plan, and from the plan to one task for each shard."""
+"""The plan of a job as its tasks see it: which packs make up a shard, and a reference to each of its documents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple, overload
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, overload
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float64
 
 from packer_service.ingest.source.file import RowReference, SourceFile
-from packer_service.job.survey import Survey
-from packer_service.plan.plan import Plan
+from packer_service.job.segments import (
+    LEFT,
+    PLACES,
+    SegmentFacts,
+    SegmentPacks,
+    read_costs,
+    segment_batches,
+    segment_name,
+)
+from packer_service.report.figures import Mixture
+from packer_service.shards.store import Folder
 from schemas.codec import shard_name
+
+PLACED = ("doc_id", "piece", "copy_number", "epoch", "pack_id", *PLACES)
+"""Columns of the rows of a plan that say what lies where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedDocument:
-    """A reference to a document (or a piece of one) and its place in the plan: all that a task is sent of it."""
+    """A reference to a document (or a piece of one) and its place in the plan: all that a task needs of it."""
 
     file: SourceFile
     reference: RowReference
@@ -42,72 +59,180 @@ class PlannedShard:
     packs: list[list[PlannedDocument]]
 
 
-class ShardRange(NamedTuple):
-    """The packs ``[first_pack, end_pack)`` of one shard."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedShardRef:
+    """Where the packs of a shard stand in the plan: all that a task is sent of it."""
 
     name: str
     first_pack: int
-    end_pack: int
+    parts: tuple[SegmentPacks, ...]
+
+    @property
+    def n_packs(self) -> int:
+        return sum(part.end - part.first for part in self.parts)
 
 
-def shard_ranges(plan: Plan, packs_per_shard: int) -> list[ShardRange]:
-    """The packs of every shard of a plan."""
-    firsts = range(0, plan.n_packs, packs_per_shard)
-    return [ShardRange(shard_name(i), at, min(at + packs_per_shard, plan.n_packs)) for i, at in enumerate(firsts)]
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan of any number of documents, which lies in the work folder.
+
+    Packs stand in step order: for each epoch the groups of each partition, then all packs that are left over.
+
+    Attributes:
+        folder: holds the plan's segments.
+        partitions: what each partition is, in order.
+        files: the files of the source, to which rows refer by number.
+        sources: names of the documents' sources, to which rows refer by number.
+        unused_columns: for each column that nothing reads, the number of files that have it.
+        mixture: what became of each source.
+        measure_seconds: time that all tasks of measuring took, those of earlier runs included.
+    """
+
+    folder: Folder
+    partitions: Sequence[SegmentFacts]
+    files: Sequence[SourceFile]
+    sources: Sequence[str]
+    unused_columns: dict[str, int]
+    mixture: Mixture
+    measure_seconds: float
+
+    @property
+    def n_rows(self) -> int:
+        """Documents of the source, rejected ones included."""
+        return sum(part.n_rows for part in self.partitions)
+
+    @property
+    def n_documents(self) -> int:
+        """Rows of the plan: one for each piece and copy of a document."""
+        return sum(part.n_placed for part in self.partitions)
+
+    @property
+    def n_rejected(self) -> int:
+        return sum(part.n_rejected for part in self.partitions)
+
+    @property
+    def n_packs(self) -> int:
+        return self._firsts[-1]
+
+    @cached_property
+    def sections(self) -> list[SegmentPacks]:
+        """The stretches of segments that make up the step order."""
+        found = list[SegmentPacks]()
+        ends = [0] * len(self.partitions)
+        for epoch in range(max((len(part.groups) for part in self.partitions), default=0)):
+            for number, part in enumerate(self.partitions):
+                here = part.groups[epoch] if epoch < len(part.groups) else 0
+                found.append(SegmentPacks(segment_name(number), ends[number], ends[number] + here))
+                ends[number] += here
+        left = sum(part.left for part in self.partitions)
+        if len(self.partitions) == 1:
+            found.append(SegmentPacks(segment_name(0), ends[0], ends[0] + left))
+        else:
+            found.append(SegmentPacks(LEFT, 0, left))
+        return [section for section in found if section.end > section.first]
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The first pack of each section, then the number of packs."""
+        return list(accumulate((section.end - section.first for section in self.sections), initial=0))
+
+    def between(self, first: int, end: int) -> Iterator[SegmentPacks]:
+        """Where the packs ``[first, end)`` stand."""
+        at = bisect_right(self._firsts, first) - 1
+        while first < end:
+            section, begins = self.sections[at], self._firsts[at]
+            stop = min(end, self._firsts[at + 1])
+            yield SegmentPacks(section.segment, section.first + first - begins, section.first + stop - begins)
+            first, at = stop, at + 1
+
+    def shards(self, packs_per_shard: int) -> Sequence[PlannedShardRef]:
+        """The shards, each made when it is asked for."""
+        return _Shards(self, packs_per_shard, range(-(-self.n_packs // packs_per_shard)))
+
+    def rows(self, columns: Sequence[str] = PLACED) -> Iterator[pa.Table]:
+        """The rows of the plan by pack and start, some thousand at a time.
+
+        Args:
+            columns: those that are wanted of what segments hold, and ``pack_id``.
+        """
+        for section, first_pack in zip(self.sections, self._firsts, strict=False):
+            for table in segment_batches(self.folder, section):
+                pack_id = table["pack"].cast(pa.int64()).to_numpy() + (first_pack - section.first)
+                yield table.append_column("pack_id", pa.array(pack_id)).select(list(columns))
+
+    def pack(self, pack_id: int) -> pa.Table:
+        """The rows of one pack."""
+        [part] = self.between(pack_id, pack_id + 1)
+        return pa.concat_tables(segment_batches(self.folder, part))
+
+    def costs(self) -> Float64[np.ndarray, "packs"]:
+        """The cost of each pack in GFLOP."""
+        parts = [read_costs(self.folder, each.segment)[each.first : each.end] for each in self.sections]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def rejects(self) -> Iterator[pa.Table]:
+        """The rejected documents, partition by partition, each in source order."""
+        for number in range(len(self.partitions)):
+            with self.folder.open(f"{segment_name(number)}-rejects.parquet") as file:
+                yield pq.read_table(file)
 
 
-def planned_shard(found: Survey, plan: Plan, shard: ShardRange) -> PlannedShard:
-    """The references of one shard's documents."""
-    edges = plan.pack_edges[shard.first_pack : shard.end_pack + 1]
-    rows = slice(int(edges[0]), int(edges[-1]))
-    placed = zip(
-        found.documents.take(pa.array(plan.document[rows])).to_pylist(),
-        plan.start[rows].tolist(),
-        plan.length[rows].tolist(),
-        plan.aligned_length[rows].tolist(),
-        strict=True,
-    )
-    documents = [_planned(found.files[row["file"]], row, *place) for row, *place in placed]
-    cuts = (edges - edges[0]).tolist()
-    packs = [documents[start:end] for start, end in pairwise(cuts)]
+@dataclass(frozen=True, slots=True)
+class _Shards(Sequence[PlannedShardRef]):
+    """The shards of a plan by number: all at once would be one object per shard."""
+
+    plan: Planned
+    packs_per_shard: int
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedShardRef: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> _Shards: ...
+
+    def __getitem__(self, index: int | slice) -> PlannedShardRef | _Shards:
+        if isinstance(index, slice):
+            return _Shards(self.plan, self.packs_per_shard, self.numbers[index])
+        number = self.numbers[index]
+        first = number * self.packs_per_shard
+        end = min(first + self.packs_per_shard, self.plan.n_packs)
+        return PlannedShardRef(name=shard_name(number), first_pack=first, parts=tuple(self.plan.between(first, end)))
+
+
+def read_shard(
+    shard: PlannedShardRef, plan: Folder, files: Sequence[SourceFile], sources: Sequence[str]
+) -> PlannedShard:
+    """The references of one shard's documents.
+
+    Args:
+        shard: where its packs stand.
+        plan: holds the plan's segments.
+        files: as in :class:`Planned`.
+        sources: as in :class:`Planned`.
+    """
+    packs = list[list[PlannedDocument]]()
+    for part in shard.parts:
+        of_part: list[list[PlannedDocument]] = [[] for _ in range(part.first, part.end)]
+        for table in segment_batches(plan, part):
+            for row in table.to_pylist():
+                of_part[row["pack"] - part.first].append(_planned(row, files, sources))
+        packs += of_part
     return PlannedShard(name=shard.name, first_pack=shard.first_pack, packs=packs)
 
 
-def _planned(file: SourceFile, row: dict[str, Any], start: int, length: int, aligned_length: int) -> PlannedDocument:
+def _planned(row: dict[str, Any], files: Sequence[SourceFile], sources: Sequence[str]) -> PlannedDocument:
+    file = files[row["file"]]
     return PlannedDocument(
         file=file,
         reference=RowReference(offset=row["offset"], size=row["size"]),
         location=file.location(row["line"]),
-        doc_id=row["doc_id"],
-        source=row["source"],
-        piece=row["piece"],
-        copy_number=row["copy_number"],
-        epoch=row["epoch"],
-        start=start,
-        length=length,
-        aligned_length=aligned_length,
-        truncated=row["truncated"],
+        source=sources[row["source_number"]],
+        **{
+            name: row[name]
+            for name in ("doc_id", "piece", "copy_number", "epoch", "start", "length", "aligned_length", "truncated")
+        },
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedShards(Sequence[PlannedShard]):
-    """The tasks of shards, each made when it is asked for: all at once would hold one object per document."""
-
-    found: Survey
-    plan: Plan
-    ranges: list[ShardRange]
-
-    def __len__(self) -> int:
-        return len(self.ranges)
-
-    @overload
-    def __getitem__(self, index: int) -> PlannedShard: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> PlannedShards: ...
-
-    def __getitem__(self, index: int | slice) -> PlannedShard | PlannedShards:
-        if isinstance(index, slice):
-            return PlannedShards(found=self.found, plan=self.plan, ranges=self.ranges[index])
-        return planned_shard(self.found, self.plan, self.ranges[index])

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from jaxtyping import Int64
 
 from packer_service.ingest.model import PackedFor
 from packer_service.ingest.packed.notes import dataset_notes
 from packer_service.ingest.packed.settings import packed_target
+from packer_service.ingest.source.file import Fragment
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
-from packer_service.job.pack import measure_all
-from packer_service.job.plan import PlannedShard, ShardRange, planned_shard
+from packer_service.job.measure import measure_fragment
+from packer_service.job.measured import KeptFragment, keep_measured
+from packer_service.job.partition import PARTITION_ROWS
+from packer_service.job.partitions import Planner
+from packer_service.job.plan import PlannedShard, read_shard
+from packer_service.job.preview_figures import planned_report
 from packer_service.job.read import read_planned
-from packer_service.job.survey import mixed, survey
 from packer_service.layout.tiles import whole_tiles
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.pack import build_pack
-from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
-from packer_service.report.losses import losses
-from packer_service.report.what_if import SampledPack, plan_report, sampled_packs
-from packer_service.runtime.executors import Executor
+from packer_service.report.what_if import SampledPack, sampled_packs
+from packer_service.runtime.executors import Executor, PlainExecutor
 from packer_service.runtime.progress import Progress
 from packer_service.shards.reach import require_answer
+from packer_service.shards.store import Folder
 from schemas.config import PackConfig
 
 
@@ -40,8 +40,18 @@ def plan_sources(
     executor: Executor,
     progress: Progress,
     dp_sizes: Sequence[int] = (),
+    *,
+    partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport:
     """The figures of packing sources, with every document measured.
+
+    Args:
+        sources: files and folders: paths or URIs.
+        config: the job's configuration.
+        executor: runs the tasks that measure; what they return waits in a temporary folder of this machine.
+        progress: hears what is done.
+        dp_sizes: data-parallel sizes to give the straggler ratio for.
+        partition_rows: documents that are planned together, as often as they are taken.
 
     Raises:
         ConfigError: a source or the tokenizer does not exist.
@@ -55,31 +65,39 @@ def plan_sources(
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)
     fragments = list_fragments(listed.files)
-    found = mixed(survey(fragments, measure_all(fragments, config, executor, progress), listed.unused), config)
-    started = time.perf_counter()
-    plan = plan_documents(found.documents, config)
-    seconds = time.perf_counter() - started
-    tasks = [planned_shard(found, plan, ShardRange("", pack, pack + 1)) for pack in sampled_packs(plan)]
-    sampled = [result for _, result in executor.run(partial(_solve_task, config=config, target=target), tasks)]
-    packed = pc.count_distinct(found.documents["doc_id"]).as_py() or 0
-    return plan_report(
-        plan,
-        _numbers(found.documents["images"]),
-        sampled,
-        config,
-        dp_sizes=dp_sizes,
-        seconds=seconds,
-        source_documents=found.n_rows,
-        documents=packed,
-        rejected=found.n_rows - packed - found.mixture.left_out,
-        mixture=found.mixture,
-        lost=losses(found.rejects, found.documents, "truncated"),
-        patches=_numbers(found.documents["patches"]),
-    )
+    with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
+        planner = Planner(
+            work=Folder(temporary),
+            config=config,
+            executor=PlainExecutor(),  # the folder is this machine's
+            progress=progress,
+            partition_rows=partition_rows,
+        )
+        kept = _measure(fragments, config, executor, progress, planner.work)
+        started = time.perf_counter()
+        planner.merge(fragments, kept)
+        planned = planner.plan(list(dict.fromkeys(each.file for each in fragments)), listed.unused)
+        seconds = time.perf_counter() - started
+        shards = planned.shards(1)
+        tasks = [
+            read_shard(shards[pack], planned.folder, planned.files, planned.sources)
+            for pack in sampled_packs(planned.n_packs)
+        ]
+        sampled = [result for _, result in executor.run(partial(_solve_task, config=config, target=target), tasks)]
+        return planned_report(planned, sampled, config, dp_sizes=dp_sizes, seconds=seconds)
 
 
-def _numbers(column: pa.ChunkedArray) -> Int64[np.ndarray, "measured"]:
-    return column.to_numpy().astype(np.int64)
+def _measure(
+    fragments: Sequence[Fragment], config: PackConfig, executor: Executor, progress: Progress, work: Folder
+) -> dict[int, KeptFragment]:
+    """Measures every fragment, and keeps the tables that tasks return: they need not run on this machine."""
+    kept, amounts = dict[int, KeptFragment](), Counter[str]()
+    for done, (index, found) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
+        counts = keep_measured(work, index, found, 0.0)
+        kept[index] = counts.kept
+        amounts.update(counts.amounts)
+        progress.step("measured fragments", done, len(fragments), amounts)
+    return kept
 
 
 def _solve_task(task: PlannedShard, config: PackConfig, target: PackedFor) -> SampledPack:

@@ -10,6 +10,7 @@ import hashlib
 import io
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,10 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
 from packer_service.ingest.model import PackedFor
+from packer_service.ingest.source.file import SourceFile
 from packer_service.job.measured import count_by_code
-from packer_service.job.plan import PlannedShard
+from packer_service.job.plan import PlannedShardRef, read_shard
+from packer_service.job.segments import PLAN_FOLDER
 from packer_service.job.write import BuiltShard, build_shard
 from packer_service.runtime.executors import TaskCounts
 from packer_service.shards.store import Folder
@@ -40,10 +43,18 @@ class ShardRecord(BaseModel):
     seconds: float
 
 
-def build_and_keep(task: PlannedShard, config: PackConfig, target: PackedFor, out: str) -> TaskCounts:
+def build_and_keep(
+    shard: PlannedShardRef,
+    files: Sequence[SourceFile],
+    sources: Sequence[str],
+    config: PackConfig,
+    target: PackedFor,
+    out: str,
+) -> TaskCounts:
     """Runs in a task: writes the shard, then its rows of the tables, then the record that says all of it is there."""
     started = time.monotonic()
     folder = Folder(out)
+    task = read_shard(shard, folder / WORK / PLAN_FOLDER, files, sources)
     built = build_shard(task, config, target, folder / SHARDS)
     record = folder / WORK / SHARDS / built.name
     for name, table in built.tables.items():

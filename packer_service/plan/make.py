@@ -10,7 +10,7 @@ from jaxtyping import Int, Int64
 
 from packer_service.plan.blend import tokens_by_source
 from packer_service.plan.cost import CostModel, document_tiles, pack_cost
-from packer_service.plan.order import check_window, step_order
+from packer_service.plan.order import check_window, partition_seed, step_order
 from packer_service.plan.pack import pack_documents
 from packer_service.plan.plan import Plan
 from schemas.config import PackConfig
@@ -146,7 +146,7 @@ def _epochs_of_packs(
     return found
 
 
-def plan_documents(columns: Columns, config: PackConfig) -> Plan:
+def plan_documents(columns: Columns, config: PackConfig, partition: int = 0) -> Plan:
     """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
 
     Args:
@@ -154,6 +154,7 @@ def plan_documents(columns: Columns, config: PackConfig) -> Plan:
             ``pass_number`` and ``epoch``. Only columns are held here, and no array made of one, since those would live
             as long as the planning.
         config: the configuration of the job.
+        partition: number of the partition that the documents are; each shuffles its steps in its own way.
 
     Raises:
         PlanError: as :func:`make_plan`.
@@ -169,7 +170,7 @@ def plan_documents(columns: Columns, config: PackConfig) -> Plan:
         max_patches=config.max_patches,
         alignment=config.alignment,
         window=config.order.window,
-        seed=config.order.seed,
+        seed=partition_seed(config.order.seed, partition),
         cost_model=CostModel.of(config),
         sources=np.asarray(columns["source_number"]),
         passes=np.asarray(columns["pass_number"]),

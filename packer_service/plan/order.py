@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt64
+from jaxtyping import Float64, Int, Int64, UInt64
 
 from packer_service.plan.blend import blended_order
 from schemas.document_ids import mix64
 from schemas.errors import PlanError
+
+_PARTITION_STEP = 0x1CE4E5B9BF58476D
+"""Difference of the seeds of two partitions: odd and large, so that it is no small sum of epochs and seeds."""
 
 
 def step_order(
@@ -76,6 +79,22 @@ def _groups_and_rest(
     if tokens is not None and n_groups > 1:
         shuffled = shuffled[blended_order(tokens[shuffled])]
     return shuffled.reshape(-1), by_cost[~in_group]
+
+
+def whole_groups(epochs: Int[np.ndarray, "packs"], window: int) -> Int64[np.ndarray, "epochs"]:
+    """How many packs of each epoch :func:`step_order` puts into whole groups; those left over come behind them all.
+
+    Args:
+        epochs: of each pack.
+        window: packs of a group.
+    """
+    found: Int64[np.ndarray, "epochs"] = np.bincount(epochs) // window * window
+    return found
+
+
+def partition_seed(seed: int, partition: int) -> int:
+    """The seed of one of several partitions; that of the first is the seed itself."""
+    return (seed + partition * _PARTITION_STEP) % 2**63
 
 
 def check_window(window: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -39,33 +40,72 @@ def plan_fill(
     Raises:
         PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
     """
+    totals = PlanTotals(
+        documents=plan.n_documents,
+        tokens=int(plan.length.sum()),
+        aligned=int(plan.aligned_length.sum()),
+        images=int(images[plan.document].sum()),
+        patches=0 if patches is None else int(patches[plan.document].sum()),
+    )
+    return fill_of(
+        totals,
+        plan.cost,
+        seq_len=plan.seq_len,
+        max_images=max_images,
+        max_patches=None if patches is None else max_patches,
+        window=window,
+        dp_sizes=dp_sizes,
+    )
+
+
+class PlanTotals(NamedTuple):
+    """Sums over the documents of a plan; ``aligned`` counts the tokens that they take up."""
+
+    documents: int
+    tokens: int
+    aligned: int
+    images: int
+    patches: int
+
+
+def fill_of(
+    totals: PlanTotals,
+    cost: Float64[np.ndarray, "packs"],
+    *,
+    seq_len: int,
+    max_images: int | None,
+    max_patches: int | None,
+    window: int,
+    dp_sizes: Sequence[int] = (),
+) -> PlanFill:
+    """The same as :func:`plan_fill` from sums over the documents, and the cost of each pack in step order."""
     check_window(window)
     check_dp_sizes(dp_sizes, window)
     sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
-    tokens, aligned = int(plan.length.sum()), int(plan.aligned_length.sum())
-    for_tokens = -(-aligned // plan.seq_len)
-    for_images = -(-int(images[plan.document].sum()) // max_images) if max_images else 0
-    for_patches = -(-int(patches[plan.document].sum()) // max_patches) if max_patches and patches is not None else 0
+    tokens, aligned = totals.tokens, totals.aligned
+    for_tokens = -(-aligned // seq_len)
+    for_images = -(-totals.images // max_images) if max_images else 0
+    for_patches = -(-totals.patches // max_patches) if max_patches else 0
     needed = max(for_tokens, for_images, for_patches)
-    room = plan.n_packs * plan.seq_len
+    room = len(cost) * seq_len
     return PlanFill(
-        seq_len=plan.seq_len,
-        documents=plan.n_documents,
-        packs=plan.n_packs,
+        seq_len=seq_len,
+        documents=totals.documents,
+        packs=len(cost),
         tokens=tokens,
         padding_tokens=room - tokens,
         fill=tokens / room if room else 0.0,
         padding={
             "alignment": aligned - tokens,
-            "image_budget": (needed - for_tokens) * plan.seq_len,
-            "packing": (plan.n_packs - needed) * plan.seq_len,
-            "remainder": for_tokens * plan.seq_len - aligned,
+            "image_budget": (needed - for_tokens) * seq_len,
+            "packing": (len(cost) - needed) * seq_len,
+            "remainder": for_tokens * seq_len - aligned,
         },
         packs_for_tokens=for_tokens,
         packs_for_images=for_images,
         packs_for_patches=for_patches,
-        straggler_ratio={size: straggler_ratio(plan.cost, size) for size in sizes},
-        cost_percentiles=_percentiles(plan.cost),
+        straggler_ratio={size: straggler_ratio(cost, size) for size in sizes},
+        cost_percentiles=_percentiles(cost),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from packer_service.report.figures import Losses
-from packer_service.report.reasons import reject_reasons
+from packer_service.report.reasons import Reasons
 
 
 def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:
@@ -19,14 +20,24 @@ def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:
         documents: ``source`` of each packed document, and the tokens that it lost.
         truncated: the column of ``documents`` that holds those tokens.
     """
-    by_source: dict[str, dict[str, int]] = {}
-    for source, code, number in count_by(rejects, "source", "code"):
+    return losses_of([rejects], _truncated_by_source(documents, truncated))
+
+
+def losses_of(rejects: Iterable[pa.Table], truncated_tokens: dict[str, int]) -> Losses:
+    """The same from rejects that come in parts, one of which is in memory at a time, and from sums by source."""
+    counts, reasons = Counter[tuple[str, str]](), Reasons()
+    for part in rejects:
+        counts.update({(source, code): number for source, code, number in count_by(part, "source", "code")})
+        reasons.add(part)
+    by_code, by_source = Counter[str](), dict[str, dict[str, int]]()
+    for (source, code), number in sorted(counts.items()):
         by_source.setdefault(source, {})[code] = number
+        by_code[code] += number
     return Losses(
-        rejects=dict(count_by(rejects, "code")),
+        rejects=dict(sorted(by_code.items())),
         rejects_by_source=by_source,
-        reject_reasons=reject_reasons(rejects),
-        truncated_tokens=_truncated_by_source(documents, truncated),
+        reject_reasons=reasons.most(),
+        truncated_tokens=dict(sorted(truncated_tokens.items())),
     )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,22 +32,38 @@ def reject_reasons(rejects: pa.Table) -> list[RejectReason]:
     Args:
         rejects: ``doc_id``, ``location``, ``code`` and ``message`` of each reject.
     """
-    messages = pc.fill_null(rejects["message"], "")
-    grouped = pa.table(
-        {
-            "code": rejects["code"],
-            "pattern": _patterns(rejects["code"], messages),
-            "row": pa.array(range(len(rejects)), pa.int64()),
-        }
-    ).group_by(["code", "pattern"], use_threads=False)
-    counted = grouped.aggregate([("row", "count"), ("row", "min")]).sort_by(
-        [("row_count", "descending"), ("row_min", "ascending")]
-    )
-    examples = rejects.select(["doc_id", "location", "code", "message"]).take(counted["row_min"][:LISTED])
-    return [
-        RejectReason(documents=number, **example)
-        for number, example in zip(counted["row_count"][:LISTED].to_pylist(), examples.to_pylist(), strict=True)
-    ]
+    reasons = Reasons()
+    reasons.add(rejects)
+    return reasons.most()
+
+
+class Reasons:
+    """The same of rejects that come in parts: the parts are not kept, only one example for each reason."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[tuple[str, str]]()
+        self.examples = dict[tuple[str, str], dict[str, Any]]()
+
+    def add(self, rejects: pa.Table) -> None:
+        messages = pc.fill_null(rejects["message"], "")
+        grouped = pa.table(
+            {
+                "code": rejects["code"],
+                "pattern": _patterns(rejects["code"], messages),
+                "row": pa.array(np.arange(len(rejects))),
+            }
+        ).group_by(["code", "pattern"], use_threads=False)
+        counted = grouped.aggregate([("row", "count"), ("row", "min")]).sort_by("row_min")
+        keys = list(zip(counted["code"].to_pylist(), counted["pattern"].to_pylist(), strict=True))
+        self.counts.update(dict(zip(keys, counted["row_count"].to_pylist(), strict=True)))
+        new = [i for i, key in enumerate(keys) if key not in self.examples]
+        rows = counted["row_min"].take(pa.array(new, pa.int64()))
+        examples = rejects.select(["doc_id", "location", "code", "message"]).take(rows).to_pylist()
+        self.examples |= {keys[i]: example for i, example in zip(new, examples, strict=True)}
+
+    def most(self) -> list[RejectReason]:
+        ranked = sorted(self.examples, key=lambda key: -self.counts[key])[:LISTED]
+        return [RejectReason(documents=self.counts[key], **self.examples[key]) for key in ranked]
 
 
 def _patterns(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> pa.ChunkedArray:

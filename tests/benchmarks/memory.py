@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from machine import hardware  # noqa: E402
 
 from packer_service.ingest.source.containers.json_lines import FRAGMENT_BYTES  # noqa: E402
 from packer_service.ingest.source.file import Fragment  # noqa: E402
-from packer_service.job.measure import MEASURED  # noqa: E402
-from packer_service.job.measured import measured_name  # noqa: E402
+from packer_service.job.measure import MEASURED, Measured  # noqa: E402
+from packer_service.job.measured import MeasuredCounts, keep_measured  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
-from packer_service.job.plan import PlannedShard  # noqa: E402
+from packer_service.job.plan import PlannedShardRef, read_shard  # noqa: E402
 from packer_service.job.records import RECORD, ShardRecord  # noqa: E402
+from packer_service.job.segments import PLAN_FOLDER  # noqa: E402
 from packer_service.runtime.executors import TaskCounts  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.codec import encode_json, encode_table  # noqa: E402
@@ -75,18 +77,21 @@ class Sham:
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, TaskCounts]]:
         if not items:
             return
-        writes = "build" in function.func.__name__  # type: ignore[attr-defined]
-        self.peak.lap("survey and plan" if writes else "before measuring")
+        name = function.func.__name__  # type: ignore[attr-defined]
+        self.peak.lap(f"before {name}")
         for i, item in enumerate(items):
-            if writes:
+            if "build" in name:
                 self.task_bytes += len(pickle.dumps(item))
-                self._build(item)
-            else:
-                self._measure(*item)
-            yield i, TaskCounts(amounts={})
-        self.peak.lap("tasks" if writes else "measuring")
+                self._build(item, **function.keywords)  # type: ignore[attr-defined]
+                yield i, TaskCounts(amounts={})
+            elif "measure" in name:
+                yield i, self._measure(*item)
+            else:  # what plans is no sham, but runs elsewhere as a task would
+                with get_context("spawn").Pool(1) as pool:
+                    yield i, pool.apply(function, (item,))
+        self.peak.lap(name)
 
-    def _measure(self, index: int, fragment: Fragment) -> None:
+    def _measure(self, index: int, fragment: Fragment) -> MeasuredCounts:
         rng, n = np.random.default_rng(index), PER_FRAGMENT
         tokens = np.clip(np.exp(rng.normal(6, 1, n)).astype(np.int64), 16, 30_000)
         columns: dict[str, Any] = {
@@ -99,11 +104,11 @@ class Sham:
             "patches": np.zeros(n, np.int64), "load": np.zeros(n, np.int64),
             "area": tokens * (tokens + 1) // 2, "truncated": np.zeros(n, np.int64),
         }  # fmt: skip
-        facts = {"n_lines": str(n), "unused": "[]", "seconds": "0.1"}
-        table = pa.table(columns, schema=MEASURED).replace_schema_metadata(facts)
-        Folder(str(self.out / WORK)).write(measured_name(index), encode_table(table))
+        found = Measured(pa.table(columns, schema=MEASURED), n, [])
+        return keep_measured(Folder(str(self.out / WORK)), index, found, 0.1)
 
-    def _build(self, task: PlannedShard) -> None:
+    def _build(self, ref: PlannedShardRef, files: Sequence[Any], sources: Sequence[str], **_: object) -> None:
+        task = read_shard(ref, Folder(str(self.out / WORK / PLAN_FOLDER)), files, sources)
         record = Folder(str(self.out / WORK / SHARDS / task.name))
         documents = [
             {"doc_id": each.doc_id, "piece": 0, "source": each.source, "pack_id": task.first_pack + i,

@@ -48,18 +48,21 @@ from packer_service.config import load_config  # noqa: E402
 from packer_service.ingest.media.isolated import probe  # noqa: E402
 from packer_service.ingest.media.pixels import SCALING  # noqa: E402
 from packer_service.ingest.model import packed_for  # noqa: E402
+from packer_service.ingest.source.file import Fragment  # noqa: E402
 from packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
 from packer_service.ingest.source.listing import list_sources  # noqa: E402
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
-from packer_service.job.pack import measure_all  # noqa: E402
-from packer_service.job.plan import PlannedShard, PlannedShards, shard_ranges  # noqa: E402
+from packer_service.job.measured import measure_and_keep  # noqa: E402
+from packer_service.job.partitions import Planner  # noqa: E402
+from packer_service.job.plan import Planned, PlannedShard, read_shard  # noqa: E402
 from packer_service.job.records import build_and_keep  # noqa: E402
-from packer_service.job.survey import mixed, survey  # noqa: E402
-from packer_service.plan.make import plan_documents  # noqa: E402
+from packer_service.job.segments import PLAN_FOLDER  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
+from packer_service.shards.store import Folder  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
+from schemas.manifest import WORK  # noqa: E402
 
 
 class Quiet:
@@ -133,18 +136,30 @@ def hashes(tars: list[Path]) -> list[str]:
 class Ours:
     """preshard's write path on a Ray that runs."""
 
-    def __init__(self, executor: RayExecutor, tasks: PlannedShards, config: PackConfig, folder: Path) -> None:
-        self.executor, self.tasks, self.config, self.folder = executor, tasks, config, folder
+    def __init__(self, executor: RayExecutor, plan: Planned, config: PackConfig, folder: Path) -> None:
+        self.executor, self.plan, self.config, self.folder = executor, plan, config, folder
         self.target = packed_for(config)
         self.rounds = 0
 
     def __call__(self) -> list[Path]:
         self.rounds += 1
         out = self.folder / f"ours{self.rounds}"
-        list(
-            self.executor.run(partial(build_and_keep, config=self.config, target=self.target, out=str(out)), self.tasks)
-        )
+        plan = out / WORK / PLAN_FOLDER
+        plan.parent.mkdir(parents=True)
+        plan.symlink_to(self.plan.folder.location)
+        of_plan = {"files": self.plan.files, "sources": self.plan.sources}
+        build = partial(build_and_keep, **of_plan, config=self.config, target=self.target, out=str(out))
+        list(self.executor.run(build, self.plan.shards(self.config.packs_per_shard)))
         return sorted((out / "shards").glob("*.tar"))
+
+
+def plan_of(fragments: list[Fragment], config: PackConfig, work: Path) -> Planned:
+    """The plan of a source, made in this process."""
+    measure = partial(measure_and_keep, config=config, work=str(work))
+    kept = {number: measure((number, fragment)).kept for number, fragment in enumerate(fragments)}
+    planner = Planner(work=Folder(str(work)), config=config, executor=PlainExecutor(), progress=Quiet())
+    planner.merge(fragments, kept)
+    return planner.plan(list(dict.fromkeys(fragment.file for fragment in fragments)), {})
 
 
 class Bare:
@@ -237,13 +252,12 @@ def main() -> None:
         with ray_cluster(None, given.processes) as executor, mp.get_context("spawn").Pool(given.processes) as pool:
             print(f"Ray started in {time.perf_counter() - begin:.1f} s, load {load()}")
             fragments = list_fragments(list_sources([str(source)]).files)
-            found = mixed(survey(fragments, measure_all(fragments, config, executor, Quiet())), config)
-            plan = plan_documents(found.documents, config)
-            tasks = PlannedShards(found=found, plan=plan, ranges=shard_ranges(plan, config.packs_per_shard))
-            shards = [clips_of(tasks[i], config) for i in range(len(tasks))]
+            plan = plan_of(fragments, config, folder / WORK)
+            tasks = plan.shards(config.packs_per_shard)
+            shards = [clips_of(read_shard(task, plan.folder, plan.files, plan.sources), config) for task in tasks]
             n_frames = sum(len(ticks) for clips in shards for _, ticks in clips)
-            print(f"{len(found.documents)} clips, {n_frames} frames, {plan.n_packs} packs, {len(tasks)} shards")
-            compare(Ours(executor, tasks, config, folder), Bare(pool, shards, config, folder), given.rounds)
+            print(f"{plan.n_documents} clips, {n_frames} frames, {plan.n_packs} packs, {len(tasks)} shards")
+            compare(Ours(executor, plan, config, folder), Bare(pool, shards, config, folder), given.rounds)
         fixed_costs(source, folder, config)
 
 

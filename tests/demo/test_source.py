@@ -19,17 +19,28 @@ from packer_service.ingest.media.video import probe_video
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
 from packer_service.job.measure import measure_fragment
-from packer_service.job.survey import survey
+from packer_service.job.measured import keep_measured
+from packer_service.job.partitions import Planner
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.runtime.progress import ConsoleProgress
+from packer_service.shards.store import Folder
 from schemas.config import PackConfig
 from schemas.errors import REJECT_CODES, ConfigError, PreshardError
 
 
 @pytest.fixture(scope="module")
-def measured(demo: tuple[Path, dict[str, int], list[str]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def measured(
+    demo: tuple[Path, dict[str, int], list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Good rows and rejects, as the packer measures them with the default configuration."""
     fragments = list_fragments(list_sources([str(demo[0])]).files)
     tables = [measure_fragment(fragment, PackConfig()) for fragment in fragments]
-    rejects = survey(fragments, tables).rejects.to_pylist()
+    work = Folder(str(tmp_path_factory.mktemp("work")))
+    planner = Planner(work=work, config=PackConfig(), executor=PlainExecutor(), progress=ConsoleProgress())
+    kept = [keep_measured(work, number, found, 0.0).kept for number, found in enumerate(tables)]
+    planner.merge(fragments, {each.number: each for each in kept})
+    planned = planner.plan(list(dict.fromkeys(fragment.file for fragment in fragments)), {})
+    rejects = [reject for part in planned.rejects() for reject in part.to_pylist()]
     rejected_rows = {(reject["doc_id"], reject["location"]) for reject in rejects}
     good = [row for found in tables for row in found.table.to_pylist() if row["code"] is None]
     assert len(rejected_rows) == len(rejects)

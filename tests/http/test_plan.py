@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.report.what_if import plan_lengths
+from packer_service.job.preview_lengths import plan_lengths
+from packer_service.runtime.progress import ConsoleProgress
 from schemas.config import PackConfig, parse_config
 
 TOKENS = [40, 900, 260, 512, 700, 33, 5000, 0]
@@ -33,7 +34,8 @@ def test_a_plan_is_that_of_the_command(client: TestClient, overrides: dict[str, 
     sources = ["a", "b"] * 4
     lengths = {"doc_id": [str(i) for i in range(8)], "tokens": TOKENS, "images": IMAGES, "source": sources}
     pq.write_table(pa.table(lengths), tmp_path / "lengths.parquet")
-    said = plan_lengths(tmp_path / "lengths.parquet", parse_config(overrides), (2,)).model_dump(mode="json")
+    report = plan_lengths(tmp_path / "lengths.parquet", parse_config(overrides), ConsoleProgress(), (2,))
+    said = report.model_dump(mode="json")
     asked = {"lengths": {"tokens": TOKENS, "images": IMAGES, "source": sources}, "config": overrides, "dp": [2]}
     answer = client.post("/v1/plan", json=asked)
     assert answer.status_code == 200, answer.text

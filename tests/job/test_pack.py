@@ -15,14 +15,15 @@ import pytest
 from rich.console import Console
 
 from packer_service.config import load_config
-from packer_service.job.measured import measured_name, read_measured
 from packer_service.job.pack import pack
+from packer_service.job.partitions import PLAN_FILE
 from packer_service.job.records import RECORD, read_record
+from packer_service.job.segments import PLAN_FOLDER
 from packer_service.report.console import print_report
 from packer_service.report.dataset import report_dataset
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
-from schemas.codec import encode_json, encode_table, shard_name
+from schemas.codec import encode_json, shard_name
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.manifest import SHARDS, WORK, Manifest
@@ -111,10 +112,9 @@ def test_a_job_with_nothing_left_to_do_runs_no_task(
 
 
 def keep_as_if_slow(work: Folder, seconds: float) -> None:
-    """Rewrites what a stopped run kept, one fragment and one shard, as if each had taken so long."""
-    measured = read_measured(work, 0).measured
-    facts = {"n_lines": str(measured.n_lines), "unused": json.dumps(measured.unused), "seconds": str(seconds)}
-    work.write(measured_name(0), encode_table(measured.table.replace_schema_metadata(facts)))
+    """Rewrites what a stopped run kept, its plan and one shard, as if measuring and that shard had taken so long."""
+    facts = json.loads((work / PLAN_FOLDER).read(PLAN_FILE))
+    (work / PLAN_FOLDER).write(PLAN_FILE, json.dumps({**facts, "measure_seconds": seconds}).encode())
     record = read_record(work / SHARDS, shard_name(0))
     name = f"{SHARDS}/{shard_name(0)}/{RECORD}"
     work.write(name, encode_json(record.model_copy(update={"seconds": seconds})))
