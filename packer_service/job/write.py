@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from packer_service.ingest.model import PackedFor
+from packer_service.job.contents import Aside, ReadDocument, aside, decode_documents, placed_crops, read_documents
 from packer_service.job.plan import PlannedDocument, PlannedShard
-from packer_service.job.read import planned_crops, read_planned
 from packer_service.packs.balance import BalanceRows
-from packer_service.packs.crop import Crop
 from packer_service.packs.figures import UnitTotals, pack_figures
 from packer_service.packs.pack import Pack, build_pack
 from packer_service.packs.rendered import RenderedDocument
@@ -38,10 +40,9 @@ class BuiltShard:
 def build_shard(task: PlannedShard, config: PackConfig, target: PackedFor, folder: Folder) -> BuiltShard:
     """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects."""
     rows = _ShardRows()
-    samples = (
-        _build_sample(task.first_pack + i, planned, config, target, rows) for i, planned in enumerate(task.packs)
-    )
-    written = write_shard(folder, task.name, samples, config.image_format)
+    with aside() as other:
+        samples = _samples(task, config, target, rows, other)
+        written = write_shard(folder, task.name, samples, config.image_format)
     return BuiltShard(
         name=task.name,
         size=written.size,
@@ -101,34 +102,67 @@ class _ShardRows:
         }
 
 
+def _samples(
+    task: PlannedShard, config: PackConfig, target: PackedFor, rows: _ShardRows, other: Aside
+) -> Iterator[Sample]:
+    """The packs of a shard. The documents of the next are read while one is written, where they may wait for a decoder.
+
+    Text is read in turn: it keeps this thread's CPU busy, and two threads would only wait for each other.
+    """
+    following: Future[list[ReadDocument]] | None = None
+    for number, planned in enumerate(task.packs):
+        documents = read_documents(planned, config, other.ended) if following is None else following.result()
+        shows_media = any(document.n_units for document in documents)
+        sample = _build_sample(task.first_pack + number, documents, config, target, rows, other)
+        is_last = number + 1 == len(task.packs)
+        following = None
+        if shows_media and not is_last:
+            following = other.start(partial(read_documents, task.packs[number + 1], config, other.ended))
+        yield sample
+        del sample  # the next one's crops are decoded now
+
+
 def _build_sample(
-    pack_id: int, references: list[PlannedDocument], config: PackConfig, target: PackedFor, rows: _ShardRows
+    pack_id: int,
+    documents: Sequence[ReadDocument],
+    config: PackConfig,
+    target: PackedFor,
+    rows: _ShardRows,
+    other: Aside,
 ) -> Sample:
-    planned: list[PlannedDocument] = []
-    documents: list[RenderedDocument] = []
-    crops: list[Crop] = []
-    n_units = 0
-    for reference in references:
-        try:
-            rendered = read_planned(reference, config)
-            crops += list(planned_crops(reference, rendered, config, first_unit=n_units))
-        except DocumentError as error:
-            rows.add_reject(reference, error)
-            continue
-        planned.append(reference)
-        documents.append(rendered)
-        n_units += len(rendered.units)
-    pack = build_pack(
-        documents,
-        [document.start for document in planned],
-        [document.aligned_length for document in planned],
+    decode = partial(decode_documents, documents, config, other.ended)
+    decoding = other.start(decode) if any(document.n_units for document in documents) else None
+    read = [not isinstance(document.rendered, DocumentError) for document in documents]
+    pack = _build_pack([document for document, is_read in zip(documents, read, strict=True) if is_read], config, target)
+    decoded = decode() if decoding is None else decoding.result()
+    kept: list[ReadDocument] = []
+    for document, own in zip(documents, decoded, strict=True):
+        if isinstance(own, DocumentError):
+            rows.add_reject(document.planned, own)
+        else:
+            kept.append(document)
+    if len(kept) < sum(read):  # rare: an image or video that was measured cannot be decoded
+        pack = _build_pack(kept, config, target)
+    spans = [_span(document.planned, _rendered(document)) for document in kept]
+    rows.add_pack(pack_id, pack, [document.planned for document in kept], spans, config)
+    crops = placed_crops(documents, decoded)
+    return Sample(head=_head(pack_id, spans, pack), sequence=pack.sequence, layouts=pack.layouts, crops=crops)
+
+
+def _build_pack(documents: Sequence[ReadDocument], config: PackConfig, target: PackedFor) -> Pack:
+    return build_pack(
+        [_rendered(document) for document in documents],
+        [document.planned.start for document in documents],
+        [document.planned.aligned_length for document in documents],
         config=config,
         pad_id=target.tokenizer.pad_id,
         axes=target.axes,
     )
-    spans = [_span(reference, document) for reference, document in zip(planned, documents, strict=True)]
-    rows.add_pack(pack_id, pack, planned, spans, config)
-    return Sample(head=_head(pack_id, spans, pack), sequence=pack.sequence, layouts=pack.layouts, crops=crops)
+
+
+def _rendered(document: ReadDocument) -> RenderedDocument:
+    assert not isinstance(document.rendered, DocumentError), "asked before"
+    return document.rendered
 
 
 def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:

@@ -72,6 +72,7 @@ def write_shard(folder: Folder, name: str, samples: Iterable[Sample], image_form
             places.append(encoded.place(tar.size))
             tar.write(encoded.header)
             tar.write(encoded.crops)
+            del sample, encoded  # the next pack's crops are decoded now
         offsets = np.array([*(place.offset for place in places), tar.size], np.uint64)
         tar.write(TAR_END)
         folder.write(f"{name}.idx", encode_index(offsets))

@@ -1,0 +1,133 @@
+"""What a pack is built from: its documents, read again and rendered, and their crops, which another thread decodes.
+
+Layouts follow from tokens alone, so they are solved while the decoder works; and while a pack is encoded and written,
+the documents of the next one are read and probed. No crop is decoded before the pack in front of it is written, so
+there is never more than one pack's pixels in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from threading import Event, Thread
+from typing import TypeVar
+
+from packer_service.job.plan import PlannedDocument
+from packer_service.job.read import planned_crops, read_planned
+from packer_service.packs.crop import Crop
+from packer_service.packs.rendered import RenderedDocument
+from schemas.config import PackConfig
+from schemas.errors import DocumentError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadDocument:
+    """A planned document and what became of it: rendered, or lost by an error."""
+
+    planned: PlannedDocument
+    rendered: RenderedDocument | DocumentError
+
+    @property
+    def n_units(self) -> int:
+        return 0 if isinstance(self.rendered, DocumentError) else len(self.rendered.units)
+
+
+Decoded = list[list[Crop] | DocumentError]
+"""For each document its crops, whose units count from 0 in the document, or why it has none."""
+
+
+def read_documents(planned: Sequence[PlannedDocument], config: PackConfig, ended: Event) -> list[ReadDocument]:
+    """Reads documents again, and renders them; no pixel is decoded.
+
+    Args:
+        planned: references to them.
+        config: the job's configuration.
+        ended: set when nobody waits for the result any more, which then may lack the last documents.
+
+    Raises:
+        OSError: the file system failed; no document is at fault.
+    """
+    wanted = takewhile(lambda _: not ended.is_set(), planned)
+    return [ReadDocument(planned=document, rendered=_rendered(document, config)) for document in wanted]
+
+
+def _rendered(planned: PlannedDocument, config: PackConfig) -> RenderedDocument | DocumentError:
+    try:
+        return read_planned(planned, config)
+    except DocumentError as error:
+        return error
+
+
+def decode_documents(documents: Sequence[ReadDocument], config: PackConfig, ended: Event) -> Decoded:
+    """The crops of all documents.
+
+    Args:
+        documents: documents that were read.
+        config: the job's configuration.
+        ended: as of :func:`read_documents`.
+
+    Raises:
+        OSError: as there.
+    """
+    wanted = takewhile(lambda _: not ended.is_set(), documents)
+    return [_crops(document, config) for document in wanted]
+
+
+def _crops(document: ReadDocument, config: PackConfig) -> list[Crop] | DocumentError:
+    rendered = document.rendered
+    if isinstance(rendered, DocumentError):
+        return rendered
+    try:
+        return list(planned_crops(document.planned, rendered, config, first_unit=0)) if len(rendered.units) else []
+    except DocumentError as error:
+        return error
+
+
+def placed_crops(documents: Sequence[ReadDocument], decoded: Decoded) -> list[Crop]:
+    """The crops of a pack's documents, their units counted throughout the pack."""
+    placed: list[Crop] = []
+    first = 0
+    for document, own in zip(documents, decoded, strict=True):
+        if not isinstance(own, DocumentError):
+            placed += [replace(crop, unit=first + crop.unit) for crop in own] if first else own
+            first += document.n_units
+    return placed
+
+
+class Aside:
+    """Runs calls beside the thread that asks for them; one whose call nobody waits for any more ends soon."""
+
+    def __init__(self) -> None:
+        self.ended = Event()
+
+    def start(self, function: Callable[[], T]) -> Future[T]:
+        """The result of a call, as soon as it is there.
+
+        The thread is a daemon's: a process that is told to end does not wait for its decoder.
+        """
+        future: Future[T] = Future()
+        Thread(target=partial(_fulfil, future, function), daemon=True, name="aside").start()
+        return future
+
+
+@contextmanager
+def aside() -> Iterator[Aside]:
+    """Calls that end, after the document that they are at, when the block does."""
+    running = Aside()
+    try:
+        yield running
+    finally:
+        running.ended.set()
+
+
+def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # the thread that waits raises it
+        future.set_exception(error)

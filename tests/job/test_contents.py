@@ -1,0 +1,93 @@
+"""What a pack is built from: crops are decoded beside the layouts, and never two packs' at a time."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from packer_service.job import contents
+from packer_service.job.contents import aside, decode_documents, read_documents
+from packer_service.job.pack import pack
+from packer_service.job.plan import PlannedDocument
+from packer_service.packs.crop import Crop
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.verify.dataset import verify_dataset
+from schemas.config import PackConfig
+
+
+def test_no_pixels_of_two_packs_are_in_memory(
+    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the next pack is decoded while crops of the one before still wait to be written."""
+    found: list[tuple[str, set[str]]] = []
+    planned_crops = contents.planned_crops
+
+    def watched(planned: PlannedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
+        alive = {thing.doc_id for thing in gc.get_objects() if isinstance(thing, Crop)}
+        found.append((planned.doc_id, alive))
+        return planned_crops(planned, *given, **options)
+
+    monkeypatch.setattr(contents, "planned_crops", watched)
+    config = tiny_config.model_copy(update={"packs_per_shard": 1000})
+    pack([str(tiny_source)], str(tmp_path / "out"), config, PlainExecutor(), progress)
+    documents = pq.read_table(tmp_path / "out" / "documents.parquet").to_pylist()
+    pack_of = {row["doc_id"]: row["pack_id"] for row in documents}
+    assert any(alive for _, alive in found)
+    assert len({pack_of[doc_id] for doc_id, _ in found}) >= 2
+    for doc_id, alive in found:
+        assert {pack_of[other] for other in alive} <= {pack_of[doc_id]}
+
+
+def test_a_pack_that_loses_a_document_late_is_sound(
+    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when units, loads or layouts still count a document whose image could not be decoded after all."""
+    source = shutil.copytree(tiny_source, tmp_path / "tiny")
+    planned_crops, broken = contents.planned_crops, set[str]()
+
+    def breaking(planned: PlannedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
+        if len(broken) < 2:
+            broken.add(planned.doc_id)
+            (source / "0.png").rename(tmp_path / "away.png")
+            try:
+                return iter(list(planned_crops(planned, *given, **options)))
+            finally:
+                (tmp_path / "away.png").rename(source / "0.png")
+        return planned_crops(planned, *given, **options)
+
+    monkeypatch.setattr(contents, "planned_crops", breaking)
+    out = tmp_path / "out"
+    manifest = pack([str(source)], str(out), tiny_config, PlainExecutor(), progress).manifest
+    late = [row for row in pq.read_table(out / "rejects.parquet").to_pylist() if row["stage"] == "write"]
+    assert late
+    assert {row["doc_id"] for row in late} <= broken
+    assert manifest.counts.documents == 29 - len(late)
+    assert verify_dataset(str(out), processes=1, progress=progress).as_json()["broken"] == []
+
+
+def test_what_fails_beside_is_raised_where_its_result_is_awaited() -> None:
+    """Fails when an outage of the file system ends only the thread, and the job waits for ever."""
+
+    def outage() -> None:
+        raise OSError(5, "Input/output error")
+
+    with aside() as other, pytest.raises(OSError, match="Input/output error"):
+        other.start(outage).result(timeout=10)
+
+
+def test_nothing_more_is_read_or_decoded_when_nobody_waits(tiny_config: PackConfig) -> None:
+    """Fails when a stopped job goes on decoding a whole pack in a thread that nobody sees."""
+    with aside() as other:
+        pass
+    assert other.ended.is_set()
+    assert read_documents([None], tiny_config, other.ended) == []  # type: ignore[list-item]
+    ended = Event()
+    ended.set()
+    assert decode_documents([None], tiny_config, ended) == []  # type: ignore[list-item]
