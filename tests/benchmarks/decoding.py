@@ -34,7 +34,7 @@ from machine import hardware  # noqa: E402
 from packer_service.ingest.document import Medium  # noqa: E402
 from packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
 from packer_service.ingest.media.open import open_media  # noqa: E402
-from packer_service.ingest.media.pictures import SKIPPING, PictureReader, can_skip  # noqa: E402
+from packer_service.ingest.media.pictures import SKIPPING, PictureReader, can_gain  # noqa: E402
 from packer_service.ingest.media.video import probe_video  # noqa: E402
 
 FRAME_RATE = 30
@@ -105,7 +105,7 @@ def read(path: Path, ticks: list[int], use: Use, *, leave_out: bool) -> tuple[li
     """What ``use`` makes of the pictures, and the ticks of all packets that the decoder was given."""
     medium = Medium(kind="video", uri=path.name)
     with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
-        reader = PictureReader(video, packets, leaving_out=ticks if leave_out and can_skip(video) else None)
+        reader = PictureReader(video, packets, leaving_out=ticks if leave_out and can_gain(video, ticks) else None)
         return list(reader.read(ticks, use)), reader.fed
 
 

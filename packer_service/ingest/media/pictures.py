@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -27,6 +27,9 @@ PROGRESSIVE = 1
 LAYERS_AT = 21
 """Byte of HEVC's configuration record whose bits 3 to 5 count the temporal layers."""
 
+DENSE = 0.9
+"""Share of a clip's pictures from which on choosing among them costs more than leaving the others out saves."""
+
 WITHOUT_REFERENCES, EVERYTHING = "NONREF", "DEFAULT"
 """What ``skip_frame`` leaves out."""
 
@@ -38,6 +41,21 @@ def can_skip(video: Video) -> bool:
         can_change = set(FIELDS_APART).intersection(video.container.format.name.split(","))
         return context.field_order == PROGRESSIVE and not can_change
     return context.name in SKIPPING and (context.name != "hevc" or _has_one_layer(context.extradata))
+
+
+def can_gain(video: Video, ticks: Sequence[int]) -> bool:
+    """Whether pictures can be left out, and enough of those between the wanted ones are not wanted.
+
+    Choosing takes a microsecond or more a picture, for nothing where all are wanted. How many there are is estimated by
+    the container's frame rate; pixels do not depend on it.
+
+    Args:
+        video: an open video.
+        ticks: the wanted pictures, ascending.
+    """
+    rate = video.stream.average_rate
+    passed = 0 if rate is None else (ticks[-1] - ticks[0]) * float(video.time_base * rate)
+    return can_skip(video) and not (0 < DENSE * passed <= len(ticks) - 1)
 
 
 def _has_one_layer(extradata: bytes | None) -> bool:
@@ -75,6 +93,8 @@ class PictureReader:
         self._skipping = EVERYTHING
         self._waiting: deque[Any] = deque()
         """Packets read and not yet decoded."""
+        self._later_keys = 0
+        """Key frames among them behind the first, so that most packets are not looked through for one."""
         self._decoded: deque[Any] = deque()
         self._flushed = False
         self._awaited: set[int] = set()
@@ -98,6 +118,8 @@ class PictureReader:
             yield used
 
     def _picture(self, tick: int, following: int | None) -> Any | None:
+        if self._decoded and self._decoded[0].pts == tick:  # as nearly always where every picture is wanted
+            return self._whole(self._decoded.popleft())
         self._skip_to_key(tick)
         is_asked = False
         while True:
@@ -126,7 +148,7 @@ class PictureReader:
 
     def _skip_to_key(self, tick: int) -> None:
         """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then."""
-        if any((picture.pts or picture.dts or 0) >= tick for picture in self._decoded):
+        if self._decoded and any((picture.pts or picture.dts or 0) >= tick for picture in self._decoded):
             return
         if self._read_to_key(tick):
             self._decoded.clear()
@@ -134,23 +156,33 @@ class PictureReader:
 
     def _read_to_key(self, tick: int) -> bool:
         """Whether packets were dropped, so that the next one is a key frame."""
-        dropped = False
-        while not self._waiting or self._waiting[-1].dts is None or self._waiting[-1].dts < tick:
+        dropped, waiting = False, self._waiting
+        while not waiting or (last := waiting[-1].dts) is None or last < tick:
             packet = next(self._packets, None)
             if packet is None:
                 break
-            self._waiting.append(packet)
-            if packet.is_keyframe:
+            is_key = packet.is_keyframe
+            self._later_keys += bool(is_key and waiting)
+            waiting.append(packet)
+            if is_key:
                 dropped = self._drop_before_keys(tick) or dropped
         return self._drop_before_keys(tick) or dropped
 
     def _drop_before_keys(self, tick: int) -> bool:
+        if not self._later_keys:
+            return False
         keys = [i for i, p in enumerate(self._waiting) if p.is_keyframe and (shown_at(p) or 0) <= tick]
         if not keys or keys[-1] == 0:
             return False
         for _ in range(keys[-1]):
-            self._waiting.popleft()
+            self._next_waiting()
         return True
+
+    def _next_waiting(self) -> Any:
+        packet = self._waiting.popleft()
+        if self._later_keys and self._waiting[0].is_keyframe:
+            self._later_keys -= 1
+        return packet
 
     def _is_last_of_group(self, following: int | None) -> bool:
         """Whether nothing more is wanted of the packets before a key frame, or at all."""
@@ -167,20 +199,20 @@ class PictureReader:
             self._decoder.flush_buffers()
 
     def _decode_next(self) -> None:
-        packet = self._waiting.popleft() if self._waiting else next(self._packets, None)
+        packet = self._next_waiting() if self._waiting else next(self._packets, None)
         self._flushed = packet is None
         if packet is not None:
             self.fed.append(shown_at(packet))
-            self._leave_out(packet)
+            if self._wanted is not None:
+                self._leave_out(packet.pts, self._wanted)
         self._decoded.extend(self._decoder.decode(packet))
 
-    def _leave_out(self, packet: Any) -> None:
+    def _leave_out(self, tick: int | None, wanted: frozenset[int]) -> None:
         """Tells the decoder whether the next packet's picture matters beyond those that refer to it."""
-        if self._wanted is None:
-            return
-        if packet.pts in self._wanted:
-            self._awaited.add(packet.pts)
-        unwanted = packet.pts is not None and packet.pts not in self._wanted
-        skipping = WITHOUT_REFERENCES if unwanted else EVERYTHING
+        skipping = EVERYTHING
+        if tick in wanted:
+            self._awaited.add(tick)
+        elif tick is not None:
+            skipping = WITHOUT_REFERENCES
         if skipping != self._skipping:
             self._decoder.skip_frame = self._skipping = skipping

@@ -16,7 +16,7 @@ from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Scaling
 from packer_service.ingest.media.demux import display_size, open_at, seek_to
 from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.pictures import PictureReader, can_skip
+from packer_service.ingest.media.pictures import PictureReader, can_gain
 from packer_service.ingest.media.pixels import FrameScaler
 from packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
 from packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
@@ -152,7 +152,8 @@ def decode_video(
     with open_media(medium, base) as file:
         for sparing in (True, False):
             with open_at(file, int(frames.pts[done])) as (video, packets):
-                ticks, left_out = frames.pts[done:].tolist(), sparing and can_skip(video)
+                ticks = frames.pts[done:].tolist()
+                left_out = sparing and can_gain(video, ticks)
                 reader = PictureReader(video, packets, leaving_out=ticks if left_out else None)
                 for image in reader.read(ticks, scaler.image):
                     yield image

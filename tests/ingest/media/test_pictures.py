@@ -13,7 +13,7 @@ import pytest
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.demux import open_at
 from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.pictures import PictureReader, can_skip
+from packer_service.ingest.media.pictures import PictureReader, can_gain, can_skip
 from packer_service.ingest.media.video import VideoFrames, decode_video
 from schemas.errors import DocumentError
 
@@ -95,6 +95,25 @@ def reader_of(path: Path, ticks: Sequence[int], *, leaving_out: Sequence[int] | 
         reader = PictureReader(video, packets, leaving_out=leaving_out)
         list(reader.read(ticks, id))
         return reader
+
+
+def test_nothing_is_chosen_where_nearly_every_picture_is_wanted(make_video: Callable[..., Path]) -> None:
+    """Fails when clips of which all pictures are taken pay for choosing, or sparse ones no longer gain by it."""
+    path = make_video("h264.mp4", **{"gop": 40, "picture": moving, **CODECS["h264.mp4"][1]})
+    every = sorted(every_picture(path))
+    medium = Medium(kind="video", uri=path.name)
+    with open_media(medium, str(path.parent)) as file, open_at(file, every[0]) as (video, _):
+        assert can_skip(video)
+        gains = {
+            name: can_gain(video, ticks)
+            for name, ticks in (
+                ("all", every),
+                ("half", every[::2]),
+                ("first half", every[: len(every) // 2]),
+                ("one", every[:1]),
+            )
+        }
+    assert gains == {"all": False, "half": True, "first half": False, "one": True}
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "mpeg4.mp4", "mpeg2.mkv", "mpeg1.mkv"])
