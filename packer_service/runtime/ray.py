@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import queue
 import signal
 import socket
 import threading
@@ -36,6 +37,10 @@ ADDRESS_SECONDS = 10
 """Longest wait for a connection to the address of a cluster."""
 HEAD_PATIENCE = 30.0
 """A cluster's head that was set up to be fault tolerant is back within seconds."""
+LEAST_WINDOW = 1024
+"""Tasks that Ray is given at once on a small machine: their items take 2 MiB of its store."""
+TASKS_PER_CPU = 16
+"""Tasks that it is given at once for each CPU of a large cluster: a window lasts longer than its start takes."""
 REASON_CHARACTERS = 300
 """Longest reason of a failure that goes into our one line."""
 
@@ -50,9 +55,11 @@ class RayExecutor:
 
     Args:
         services: processes of Ray without which no result arrives.
+        window: most tasks that Ray is given at once, of which two windows may overlap; by default, for the cluster.
     """
 
     services: Sequence[Service]
+    window: int | None = None
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
@@ -60,7 +67,7 @@ class RayExecutor:
         task = _Task(function)
         metrics = JobMetrics(task.__name__, len(items))
         try:
-            for row in until_lost(partial(_rows, task, items), self.services):
+            for row in until_lost(partial(_rows, task, items, self.window), self.services):
                 result = _result(row)
                 metrics.done(result)
                 yield row["index"], result
@@ -71,13 +78,38 @@ class RayExecutor:
             ) from error
 
 
-def _rows(task: _Task, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yields one row for each finished item."""
+def _rows(task: _Task, items: Sequence[Any], size: int | None) -> Iterator[dict[str, Any]]:
+    """Yields one row for each finished item.
+
+    Ray Data wants the whole input of a pipeline before its first task runs, and holds it until the last one has ended.
+    So the items come in windows, each a pipeline of its own, and the next window begins when fewer tasks are left than
+    there are CPUs: none of them waits for the last task of a window.
+    """
     _keep_quiet()
-    # one item at a time: the driver holds references, and Ray's store the items, which it can spill
-    blocks = [ray.put(pa.table({"index": [i], "item": [pickle.dumps(item)]})) for i, item in enumerate(items)]
-    rows: Iterator[dict[str, Any]] = ray.data.from_arrow_refs(blocks).map(task, num_cpus=1).iter_rows()
-    return rows
+    found: queue.Queue[Any] = queue.Queue(maxsize=1)
+    begun = left = 0
+    while begun < len(items):
+        cpus = int(ray.cluster_resources().get("CPU", 1))  # of a cluster that may have grown
+        window = range(begun, min(begun + (size or max(LEAST_WINDOW, TASKS_PER_CPU * cpus)), len(items)))
+        threading.Thread(target=_run_window, args=(task, items, window, found), daemon=True, name="window").start()
+        begun, left = window.stop, left + len(window)
+        while left > (cpus if begun < len(items) else 0):
+            row = found.get()
+            if isinstance(row, BaseException):
+                raise row
+            left -= 1
+            yield row
+
+
+def _run_window(task: _Task, items: Sequence[Any], window: range, found: queue.Queue[Any]) -> None:
+    """Runs some of the items as one pipeline; what it finds, or the error that ends it, goes into the queue."""
+    try:
+        # one item per block: the driver holds references, and Ray's store the items, which it can spill
+        blocks = [ray.put(pa.table({"index": [i], "item": [pickle.dumps(items[i])]})) for i in window]
+        for row in ray.data.from_arrow_refs(blocks).map(task, num_cpus=1).iter_rows():
+            found.put(row)
+    except BaseException as error:  # it belongs to the thread that waits
+        found.put(error)
 
 
 def _result(row: dict[str, Any]) -> Any:

@@ -15,7 +15,10 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
@@ -23,7 +26,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from machine import hardware  # noqa: E402
 
 
-class Items:
+class Items(Sequence[tuple[str, int]]):
     """A sequence whose members are made when they are asked for, as the job's are."""
 
     def __init__(self, n: int) -> None:
@@ -32,13 +35,11 @@ class Items:
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, index: int) -> tuple[str, int]:
+    def __getitem__(self, index: Any) -> Any:
+        if index >= self.n:
+            raise IndexError(index)
         self.asked += 1
         return f"preshard-{index:06d}.tar", index
-
-
-def trivial(item: tuple[str, int]) -> int:
-    return item[1]
 
 
 def measure(n_items: int, n_results: int) -> None:
@@ -47,10 +48,10 @@ def measure(n_items: int, n_results: int) -> None:
     from packer_service.runtime.ray import ray_cluster
 
     with ray_cluster(None, 2) as executor:
-        list(executor.run(trivial, [("warm", i) for i in range(4)]))
+        list(executor.run(itemgetter(1), [("warm", i) for i in range(4)]))
         before, began = _peak_mib(), time.monotonic()
         items, first = Items(n_items), 0.0
-        for done, _ in enumerate(executor.run(trivial, items), start=1):
+        for done, _ in enumerate(executor.run(itemgetter(1), items), start=1):
             if done == 1:
                 first, asked = time.monotonic() - began, items.asked
                 stored = ray.cluster_resources()["object_store_memory"] - ray.available_resources().get(

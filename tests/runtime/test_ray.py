@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,36 @@ def test_a_failed_task_gives_its_own_reason(capfd: pytest.CaptureFixture[str]) -
     assert str(failed.value) == "a task failed (OSError: [Errno 28] No space left on device 7); what was done is kept"
     assert "_full_disk" in "".join(failed.value.__notes__)
     assert "Exception occurred" not in capfd.readouterr().err
+
+
+class Asked(Sequence[tuple[str, int]]):
+    """Items that count how many of them were asked for."""
+
+    def __init__(self, n_items: int) -> None:
+        self.n_items, self.asked = n_items, 0
+
+    def __len__(self) -> int:
+        return self.n_items
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked += 1
+        return f"item {index}", index * index
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_ray_is_given_tasks_as_it_takes_them() -> None:
+    """Fails when all items are made before the first result, or one is lost or run twice between two windows."""
+    from packer_service.runtime.ray import ray_cluster
+
+    with ray_cluster(None, None) as executor:
+        items = Asked(11)
+        results = replace(executor, window=4).run(itemgetter(1), items)
+        found = dict([next(results)])
+        assert items.asked <= 8, "more than two windows were given to Ray at the first result"
+        rest = list(results)
+        assert {**found, **dict(rest)} == {i: i * i for i in range(11)}
+        assert len(rest) == 10
+        assert items.asked == 11
 
 
 def run_here(source: Path, out: Path, settings: list[str], progress: Any) -> None:
