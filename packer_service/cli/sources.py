@@ -25,7 +25,7 @@ from schemas.filesystem import join
 
 if TYPE_CHECKING:
     from schemas.config import PackConfig
-    from schemas.manifest import Manifest
+    from schemas.manifest import ManifestHead
 
 
 @click.command()
@@ -52,12 +52,12 @@ def pack(
         outcome = run_job(sources, out, config, executor, progress)
     counts = outcome.manifest.counts
     if outcome.already_done:
-        click.echo(f"{out}: already packed ({counts.packs} packs, {len(outcome.manifest.shards)} shards); nothing done")
+        click.echo(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
         _say_lost(out, outcome.manifest)
         return
     seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
     click.echo(
-        f"{out}: {counts.documents} documents in {counts.packs} packs and {len(outcome.manifest.shards)} shards, "
+        f"{out}: {counts.documents} documents in {counts.packs} packs and {outcome.n_shards} shards, "
         f"{counts.rejected} rejected ({seconds})"
     )
     _say_lost(out, outcome.manifest)
@@ -159,7 +159,7 @@ def _tasks(ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[RayO
         yield RayOnUse(stack, ray_address, num_cpus, progress), progress
 
 
-def _say_lost(out: str, manifest: Manifest) -> None:
+def _say_lost(out: str, manifest: ManifestHead) -> None:
     """What was not read, and why documents were rejected; a job that packed none has failed."""
     from packer_service.report.console import reason_lines, unread_lines
     from packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons

@@ -1,62 +1,87 @@
-"""The last step of a job: the shards' rows joined into the dataset's tables, and the manifest that makes it whole."""
+"""The last step of a job: the shards' records joined into the dataset's tables, and the manifest that makes it whole.
+
+Nothing here grows with the documents or the shards: tasks join the records of a few hundred shards each, tables are
+written by row groups, the dataset's id and the counts are taken as the rows pass, and the manifest is written in parts.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.ingest.model import PackedFor
+from packer_service.job.document_count import PLACE, DocumentCount
+from packer_service.job.joined import join_group, joined_entries, joined_rows
 from packer_service.job.plan import Planned
-from packer_service.job.records import read_record
+from packer_service.job.record_file import GROUP
+from packer_service.job.tables import Sums, write_table
+from packer_service.runtime.executors import Executor, PlainExecutor
+from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
-from schemas.codec import seal_manifest
 from schemas.config import PackConfig
 from schemas.identity import dataset_id
-from schemas.manifest import FORMAT_VERSION, Counts, Manifest, TableEntry
+from schemas.manifest import FORMAT_VERSION, MANIFEST, WORK, Counts, ManifestHead, TableEntry
+from schemas.manifest_parts import manifest_parts
 from schemas.tables import TABLES
 from schemas.version import VERSION
 
-ENCODINGS: dict[str, dict[str, Any]] = {
-    # Loads hardly repeat: stored as differences they take two fifths less space than in a dictionary, and are read in
-    # half the time.
-    "balance.parquet": {
-        "use_dictionary": ["kind", "scheme"],
-        "column_encoding": dict.fromkeys(("pack_id", "degree", "rank", "load"), "DELTA_BINARY_PACKED"),
-    }
-}
+FEW_GROUPS = 4
+"""Most groups of shards that this process joins itself: a second or two, where Ray takes nine to start."""
 
 
-def make_manifest(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """What finishing has made but for the manifest, which makes the folder a dataset.
+
+    ``shards`` reads the shards' entries of the manifest, in order. ``seconds`` is what writing all shards took.
+    """
+
+    head: ManifestHead
+    shards: Callable[[], Iterator[bytes]]
+    seconds: float
+
+    def write_manifest(self, folder: Folder) -> None:
+        """Writes the manifest, which makes the folder a dataset."""
+        with folder.writer(MANIFEST) as sink:
+            for part in manifest_parts(self.head, self.shards()):
+                sink.write(part)
+
+
+def finish(
     folder: Folder,
-    records: Folder,
-    shards: Sequence[str],
-    *,
     planned: Planned,
+    *,
+    n_shards: int,
     config: PackConfig,
     target: PackedFor,
     unread: dict[str, int],
-) -> Manifest:
-    """Writes the tables from the shards' records, and returns the manifest that describes what is there.
+    executor: Executor,
+    progress: Progress,
+) -> Finished:
+    """Writes the tables from the shards' records, and says what the manifest holds.
 
     Args:
         folder: the dataset.
-        records: holds a folder for each shard, with its part of every table and its :class:`ShardRecord`.
-        shards: names of the shards, in order.
         planned: what was written.
+        n_shards: number of its shards.
         config: the job's configuration.
         target: what was packed for.
         unread: how many files of the source's folders are no source, by pattern.
+        executor: joins records where they are many.
+        progress: hears what is done.
+
+    Raises:
+        WorkError: a record is damaged.
     """
-    order = BalanceOrder.of(config, planned.n_packs)
-    tables = [_join_table(folder, name, _rows_of(name, records, shards, planned.rejects(), order)) for name in TABLES]
-    manifest = Manifest(
+    work, groups = folder / WORK, range(-(-n_shards // GROUP))
+    seconds = _join(folder, groups, n_shards, executor, progress)
+    tables, counts = _write_tables(folder, planned, groups, config)
+    head = ManifestHead(
         format_version=FORMAT_VERSION,
         dataset_id=dataset_id(config, target.tokenizer, target.model, planned.rows()),
         preshard_version=VERSION,
@@ -66,60 +91,64 @@ def make_manifest(
         sources=[file.label for file in planned.files],
         unused_columns=planned.unused_columns,
         unread_files=unread,
-        counts=_count(folder, planned.n_rows, planned.mixture.left_out),
+        counts=counts,
         tables=tables,
-        shards=[read_record(records, shard).entry for shard in shards],
     )
-    return seal_manifest(manifest)
+    return Finished(head=head, shards=partial(joined_entries, work, groups), seconds=round(seconds, 3))
 
 
-def _rows_of(
-    name: str, records: Folder, shards: Sequence[str], rejects: Iterable[pa.Table], order: BalanceOrder
-) -> Iterator[pa.Table]:
-    """The rows of one table in order; only one shard's part (or one block of packs) is in memory at a time."""
-    parts = (pq.read_table(io.BytesIO(records.read(f"{shard}/{name}"))).cast(TABLES[name]) for shard in shards)
-    if name == "rejects.parquet":
-        yield from rejects
-    yield from order.by_table(parts) if name == "balance.parquet" else parts
+def _join(folder: Folder, groups: Sequence[int], n_shards: int, executor: Executor, progress: Progress) -> float:
+    """Joins the records of every group, and returns the seconds that writing all shards took."""
+    few = len(groups) <= FEW_GROUPS
+    join = partial(join_group, n_shards=n_shards, out=folder.location)
+    seconds = [0.0] * len(groups)
+    for done, (group, of_group) in enumerate((PlainExecutor() if few else executor).run(join, groups), start=1):
+        seconds[group] = of_group
+        if not few:
+            progress.step("joined records", min(done * GROUP, n_shards), n_shards)
+    return sum(seconds)
 
 
-def _join_table(folder: Folder, name: str, parts: Iterable[pa.Table]) -> TableEntry:
-    """Writes one table, with one row group for each part."""
-    rows = 0
-    with (
-        folder.writer(name) as sink,
-        pq.ParquetWriter(pa.PythonFile(sink, "w"), TABLES[name], compression="zstd", **ENCODINGS.get(name, {})) as to,
-    ):
-        for part in parts:
-            to.write_table(part)
-            rows += len(part)
-    with folder.open(name) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return TableEntry(name=name, bytes=folder.size(name) or 0, sha256=digest, rows=rows)
+def _write_tables(
+    folder: Folder, planned: Planned, groups: Sequence[int], config: PackConfig
+) -> tuple[list[TableEntry], Counts]:
+    """Writes every table, and counts what passes."""
+    work, order = folder / WORK, BalanceOrder.of(config, planned.n_packs)
+    packs = Sums("n_tokens", "n_padding", "n_images", "n_patches")
+    pieces, documents = Sums("truncated_tokens"), DocumentCount()
 
+    def rejects() -> Iterator[pa.Table]:
+        yield from planned.rejects()
+        yield from joined_rows(work, groups, "rejects.parquet")
 
-def _count(folder: Folder, n_rows: int, left_out: int) -> Counts:
-    """The manifest's totals, from the tables."""
-    packs = _columns(folder, "packs.parquet", "n_tokens", "n_padding", "n_images", "n_patches")
-    documents = _columns(folder, "documents.parquet", "piece", "copy_number", "epoch", "truncated_tokens")
-    packed = len(documents)
-    if any(pc.max(documents[name]).as_py() for name in ("piece", "copy_number", "epoch")):  # an id is there again
-        packed = pc.count_distinct(_columns(folder, "documents.parquet", "doc_id")["doc_id"]).as_py()
-    return Counts(
-        source_documents=n_rows,
+    rows: dict[str, Iterable[pa.Table]] = {
+        "packs.parquet": packs.of(joined_rows(work, groups, "packs.parquet")),
+        "documents.parquet": documents.of_documents(pieces.of(joined_rows(work, groups, "documents.parquet"))),
+        "rejects.parquet": documents.of_rejects(rejects()),
+        "balance.parquet": joined_rows(work, groups, "balance.parquet"),
+    }
+    tables = [write_table(folder, name, rows[name], order) for name in TABLES]
+    packed = documents.count(lambda: _stored(folder, "documents.parquet", "doc_id", *PLACE))
+    left_out = planned.mixture.left_out
+    counts = Counts(
+        source_documents=planned.n_rows,
         documents=packed,
-        pieces=len(documents),
-        rejected=n_rows - packed - left_out,
+        pieces=pieces.rows,
+        rejected=planned.n_rows - packed - left_out,
         left_out=left_out,
-        packs=len(packs),
-        tokens=pc.sum(packs["n_tokens"]).as_py() or 0,
-        padding_tokens=pc.sum(packs["n_padding"]).as_py() or 0,
-        truncated_tokens=pc.sum(documents["truncated_tokens"]).as_py() or 0,
-        images=pc.sum(packs["n_images"]).as_py() or 0,
-        patches=pc.sum(packs["n_patches"]).as_py() or 0,
+        packs=packs.rows,
+        tokens=packs.totals["n_tokens"],
+        padding_tokens=packs.totals["n_padding"],
+        truncated_tokens=pieces.totals["truncated_tokens"],
+        images=packs.totals["n_images"],
+        patches=packs.totals["n_patches"],
     )
+    return tables, counts
 
 
-def _columns(folder: Folder, name: str, *columns: str) -> pa.Table:
+def _stored(folder: Folder, name: str, *columns: str) -> Iterator[pa.Table]:
+    """Columns of a table that is written, by row groups."""
     with folder.open(name) as file:
-        return pq.read_table(file, columns=list(columns))
+        table = pq.ParquetFile(file)
+        for group in range(table.num_row_groups):
+            yield table.read_row_group(group, columns=list(columns))

@@ -7,9 +7,10 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from packer_service.ingest.model import PackedFor
@@ -17,11 +18,11 @@ from packer_service.ingest.source.file import Fragment, SourceFile
 from packer_service.runtime.progress import Progress
 from packer_service.shards.lock import LOCK, FolderInUseError, locked
 from packer_service.shards.store import Folder
-from schemas.codec import decode_manifest
 from schemas.config import PackConfig
 from schemas.errors import ConfigError, PreshardError
 from schemas.filesystem import without_credentials
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
+from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, ManifestHead, ShardEntry
+from schemas.manifest_parts import decode_manifest_parts
 from schemas.version import VERSION
 
 JOB = "job.json"
@@ -37,6 +38,10 @@ SHOWN_ID = 12
 """Characters of a dataset's id and of a hash that are shown."""
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
+LISTED_SHARDS = 50_000
+"""Most shards of an object store that are listed to see whether a dataset is whole: a hundred requests."""
+ASKED_SHARDS = 100
+"""Shards that are asked for one by one where there are more."""
 
 Record = dict[str, Any]
 
@@ -205,16 +210,29 @@ def _claim(folder: Folder, record: Record) -> Claim:
 
 
 def _claim_new(folder: Folder, record: Record) -> None:
-    names = folder.names()
-    others = [name for name in names if not name.startswith(f"{WORK}/")]
-    if others:
+    other = _any_file(folder, apart=WORK)
+    if other is not None:
         raise ConfigError(
-            f"--out {folder.location}: holds {others[0]}, which no preshard job wrote; give a new or empty folder"
+            f"--out {folder.location}: holds {other}, which no preshard job wrote; give a new or empty folder"
         )
-    for name in names:
-        if name != f"{WORK}/{LOCK}":
-            folder.delete(name)
+    for name, is_folder in (folder / WORK).entries().items():
+        if is_folder:
+            (folder / WORK / name).delete_all()
+        elif name != LOCK:
+            (folder / WORK).delete(name)
     (folder / WORK).write(JOB, json.dumps(record).encode())
+
+
+def _any_file(folder: Folder, apart: str = "") -> str | None:
+    """A file of a folder, at any depth but below one name: the first that is found, since there may be very many."""
+    for name, is_folder in folder.entries().items():
+        if is_folder and name != apart:
+            below = _any_file(folder / name)
+            if below is not None:
+                return f"{name}/{below}"
+        elif not is_folder:
+            return name
+    return None
 
 
 def now() -> str:
@@ -222,10 +240,11 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def finished_before(folder: Folder, record: Record) -> Manifest | None:
+def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
     """The manifest of a folder in which this job has finished, None when there is no manifest yet.
 
-    Every file that the manifest names is there with its size; whether its bytes are right is for ``verify`` to say.
+    Every file that the manifest names is there with its size; whether its bytes are right is for ``verify`` to say. In
+    an object store with very many shards only some are asked for.
 
     Raises:
         ConfigError: the dataset belongs to another job.
@@ -233,28 +252,36 @@ def finished_before(folder: Folder, record: Record) -> Manifest | None:
     """
     if not folder.is_file(MANIFEST):
         return None
-    manifest = decode_manifest(folder.read(MANIFEST), MANIFEST)
+    manifest, shards = decode_manifest_parts(folder.read(MANIFEST), MANIFEST)
     if not folder.is_file(RUN):
         raise ConfigError(
             f"--out {folder.location}: is a whole dataset without {RUN}, so its job is not known; give another folder"
         )
     refuse_difference(json.loads(folder.read(RUN))["job"], record, folder.location)
-    _check_sizes(folder, manifest)
+    _check_sizes(folder, manifest, shards)
     _clear(folder)
     return manifest
 
 
-def _check_sizes(folder: Folder, manifest: Manifest) -> None:
-    sizes = folder.sizes()
-    expected = {table.name: table.bytes for table in manifest.tables}
-    for shard in manifest.shards:
-        expected[f"{SHARDS}/{shard.name}"] = shard.bytes
-        expected[f"{SHARDS}/{shard.name}.idx"] = INDEX_ENTRY_BYTES * (shard.packs + 1)
-    for name, size in expected.items():
-        if sizes.get(name) != size:
-            found = "is missing" if name not in sizes else f"has {sizes[name]} bytes, not {size}"
-            remedy = "put the file back, or remove the folder and run the same command again"
-            raise DatasetDamagedError(f"{folder.location}: the dataset was whole, but {name} {found}; {remedy}")
+def _check_sizes(folder: Folder, manifest: ManifestHead, shards: Iterable[ShardEntry]) -> None:
+    for table in manifest.tables:
+        _check_size(folder, table.name, folder.size(table.name), table.bytes)
+    n_shards = -(-manifest.counts.packs // manifest.config["packs_per_shard"])
+    many = n_shards > LISTED_SHARDS
+    listed = None if many or folder.is_local else (folder / SHARDS).sizes()
+    every = n_shards // ASKED_SHARDS if many and not folder.is_local else 1
+    for shard in islice(shards, 0, None, every):
+        files = {shard.name: shard.bytes, f"{shard.name}.idx": INDEX_ENTRY_BYTES * (shard.packs + 1)}
+        for name, size in files.items():
+            found = folder.size(f"{SHARDS}/{name}") if listed is None else listed.get(name)
+            _check_size(folder, f"{SHARDS}/{name}", found, size)
+
+
+def _check_size(folder: Folder, name: str, found: int | None, size: int) -> None:
+    if found != size:
+        how = "is missing" if found is None else f"has {found} bytes, not {size}"
+        remedy = "put the file back, or remove the folder and run the same command again"
+        raise DatasetDamagedError(f"{folder.location}: the dataset was whole, but {name} {how}; {remedy}")
 
 
 def _clear(folder: Folder) -> None:

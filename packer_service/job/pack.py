@@ -12,30 +12,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from packer_service.ingest.model import PackedFor
 from packer_service.ingest.packed.notes import dataset_notes
 from packer_service.ingest.packed.settings import packed_target
 from packer_service.ingest.source.file import Fragment
 from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import Sources, list_sources
-from packer_service.job.finish import make_manifest
+from packer_service.job.finish import Finished, finish
 from packer_service.job.measured import COPIES, KeptFragment, find_measured, measure_and_keep
 from packer_service.job.ownership import Claim, claimed, finished_before, job_record, now
 from packer_service.job.partition import PARTITION_ROWS
 from packer_service.job.partitions import Planner
 from packer_service.job.plan import Planned
-from packer_service.job.records import build_and_keep, read_record
+from packer_service.job.records import build_and_keep
 from packer_service.job.resume import FEW_BYTES, kept_shards
 from packer_service.report.console import mixture_lines
-from packer_service.runtime.executors import Executor, TaskCounts
+from packer_service.runtime.executors import Chosen, Executor, TaskCounts
 from packer_service.runtime.progress import Progress
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
-from schemas.codec import encode_json
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
 from schemas.filesystem import join
-from schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, Manifest
+from schemas.manifest import PLANNED, RUN, ManifestHead
 
 T = TypeVar("T", bound=TaskCounts)
 
@@ -48,9 +49,14 @@ class Outcome:
     this run's phases.
     """
 
-    manifest: Manifest
+    manifest: ManifestHead
     already_done: bool
     seconds: dict[str, float]
+
+    @property
+    def n_shards(self) -> int:
+        packs_per_shard: int = self.manifest.config["packs_per_shard"]
+        return -(-self.manifest.counts.packs // packs_per_shard)
 
 
 def pack(
@@ -162,17 +168,23 @@ def _run(job: _Job, sources: Sources, fragments: Sequence[Fragment], target: Pac
     if job.config.mixture:
         for line in mixture_lines(planned.mixture):
             job.progress.note(line)
-    shards = _write_missing(job, planned, target)
+    n_shards = _write_missing(job, planned, target)
     clock.lap("write_seconds")
     job.claim.check()
-    records = job.work / SHARDS
-    manifest = make_manifest(
-        job.folder, records, shards, planned=planned, config=job.config, target=target, unread=sources.unread
+    finished = finish(
+        job.folder,
+        planned,
+        n_shards=n_shards,
+        config=job.config,
+        target=target,
+        unread=sources.unread,
+        executor=job.executor,
+        progress=job.progress,
     )
-    tasks = {"measure_task_seconds": planned.measure_seconds, "write_task_seconds": _task_seconds(records, shards)}
+    tasks = {"measure_task_seconds": planned.measure_seconds, "write_task_seconds": finished.seconds}
     clock.lap("finish_seconds")
-    _commit(job, manifest, {**clock.laps, **tasks, "mixture": planned.mixture.model_dump(mode="json")})
-    return Outcome(manifest=manifest, already_done=False, seconds=clock.laps)
+    _commit(job, finished, {**clock.laps, **tasks, "mixture": planned.mixture.model_dump(mode="json")})
+    return Outcome(manifest=finished.head, already_done=False, seconds=clock.laps)
 
 
 def _plan(job: _Job, fragments: Sequence[Fragment], unused: dict[str, int], clock: _Clock) -> Planned:
@@ -213,12 +225,12 @@ def _with_copies(job: _Job, fragments: Sequence[Fragment]) -> list[Fragment]:
     return [placed(fragment) for fragment in fragments]
 
 
-def _commit(job: _Job, manifest: Manifest, figures: dict[str, Any]) -> None:
+def _commit(job: _Job, finished: Finished, figures: dict[str, Any]) -> None:
     """Makes the folder a dataset, which it is from the moment the manifest is there."""
     job.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
     facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **figures}
     job.folder.write(RUN, json.dumps(facts, indent=1).encode())
-    job.folder.write(MANIFEST, encode_json(manifest))
+    finished.write_manifest(job.folder)
     job.work.delete_all()
 
 
@@ -236,13 +248,11 @@ def _measure_missing(job: _Job, planner: Planner, fragments: Sequence[Fragment])
     return kept
 
 
-def _write_missing(job: _Job, planned: Planned, target: PackedFor) -> list[str]:
-    """Builds every shard that is not there as its record says, and returns the names of all."""
+def _write_missing(job: _Job, planned: Planned, target: PackedFor) -> int:
+    """Builds every shard that is not there as its record says, and returns the number of all."""
     shards = planned.shards(job.config.packs_per_shard)
-    names = [shard.name for shard in shards]
     job.work.write(PLANNED, json.dumps({"shards": len(shards)}).encode())
-    kept = kept_shards(job.folder, set(names), executor=job.executor, few_bytes=job.few_bytes, progress=job.progress)
-    missing = [shard for shard in shards if shard.name not in kept]
+    kept = kept_shards(job.folder, len(shards), executor=job.executor, few_bytes=job.few_bytes, progress=job.progress)
     build = partial(
         build_and_keep,
         files=planned.files,
@@ -251,9 +261,9 @@ def _write_missing(job: _Job, planned: Planned, target: PackedFor) -> list[str]:
         target=target,
         out=job.folder.location,
     )
-    for _ in _run_tasks(job, "written shards", build, missing):
+    for _ in _run_tasks(job, "written shards", build, Chosen(shards, np.flatnonzero(~kept).tolist())):
         pass
-    return names
+    return len(shards)
 
 
 def _run_tasks(job: _Job, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
@@ -263,10 +273,6 @@ def _run_tasks(job: _Job, what: str, function: Callable[[Any], T], items: Sequen
         amounts.update(result.amounts)
         job.progress.step(what, done, len(items), amounts)
         yield result
-
-
-def _task_seconds(records: Folder, shards: Sequence[str]) -> float:
-    return round(sum(read_record(records, name).seconds for name in shards), 3)
 
 
 def _host_facts() -> dict[str, Any]:

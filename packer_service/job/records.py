@@ -7,7 +7,6 @@ whole or not at all, and a shard's record after the shard: what is there is done
 from __future__ import annotations
 
 import hashlib
-import io
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,32 +14,19 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
 
 from packer_service.ingest.model import PackedFor
 from packer_service.ingest.source.file import SourceFile
 from packer_service.job.measured import count_by_code
 from packer_service.job.plan import PlannedShardRef, read_shard
+from packer_service.job.record_file import ShardRecord, decode_record, encode_record, record_name
 from packer_service.job.segments import PLAN_FOLDER
 from packer_service.job.write import BuiltShard, build_shard
 from packer_service.runtime.executors import TaskCounts
 from packer_service.shards.store import Folder
-from schemas.codec import TAR_END, encode_index, encode_json, encode_table
+from schemas.codec import TAR_END, encode_index
 from schemas.config import PackConfig
 from schemas.manifest import SHARDS, WORK, ShardEntry
-
-RECORD = "entry.json"
-"""The last file of a shard's record to be written."""
-
-
-class ShardRecord(BaseModel):
-    """The last part of a shard's record, next to its rows of the tables."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    entry: ShardEntry
-    seconds: float
 
 
 def build_and_keep(
@@ -51,16 +37,14 @@ def build_and_keep(
     target: PackedFor,
     out: str,
 ) -> TaskCounts:
-    """Runs in a task: writes the shard, then its rows of the tables, then the record that says all of it is there."""
+    """Runs in a task: writes the shard, then the record that says it is there, with its rows of the tables."""
     started = time.monotonic()
     folder = Folder(out)
     task = read_shard(shard, folder / WORK / PLAN_FOLDER, files, sources)
     built = build_shard(task, config, target, folder / SHARDS)
-    record = folder / WORK / SHARDS / built.name
-    for name, table in built.tables.items():
-        record.write(name, encode_table(table))
-    kept = ShardRecord(entry=_entry(built), seconds=round(time.monotonic() - started, 3))
-    record.write(RECORD, encode_json(kept))
+    seconds = round(time.monotonic() - started, 3)
+    record = ShardRecord(entry=_entry(built), seconds=seconds, tables=built.tables)
+    (folder / WORK).write(record_name(shard.first_pack // config.packs_per_shard), encode_record(record))
     return TaskCounts(amounts=_amounts(built), rejects=count_by_code(built.tables["rejects.parquet"]))
 
 
@@ -83,23 +67,34 @@ def _amounts(built: BuiltShard) -> Counter[str]:
     )
 
 
-def read_record(records: Folder, name: str) -> ShardRecord:
-    return ShardRecord.model_validate_json(records.read(f"{name}/{RECORD}"))
-
-
-def is_kept(name: str, out: str) -> bool:
-    """Whether a shard and its index are, byte for byte, what their record says. Runs in tasks where there are many."""
+def find_kept(numbers: Sequence[int], out: str) -> tuple[int, list[int]]:
+    """How many of some shards have a record, and which of those are, byte for byte, what it says. Runs in tasks."""
     folder = Folder(out)
-    shards, records = folder / SHARDS, folder / WORK / SHARDS
+    found = [(number, _is_kept(folder, number)) for number in numbers]
+    return sum(kept is not None for _, kept in found), [number for number, kept in found if kept]
+
+
+def _is_kept(folder: Folder, number: int) -> bool | None:
+    """Whether a shard and its index are what the record says; None where there is no record."""
+    shards = folder / SHARDS
     try:
-        entry = read_record(records, name).entry
-        if shards.size(name) != entry.bytes:
-            return False
-        packs = pq.read_table(io.BytesIO(records.read(f"{name}/packs.parquet")), columns=["offset"])
-        index = encode_index(np.array([*packs["offset"].to_pylist(), entry.bytes - len(TAR_END)], np.uint64))
-        if shards.read(f"{name}.idx") != index:
-            return False
-        with shards.open(name) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
-    except (FileNotFoundError, pa.ArrowException, ValueError):
+        record = decode_record((folder / WORK).read(record_name(number)))
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, ValueError):
         return False
+    try:
+        return _is_as_recorded(shards, record)
+    except FileNotFoundError:
+        return False
+
+
+def _is_as_recorded(shards: Folder, record: ShardRecord) -> bool:
+    entry = record.entry
+    if shards.size(entry.name) != entry.bytes:
+        return False
+    offsets = record.tables["packs.parquet"]["offset"].to_pylist()
+    if shards.read(f"{entry.name}.idx") != encode_index(np.array([*offsets, entry.bytes - len(TAR_END)], np.uint64)):
+        return False
+    with shards.stream(entry.name) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, overload
 
 from schemas.errors import PreshardError
 
@@ -28,6 +28,32 @@ class Executor(Protocol):
     """Runs a function over items, anywhere and in any order, and yields each result with its item's index."""
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]: ...
+
+
+class Chosen(Sequence[T]):
+    """Some members of a sequence, each taken from it when it is asked for: a job may have a million tasks.
+
+    Args:
+        items: the sequence.
+        indices: which of its members, in order.
+    """
+
+    def __init__(self, items: Sequence[T], indices: Sequence[int]) -> None:
+        self.items, self.indices = items, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Chosen[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | Chosen[T]:
+        if isinstance(index, slice):
+            return Chosen(self.items, self.indices[index])
+        return self.items[self.indices[index]]
 
 
 class PlainExecutor:

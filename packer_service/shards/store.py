@@ -22,6 +22,9 @@ TEMPORARY = ".tmp-"
 UPLOAD_BYTES = 64 << 20
 """Bytes of an upload that are in memory at once: pyarrow copies what it is given until the store has it."""
 
+STREAM_BYTES = 8 << 20
+"""Bytes that one request to a store brings of a file that is read from its start."""
+
 _ENTRIES = (fs.FileType.File, fs.FileType.Directory)
 
 
@@ -102,6 +105,13 @@ class Folder:
         with self._filesystem.open_input_file(self.path(name)) as file:
             yield file
 
+    @contextmanager
+    def stream(self, name: str) -> Iterator[Any]:
+        """A file for reading from its start to its end, some MiB at a time (pyarrow's ``NativeFile``)."""
+        path = self.path(name)
+        with self._filesystem.open_input_stream(path, compression=None, buffer_size=STREAM_BYTES) as file:
+            yield file
+
     def write(self, name: str, data: bytes) -> None:
         """Writes a whole file; after this it is on disk."""
         if self.is_local:
@@ -157,9 +167,10 @@ class Folder:
         """Removes what a killed process left half-written anywhere below the folder."""
         if not self.is_local:
             return  # an object store has no temporary files, and listing it costs requests
-        for name in self.names():
-            if name.rpartition("/")[2].startswith(TEMPORARY):
-                self.delete(name)
+        for at, _, names in os.walk(self._root):
+            for name in names:
+                if name.startswith(TEMPORARY):
+                    Path(at, name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -35,14 +35,13 @@ from packer_service.job.measure import MEASURED, Measured  # noqa: E402
 from packer_service.job.measured import MeasuredCounts, keep_measured  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
 from packer_service.job.plan import PlannedShardRef, read_shard  # noqa: E402
-from packer_service.job.records import RECORD, ShardRecord  # noqa: E402
+from packer_service.job.record_file import ShardRecord, encode_record, record_name  # noqa: E402
 from packer_service.job.segments import PLAN_FOLDER  # noqa: E402
 from packer_service.runtime.executors import TaskCounts  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
-from schemas.codec import encode_json, encode_table  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import SHARDS, WORK, ShardEntry  # noqa: E402
-from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS  # noqa: E402
+from schemas.manifest import WORK, ShardEntry  # noqa: E402
+from schemas.tables import DOCUMENTS, PACKS, TABLES  # noqa: E402
 
 ROW_BYTES = 512
 PER_FRAGMENT = FRAGMENT_BYTES // ROW_BYTES
@@ -102,14 +101,13 @@ class Sham:
             "doc_id": [f"document-{index * n + i:010d}" for i in range(n)], "source": ["web"] * n,
             "piece": np.zeros(n, np.int64), "tokens": tokens, "images": np.zeros(n, np.int64),
             "patches": np.zeros(n, np.int64), "load": np.zeros(n, np.int64),
-            "area": tokens * (tokens + 1) // 2, "truncated": np.zeros(n, np.int64),
+            "area": tokens * (tokens + 1) // 2, "loss_weight": np.ones(n), "truncated": np.zeros(n, np.int64),
         }  # fmt: skip
         found = Measured(pa.table(columns, schema=MEASURED), n, [])
         return keep_measured(Folder(str(self.out / WORK)), index, found, 0.1)
 
     def _build(self, ref: PlannedShardRef, files: Sequence[Any], sources: Sequence[str], **_: object) -> None:
         task = read_shard(ref, Folder(str(self.out / WORK / PLAN_FOLDER)), files, sources)
-        record = Folder(str(self.out / WORK / SHARDS / task.name))
         documents = [
             {"doc_id": each.doc_id, "piece": 0, "source": each.source, "pack_id": task.first_pack + i,
              "start": each.start, "length": each.length, "aligned_length": each.aligned_length,
@@ -121,12 +119,12 @@ class Sham:
             {"pack_id": task.first_pack + i, "key": f"{task.first_pack + i:010d}", "shard": task.name, "n_tokens": 1}
             for i in range(len(task.packs))
         ]
-        for name, rows, schema in (("packs", packs, PACKS), ("documents", documents, DOCUMENTS)):
-            record.write(f"{name}.parquet", encode_table(pa.Table.from_pylist(rows, schema=schema)))
-        record.write("rejects.parquet", encode_table(REJECTS.empty_table()))
-        record.write("balance.parquet", encode_table(BALANCE.empty_table()))
+        tables = {name: schema.empty_table() for name, schema in TABLES.items()}
+        tables["packs.parquet"] = pa.Table.from_pylist(packs, schema=PACKS)
+        tables["documents.parquet"] = pa.Table.from_pylist(documents, schema=DOCUMENTS)
         entry = ShardEntry(name=task.name, bytes=1, sha256="0" * 64, packs=len(packs), first_pack=task.first_pack)
-        record.write(RECORD, encode_json(ShardRecord(entry=entry, seconds=0.1)))
+        data = encode_record(ShardRecord(entry=entry, seconds=0.1, tables=tables))
+        Folder(str(self.out / WORK)).write(record_name(task.first_pack // PackConfig().packs_per_shard), data)
 
 
 class Quiet:

@@ -109,7 +109,7 @@ def phase_of(names: set[str], n_shards: int) -> str:
     """How far a run is by the files that it has ever had."""
     if MANIFEST in names:
         return "end"
-    if sum(name.endswith("entry.json") for name in names) == n_shards > 0:
+    if sum(name.endswith(".record") for name in names) == n_shards > 0:
         return "finish"
     if any(name.startswith(f"{SHARDS}/") for name in names):
         return "write"

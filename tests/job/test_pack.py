@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,19 @@ import pytest
 from rich.console import Console
 
 from packer_service.config import load_config
+from packer_service.job.joined import read_record
 from packer_service.job.pack import pack
 from packer_service.job.partitions import PLAN_FILE
-from packer_service.job.records import RECORD, read_record
+from packer_service.job.record_file import GROUP, encode_record, record_name
+from packer_service.job.resume import CHECKED_TOGETHER
 from packer_service.job.segments import PLAN_FOLDER
 from packer_service.report.console import print_report
 from packer_service.report.dataset import report_dataset
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
-from schemas.codec import encode_json, shard_name
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
-from schemas.manifest import SHARDS, WORK, Manifest
+from schemas.manifest import WORK, Manifest
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
@@ -79,7 +81,7 @@ def test_a_stopped_job_continues_with_what_is_missing(
     n_shards, written = len(list(tiny_dataset.glob("shards/*.tar"))), max(after - 1, 0)
     assert rest.ran["measure_and_keep"] == (0 if after else 1)
     assert rest.ran["build_and_keep"] == n_shards - written
-    assert rest.ran["is_kept"] == written
+    assert rest.ran["find_kept"] == (GROUP // CHECKED_TOGETHER if written else 0)
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
@@ -115,9 +117,7 @@ def keep_as_if_slow(work: Folder, seconds: float) -> None:
     """Rewrites what a stopped run kept, its plan and one shard, as if measuring and that shard had taken so long."""
     facts = json.loads((work / PLAN_FOLDER).read(PLAN_FILE))
     (work / PLAN_FOLDER).write(PLAN_FILE, json.dumps({**facts, "measure_seconds": seconds}).encode())
-    record = read_record(work / SHARDS, shard_name(0))
-    name = f"{SHARDS}/{shard_name(0)}/{RECORD}"
-    work.write(name, encode_json(record.model_copy(update={"seconds": seconds})))
+    work.write(record_name(0), encode_record(replace(read_record(work, 0), seconds=seconds)))
 
 
 def test_the_report_says_what_all_runs_took(
@@ -208,5 +208,5 @@ def test_an_empty_source_gives_an_empty_dataset(tiny_config: PackConfig, tmp_pat
     (tmp_path / "empty.jsonl").write_text("")
     outcome = pack([str(tmp_path / "empty.jsonl")], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress)
     assert outcome.manifest.counts.packs == 0
-    assert outcome.manifest.shards == []
+    assert outcome.n_shards == 0
     assert pq.read_table(tmp_path / "out" / "packs.parquet").num_rows == 0

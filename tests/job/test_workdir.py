@@ -42,7 +42,7 @@ def point_elsewhere(path: Path) -> None:
         ("shards/preshard-000000.tar.idx", flip_a_byte),
         ("shards/preshard-000000.tar.idx", point_elsewhere),
         ("shards/preshard-000000.tar.idx", Path.unlink),
-        (".work/shards/preshard-000000.tar/entry.json", Path.unlink),
+        (".work/shards/000000/preshard-000000.tar.record", Path.unlink),
     ],
     ids=["bytes", "cut", "gone", "index", "index-elsewhere", "index-gone", "record-gone"],
 )

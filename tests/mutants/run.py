@@ -54,8 +54,13 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "resume": (
-        ["packer_service/job/records.py", "packer_service/job/ownership.py"],
-        ["tests/job/test_ownership.py", "tests/job/test_workdir.py", "tests/job/test_pack.py"],
+        [f"packer_service/job/{name}.py" for name in ("records", "record_file", "resume", "ownership")],
+        [
+            "tests/job/test_ownership.py",
+            "tests/job/test_workdir.py",
+            "tests/job/test_pack.py",
+            "tests/job/test_finish.py",
+        ],
     ),
     "reading": (["trainer/data/*.py"], ["tests/trainer/data"]),
     "attention": (["trainer/attention/**/*.py"], ["tests/trainer/attention"]),

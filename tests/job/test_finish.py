@@ -1,0 +1,162 @@
+"""Finishing and resuming from records alone: every row of the tables, their counts, and what is held while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_records import CONFIG, TARGET, MadeRecords
+
+from packer_service.job import finish as finishing
+from packer_service.job.finish import Finished, finish
+from packer_service.job.measured import WorkError
+from packer_service.job.record_file import GROUP, record_name
+from packer_service.job.resume import kept_shards
+from packer_service.runtime.executors import PlainExecutor
+from packer_service.shards.store import Folder
+from schemas.balance import BalanceOrder
+from schemas.codec import decode_manifest
+from schemas.identity import dataset_id
+from schemas.manifest import MANIFEST, WORK
+from schemas.tables import TABLES
+
+
+class Counting(PlainExecutor):
+    """Counts the tasks that it is given."""
+
+    def __init__(self) -> None:
+        self.tasks: Counter[str] = Counter()
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        self.tasks[function.func.__name__] += len(items)  # type: ignore[attr-defined]
+        yield from super().run(function, items)
+
+
+def finished(made: MadeRecords, out: Path, progress: Any, executor: PlainExecutor | None = None) -> Finished:
+    if not (out / WORK).exists():
+        made.write(out)
+    found = finish(
+        Folder(str(out)),
+        made,  # type: ignore[arg-type]
+        n_shards=made.n_shards,
+        config=made.config,
+        target=TARGET,
+        unread={},
+        executor=executor or PlainExecutor(),
+        progress=progress,
+    )
+    found.write_manifest(Folder(str(out)))
+    return found
+
+
+@pytest.mark.parametrize("n_packs", [0, 1, 9])
+def test_tables_hold_the_rows_of_all_records(n_packs: int, tmp_path: Path, progress: Any) -> None:
+    """Fails when a row of a record is lost, doubled or out of order, or a total is not that of the rows."""
+    made = MadeRecords(n_packs)
+    found = finished(made, tmp_path, progress)
+    records = [made.record(shard) for shard in range(made.n_shards)]
+    for name in ("packs.parquet", "documents.parquet"):
+        wanted = pa.concat_tables([record.tables[name] for record in records]) if records else []
+        assert pq.read_table(tmp_path / name).to_pylist() == (wanted.to_pylist() if records else [])
+    balance = list(BalanceOrder.of(CONFIG, n_packs).by_table(record.tables["balance.parquet"] for record in records))
+    read = pq.read_table(tmp_path / "balance.parquet").to_pylist()
+    assert read == [row for part in balance for row in part.to_pylist()]
+    manifest = decode_manifest((tmp_path / MANIFEST).read_bytes(), MANIFEST)
+    assert manifest.shards == [record.entry for record in records]
+    counts = manifest.counts
+    assert (counts.documents, counts.pieces, counts.packs) == (3 * n_packs, 3 * n_packs, n_packs)
+    assert counts.tokens == sum(range(n_packs))
+    assert counts.truncated_tokens == 3 * n_packs
+    assert manifest.dataset_id == dataset_id(CONFIG, TARGET.tokenizer, None, made.rows())
+    assert found.seconds == 0.25 * made.n_shards
+
+
+@pytest.mark.parametrize(
+    ("lost", "documents"),
+    [
+        ((), 3 * 8 - 4),
+        ([(0, 0)], 3 * 8 - 4),  # the first piece; the second one is still there
+        ([(1, 0)], 3 * 8 - 4),  # the second piece
+        ([(0, 0), (1, 0)], 3 * 8 - 5),
+        ([(2, 1), (3, 2), (4, 0), (5, 0)], 3 * 8 - 4 - 3),
+    ],
+)
+def test_a_document_counts_once(lost: Any, documents: int, tmp_path: Path, progress: Any) -> None:
+    """Fails when pieces are counted as documents, or a document that lost a piece in writing twice or not at all."""
+    made = MadeRecords(8, pieces=True, lost=frozenset(lost))
+    counts = finished(made, tmp_path, progress).head.counts
+    assert (counts.documents, counts.pieces) == (documents, 24 - len(lost))
+    assert len(set(pq.read_table(tmp_path / "documents.parquet")["doc_id"].to_pylist())) == documents
+    assert counts.rejected == 20 - documents
+    assert pq.read_table(tmp_path / "rejects.parquet").num_rows == len(lost)
+
+
+def test_many_groups_are_joined_by_tasks_to_the_same_bytes(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the bytes depend on who joins the records, or this process joins those of a large dataset."""
+    config = CONFIG.model_copy(update={"packs_per_shard": 1})
+    made = MadeRecords(GROUP + 5, each=1, config=config)
+    names, executor = [*TABLES, MANIFEST], Counting()
+    finished(made, tmp_path, progress, executor)
+    assert not executor.tasks
+    here = [(tmp_path / name).read_bytes() for name in names]
+    monkeypatch.setattr(finishing, "FEW_GROUPS", 1)
+    finished(made, tmp_path, progress, executor)
+    assert executor.tasks == {"join_group": 2}
+    assert here == [(tmp_path / name).read_bytes() for name in names]
+    assert max(len(list(folder.iterdir())) for folder in (tmp_path / WORK).rglob("*") if folder.is_dir()) <= GROUP + 1
+    assert pq.ParquetFile(tmp_path / "packs.parquet").num_row_groups == 1, "a row group per shard grows the footer"
+
+
+def test_row_groups_are_bounded(tmp_path: Path, progress: Any) -> None:
+    """Fails when a table is one row group, which a reader would have to hold whole."""
+    made = MadeRecords(4, each=40_000)
+    finished(made, tmp_path, progress)
+    metadata = pq.ParquetFile(tmp_path / "documents.parquet").metadata
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [65_536, 65_536, 28_928]
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, progress: Any) -> None:
+    """Fails when damage in the work folder ends in a traceback, or goes into the dataset."""
+    made = MadeRecords(9)
+    made.write(tmp_path)
+    path = tmp_path / WORK / record_name(1)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(WorkError, match=r"preshard-000001.tar.record: is damaged \(its bytes do not match its hash\)"):
+        finish(
+            Folder(str(tmp_path)), made, n_shards=3, config=CONFIG, target=TARGET, unread={}, executor=PlainExecutor(),
+            progress=progress,
+        )  # type: ignore[arg-type] # fmt: skip
+
+
+def test_only_shards_as_recorded_are_kept(tmp_path: Path, progress: Any) -> None:
+    """Fails when a shard that changed is kept, one that did not is written again, or a million are listed at once."""
+    config = CONFIG.model_copy(update={"packs_per_shard": 1})
+    made, shards = MadeRecords(2 * GROUP + 3, each=1, config=config), tmp_path / "shards"
+    made.write(tmp_path, range(GROUP - 2, GROUP + 2))
+    made.write(tmp_path, range(2 * GROUP, 2 * GROUP + 3))
+    (shards / "preshard-000255.tar").write_bytes(bytes(2047) + b"1")
+    (shards / "preshard-000257.tar.idx").unlink()
+    (tmp_path / WORK / record_name(2 * GROUP + 1)).write_bytes(b"half")
+    (tmp_path / WORK / "shards" / "999999").mkdir()
+    executor, folder = Counting(), Folder(str(tmp_path))
+    kept = kept_shards(folder, made.n_shards, executor=executor, few_bytes=10**9, progress=progress)
+    assert [int(number) for number in kept.nonzero()[0]] == [254, 256, 512, 514]
+    assert executor.tasks == {"find_kept": 48}, "the records of a group are checked 16 at a time"
+    assert not kept_shards(Folder(str(tmp_path / "none")), 5, executor=executor, few_bytes=1, progress=progress).any()
+
+
+def test_the_work_folder_of_a_shard_is_one_file(tmp_path: Path) -> None:
+    """Fails when a record needs several requests to be written or read."""
+    made = MadeRecords(9)
+    made.write(tmp_path)
+    names = Folder(str(tmp_path / WORK)).names()
+    assert names == [f"shards/000000/preshard-{i:06d}.tar.record" for i in range(3)]
+    assert json.loads((tmp_path / WORK / names[0]).read_bytes().partition(b"\n")[0])["entry"]["packs"] == 4

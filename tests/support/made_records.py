@@ -1,0 +1,157 @@
+"""Records of shards that nobody packed, made from random lengths, with the plan that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from packer_service.job.record_file import ShardRecord, encode_record, record_name
+from schemas.balance import BalanceOrder
+from schemas.codec import TAR_END, encode_index, sample_key, shard_name
+from schemas.config import PackConfig
+from schemas.identity import PLAN_COLUMNS
+from schemas.manifest import SHARDS, WORK, ShardEntry, TokenizerEntry
+from schemas.tables import DOCUMENTS, PACKS, REJECTS
+
+CONFIG = PackConfig(layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1, 2), packs_per_shard=4)
+TOKENIZER = TokenizerEntry(
+    name="t", sha256="0" * 64, vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None
+)
+TARGET: Any = SimpleNamespace(tokenizer=TOKENIZER, model=None, axes=1)
+"""What a packing job was made for."""
+
+
+class MadeRecords:
+    """A plan of so many shards, and their records; it stands for :class:`packer_service.job.plan.Planned`.
+
+    Args:
+        n_packs: number of packs.
+        each: documents of a pack.
+        config: the job's configuration.
+        pieces: the first document of every second pack is the second piece of the one before it.
+        lost: pack and place of documents that were lost in writing.
+    """
+
+    files: tuple[Any, ...] = ()
+    unused_columns: ClassVar[dict[str, int]] = {}
+    mixture = SimpleNamespace(left_out=0)
+
+    def __init__(
+        self,
+        n_packs: int,
+        *,
+        each: int = 3,
+        config: PackConfig = CONFIG,
+        pieces: bool = False,
+        lost: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
+        self.n_packs, self.each, self.config, self.pieces, self.lost = n_packs, each, config, pieces, lost
+        self.balance_rows = BalanceOrder.of(config, n_packs).rows_per_pack
+
+    @property
+    def n_shards(self) -> int:
+        return -(-self.n_packs // self.config.packs_per_shard)
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_packs * self.each - (self.n_packs // 2 if self.pieces else 0)
+
+    def rows(self) -> Iterator[pa.Table]:
+        for shard in range(self.n_shards):
+            yield self._documents(self._packs(shard)).select(["doc_id", *PLAN_COLUMNS])
+
+    def rejects(self) -> Iterator[pa.Table]:
+        yield REJECTS.empty_table()
+
+    def record(self, shard: int) -> ShardRecord:
+        packs = self._packs(shard)
+        planned = self._documents(packs)
+        lost = np.array([place in self.lost for place in self._places(packs)], np.bool_)
+        rejects = [
+            {
+                "doc_id": doc_id,
+                "source": "s",
+                "location": "x:1",
+                "stage": "write",
+                "code": "decode_failed",
+                "message": "m",
+            }
+            for doc_id in planned["doc_id"].filter(pa.array(lost)).to_pylist()
+        ]
+        return ShardRecord(
+            entry=ShardEntry(
+                name=shard_name(shard), bytes=2048, sha256=TAR_SHA256, packs=len(packs), first_pack=packs.start
+            ),
+            seconds=0.25,
+            tables={
+                "packs.parquet": self._pack_rows(packs, shard),
+                "documents.parquet": planned.filter(pa.array(~lost)),
+                "rejects.parquet": pa.Table.from_pylist(rejects, schema=REJECTS),
+                "balance.parquet": self._balance(packs),
+            },
+        )
+
+    def write(self, folder: Path, shards: range | None = None) -> None:
+        """Writes the records and, for each, a tar and an index that are as recorded; nothing is synced."""
+        work = folder / WORK
+        (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+        for shard in shards or range(self.n_shards):
+            record = self.record(shard)
+            path = work / record_name(shard)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode_record(record))
+            (folder / SHARDS / record.entry.name).write_bytes(TAR)
+            offsets = [*record.tables["packs.parquet"]["offset"].to_pylist(), len(TAR) - len(TAR_END)]
+            (folder / SHARDS / f"{record.entry.name}.idx").write_bytes(encode_index(np.array(offsets, np.uint64)))
+
+    def _packs(self, shard: int) -> range:
+        first = shard * self.config.packs_per_shard
+        return range(first, min(first + self.config.packs_per_shard, self.n_packs))
+
+    def _places(self, packs: range) -> Iterator[tuple[int, int]]:
+        return ((pack, place) for pack in packs for place in range(self.each))
+
+    def _documents(self, packs: range) -> pa.Table:
+        pack_id = np.repeat(np.arange(packs.start, packs.stop), self.each)
+        place = np.tile(np.arange(self.each), len(packs))
+        second = (place == 0) & (pack_id % 2 == 1) & self.pieces
+        number = np.where(second, (pack_id - 1) * self.each, pack_id * self.each + place)
+        columns: dict[str, Any] = {name: np.zeros(len(place), np.int64) for name in DOCUMENTS.names}
+        columns |= {
+            "doc_id": [f"document-{n:010d}" for n in number], "source": ["s"] * len(place),
+            "piece": second.astype(np.int64), "pack_id": pack_id,
+            "start": place * 16, "length": 3 + place, "aligned_length": np.full(len(place), 16),
+            "truncated_tokens": place,
+        }  # fmt: skip
+        return pa.table(columns, schema=DOCUMENTS)
+
+    def _pack_rows(self, packs: range, shard: int) -> pa.Table:
+        numbers = np.arange(packs.start, packs.stop)
+        columns: dict[str, Any] = {name: np.full(len(packs), at) for at, name in enumerate(PACKS.names)}
+        columns |= {
+            "pack_id": numbers, "key": [sample_key(n) for n in numbers], "shard": [shard_name(shard)] * len(packs),
+            "index_in_shard": numbers - packs.start, "n_tokens": numbers, "cost": numbers / 7,
+        }  # fmt: skip
+        return pa.table(columns, schema=PACKS)
+
+    def _balance(self, packs: range) -> pa.Table:
+        rows = np.arange(len(packs) * self.balance_rows)
+        return pa.table(
+            {
+                "pack_id": packs.start + rows // self.balance_rows,
+                "kind": pa.DictionaryArray.from_arrays(pa.array(rows % 2, pa.int32()), ["tiles", "attention"]),
+                "scheme": pa.DictionaryArray.from_arrays(pa.array(rows % 1, pa.int32()), ["contiguous"]),
+                "degree": rows % 3,
+                "rank": rows % self.balance_rows,
+                "load": rows * 31 % 1009,
+            }
+        )
+
+
+TAR = bytes(2048)
+TAR_SHA256 = "e5a00aa9991ac8a5ee3109844d84a55583bd20572ad3ffcd42792f3c36b183ad"
