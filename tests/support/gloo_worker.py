@@ -7,6 +7,7 @@ file that holds it and its name.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import math
 import os
@@ -22,13 +23,21 @@ from functools import cache
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
+import pandas  # noqa: F401 (pyarrow imports it with the first array)
+import pyarrow.compute
+import pyarrow.dataset  # noqa: F401
+import pytest  # noqa: F401 (what the files of tests import)
 import torch
 import torch._dynamo  # what the first optimizer step of each rank would import
 import torch.distributed as dist
 
+import trainer.loop
 import trainer.setup  # noqa: F401 (what most ranks import)
 from trainer.distributed.mesh import Mesh, build_mesh
 from trainer.models.interface import register_attention
+
+MODELS = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")
+"""Models that worlds of every size train, imported before the ranks are forked."""
 
 TIMEOUT = timedelta(seconds=240)
 """For a machine that is busy with other tests; a rank that fails says so at once."""
@@ -92,7 +101,7 @@ def load_transformers() -> None:
     transformers = register_attention()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText"):
+    for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText", *MODELS):
         getattr(transformers, name)
 
 
@@ -117,6 +126,7 @@ def main(address: str) -> None:
     """Starts a world for each line until the pool ends or closes the pipe; then no rank is left."""
     torch.set_num_threads(1)
     load_transformers()
+    gc.freeze()  # a collection would copy every page that the ranks share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
     groups = [start_world(address, int(line)) for line in sys.stdin]
     for group in groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Iterator
 
 import torch
@@ -60,11 +61,24 @@ def make_loader(dataset: PackedDataset, *, workers: int, device: torch.device | 
         workers: background processes; 0 reads in this process, between the steps.
         device: where the batches will be used. They are returned on the CPU.
     """
-    background = {"multiprocessing_context": START_METHOD, "prefetch_factor": PREFETCH} if workers else {}
+    background = {
+        "multiprocessing_context": START_METHOD,
+        "prefetch_factor": PREFETCH,
+        "worker_init_fn": _leave_signals_to_the_loop,
+    }
     return DataLoader(
         PackStream(dataset),
         batch_size=None,
         num_workers=workers,
         pin_memory=torch.device(device).type == "cuda",
-        **background,  # type: ignore[arg-type]
+        **(background if workers else {}),  # type: ignore[arg-type]
     )
+
+
+def _leave_signals_to_the_loop(worker: int) -> None:  # noqa: ARG001 (torch gives it)
+    """torchrun signals a rank's whole process group, and a loop whose worker has died could not save a checkpoint.
+
+    Workers end with their loader, or within seconds of the process that iterates it.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

@@ -17,7 +17,8 @@ from trainer.data.order import epoch_order
 from trainer.distributed.mesh import Mesh
 from trainer.metrics import StepFigures
 
-STEPS = 6
+STEPS = 2
+"""The loss of a step shows the parameters of the step before; more steps add time and no new code."""
 FAST = [
     "ring/zigzag/u1r2d1",
     "gather/balanced_gather/u1r2d1",
@@ -26,16 +27,14 @@ FAST = [
     "ring/balanced_gather/u1r2d2",
     "gather/balanced_gather/u1r2d1x2",
     "ring/zigzag/u1r2d1a2",
-    "hybrid/balanced_ring/u2r4d1",
     "ulysses/contiguous/u2r1d1-overlap",
     "gather/balanced_gather/u1r2d1-all",
-    "gather/zigzag/u2r2d1-ulysses_only",
-    "gather/zigzag/u2r2d1-ring_only",
     "gather/zigzag/u2r2d1-none",
 ]
-"""Every kind and every layout, splits of 2, 4 and 8 processes, each way to two packs per step, and the options that
-move the same numbers in another way.
+"""Every kind and every layout, splits of 2 and 4 processes, each way to two packs per step, and the options that
+move the same numbers in another way. Gradients under every way to shard are in distributed/test_sharding.py.
 """
+IN_FLOAT32 = ["gather/balanced_gather/u1r2d1", "hybrid/balanced_ring/u2r2d1"]
 
 
 def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
@@ -43,13 +42,13 @@ def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
     order = epoch_order(len(PackedDataset(lessons)), window=4, seed=0, epoch=0)
     packs = sorted(PackedDataset(lessons), key=lambda batch: batch.pack_id)
     used = [packs[i] for i in order[:STEPS]]
-    assert sum(len(batch.units) > 1 for batch in used) >= 3
-    assert sum(bool(batch.branch_ids.max() > 1) for batch in used) >= 2
-    assert sum(int(batch.doc_ids.max()) >= 1 for batch in used) >= 4
+    assert sum(len(batch.units) > 1 for batch in used) >= 2
+    assert any(bool(batch.branch_ids.max() > 1) for batch in used)
+    assert sum(int(batch.doc_ids.max()) >= 1 for batch in used) >= 2
     assert any(int(batch.doc_ids.max()) >= 2 for batch in used)
-    assert sum(bool((batch.doc_ids < 0).any()) for batch in used) >= 3
-    assert any(0 < len(batch.units) < 8 for batch in used)  # of 8 ranks some encode nothing
-    assert sum(len(set(batch.loss_weights.tolist())) > 2 for batch in used) >= 2
+    assert any(bool((batch.doc_ids < 0).any()) for batch in used)
+    assert any(0 < len(batch.units) < 4 for batch in used)  # of 4 ranks one encodes nothing
+    assert any(len(set(batch.loss_weights.tolist())) > 2 for batch in used)
 
 
 def train_on_a_rank(_mesh: Mesh, case: dict[str, Any], settings: dict[str, Any]) -> list[StepFigures]:
@@ -62,11 +61,10 @@ def test_loss_and_gradient_do_not_depend_on_the_processes(
     gloo_pool: Any, lessons: Path, dtype: str, limit: float
 ) -> None:
     """Fails when a kind of attention, a layout, the normalisation or FSDP's sums are not exact on a split."""
-    names = FAST if dtype == "float64" else FAST[:4]
+    names = FAST if dtype == "float64" else IN_FLOAT32
     cases = [case for case in grid.full_grid() if case.name in names]
     assert len(cases) == len(names)
-    # in float32 every step adds to the differences of the steps before it
-    settings = grid.Settings(dataset=str(lessons), dtype=dtype, steps=STEPS if dtype == "float64" else 4)
+    settings = grid.Settings(dataset=str(lessons), dtype=dtype, steps=STEPS)
     found = {}
     for case in sorted([*grid.references(cases), *cases], key=lambda case: case.world_size):
         degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}

@@ -40,27 +40,43 @@ def model_beside(data: Path) -> dict[str, object]:
     return {"data": str(data), "model": str(data.with_name("model")), "from_scratch": True}
 
 
-def train_whole(mesh: Mesh, options: dict[str, object]) -> list[dict[str, Any]]:
-    """The steps of one process; runs on a rank of the pool."""
+def train_whole(mesh: Mesh, options: dict[str, object], most: int) -> list[dict[str, Any]]:
+    """The steps of one process, no more than ``most``; runs on a rank of the pool."""
     figures: list[dict[str, Any]] = []
     job = prepare(make_config(options), rank=0, world_size=1)
-    run(job, mesh, torch.device("cpu"), lambda step: figures.append(asdict(step)))
+    run(
+        job, mesh, torch.device("cpu"), lambda step: figures.append(asdict(step)), stop=lambda: len(figures) + 1 >= most
+    )
     return figures
 
 
-def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
+def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
+    gloo_pool: Any, lessons: Path, tmp_path: Path
+) -> None:
     """Fails when the command does not run under torchrun, when a key of the metrics is missing, or when ranks read more
-    than their parts.
+    than their parts; when a preempted job loses what it did since its last checkpoint, or only one of its ranks stops.
     """
-    split = ("--ring", 2, "--attention", "ring", "--layout", "zigzag", "--workers", 1)
-    given = ("--steps", 2, "--dtype", "float64", "--log-every", 1, "--metrics", tmp_path / "metrics.jsonl")
-    done = train(*given, *split, processes=2, data=lessons)
-    assert done.returncode == 0, done.stderr
-    assert "step      1  loss" in done.stdout
-    assert "step      2  loss" in done.stdout
-    both = steps_of(tmp_path / "metrics.jsonl")
-    one = gloo_pool.run(train_whole, {**model_beside(lessons), "steps": 2, "dtype": "float64", "device": "cpu"})[0]
-    for ours, theirs in zip(both, one, strict=True):
+    metrics, common = tmp_path / "metrics.jsonl", {"dtype": "float64", "steps": 100000}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "trainer.train", *given(lessons), "--dtype", "float64", "--steps", "100000"]
+    command += ["--ring", "2", "--attention", "ring", "--layout", "zigzag", "--workers", "1", "--log-every", "1"]
+    command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(metrics)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+            time.sleep(0.05)
+        process.terminate()
+        printed, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    both = steps_of(metrics)
+    assert f"trainer: stopped by a signal after step {len(both)}; give --resume to continue" in said
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"step-{len(both):08d}"]
+    assert "step      1  loss" in printed
+    assert "step      2  loss" in printed
+    one = gloo_pool.run(train_whole, {**model_beside(lessons), **common, "device": "cpu"}, 2)[0]
+    for ours, theirs in zip(both[:2], one, strict=True):
         assert " ".join(ours) == (
             "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs tokens_per_second "
             "tflops mfu predicted_work compute_times predicted_imbalance measured_imbalance eval_loss"
@@ -71,7 +87,7 @@ def test_torchrun_trains_as_one_process_does(train: Command, gloo_pool: Any, les
         assert ours["loss_weight"] == pytest.approx(theirs["loss_weight"], rel=1e-12)
         assert (ours["packs"], ours["tokens"], ours["lr"]) == (theirs["packs"], theirs["tokens"], theirs["lr"])
     # both ranks read the header part, and each crop is read by one of them
-    alone_read, both_read = (sum(step["bytes_read"] for step in steps) for steps in (one, both))
+    alone_read, both_read = (sum(step["bytes_read"] for step in steps[:2]) for steps in (one, both))
     assert alone_read < both_read < 2 * alone_read
 
 
@@ -95,28 +111,10 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     assert "continuing after step" in rest.stderr
     assert "step     12  loss" in rest.stdout
     alone = {**model_beside(texts), "steps": 12, "dtype": "float64", "device": "cpu"}
-    whole = gloo_pool.run(train_whole, alone)[0]
+    whole = gloo_pool.run(train_whole, alone, 12)[0]
     ours = steps_of(tmp_path / "metrics.jsonl")
     assert [(step["step"], step["packs"]) for step in ours] == [(step["step"], step["packs"]) for step in whole]
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in whole], rel=1e-9)
-
-
-def test_a_signal_ends_it_after_a_step_with_a_checkpoint(texts: Path, tmp_path: Path) -> None:
-    """Fails when a preempted job loses what it did since its last checkpoint, or when only one of its ranks stops."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "trainer.train", *given(texts), "--steps", "100000", "--ring", "2"]
-    command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(tmp_path / "metrics.jsonl")]
-    metrics = tmp_path / "metrics.jsonl"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
-        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
-            time.sleep(0.05)
-        process.terminate()
-        said = process.communicate(timeout=60)[1]
-    assert process.returncode != 0
-    done = len(steps_of(metrics))
-    assert f"trainer: stopped by a signal after step {done}; give --resume to continue" in said
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"step-{done:08d}"]
 
 
 MISFITS = {
