@@ -26,10 +26,10 @@ help:
 
 # Installs once, and again when the requirements change. Modules are compiled when they are first imported: most never are.
 .venv/installed: pyproject.toml constraints.txt
-	@echo "==> making .venv with $(PYTHON) and installing (a few minutes the first time)"
+	@echo "==> making .venv with $(PYTHON) and installing (a minute or two the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "preshard needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python tests/support/install.py $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: .venv/installed
