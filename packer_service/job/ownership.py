@@ -269,7 +269,7 @@ def _check_sizes(folder: Folder, manifest: ManifestHead, shards: Iterable[ShardE
     n_shards = -(-manifest.counts.packs // manifest.config["packs_per_shard"])
     many = n_shards > LISTED_SHARDS
     listed = None if many or folder.is_local else (folder / SHARDS).sizes()
-    every = n_shards // ASKED_SHARDS if many and not folder.is_local else 1
+    every = max(n_shards // ASKED_SHARDS, 1) if many and not folder.is_local else 1
     for shard in islice(shards, 0, None, every):
         files = {shard.name: shard.bytes, f"{shard.name}.idx": INDEX_ENTRY_BYTES * (shard.packs + 1)}
         for name, size in files.items():

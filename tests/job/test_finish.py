@@ -115,6 +115,38 @@ def test_many_groups_are_joined_by_tasks_to_the_same_bytes(
     assert pq.ParquetFile(tmp_path / "packs.parquet").num_row_groups == 1, "a row group per shard grows the footer"
 
 
+class StoppedError(Exception):
+    """A kill, as far as one process can tell."""
+
+
+def test_finishing_goes_on_from_between_any_two_files(
+    tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when what a stopped run left of its tables or joined records goes into the next one's."""
+    made, names = MadeRecords(5), [*TABLES, MANIFEST]
+    finished(made, tmp_path / "whole", progress)
+    whole = [(tmp_path / "whole" / name).read_bytes() for name in names]
+    replace, done, most = Path.replace, list[Path](), [0]
+
+    def stop(path: Path, target: Path) -> Path:
+        if len(done) == most[0]:
+            raise StoppedError
+        done.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", stop)
+    for most[0] in range(10):  # five joined files, four tables, the manifest
+        done.clear()
+        with pytest.raises(StoppedError):
+            finished(made, tmp_path / "stopped", progress)
+        assert not (tmp_path / "stopped" / MANIFEST).exists()
+    most[0] = 10
+    done.clear()
+    finished(made, tmp_path / "stopped", progress)
+    assert len(done) == 10
+    assert [(tmp_path / "stopped" / name).read_bytes() for name in names] == whole
+
+
 def test_row_groups_are_bounded(tmp_path: Path, progress: Any) -> None:
     """Fails when a table is one row group, which a reader would have to hold whole."""
     made = MadeRecords(4, each=40_000)

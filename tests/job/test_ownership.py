@@ -111,6 +111,20 @@ def test_a_new_folder_is_claimed_once_and_counts_its_runs(tmp_path: Path) -> Non
         pass
 
 
+def test_a_folder_with_anything_else_is_nobodys(tmp_path: Path) -> None:
+    """Fails when a file deep in a folder is mixed with a dataset, or empty folders are taken for somebody's work."""
+    (tmp_path / "empty" / "too").mkdir(parents=True)
+    with claimed(Folder(str(tmp_path)), RECORD, Notes()):  # type: ignore[arg-type]
+        pass
+    (tmp_path / ".work" / "job.json").unlink()
+    (tmp_path / "empty" / "too" / "notes.txt").write_text("mine")
+    with (
+        pytest.raises(ConfigError, match=r"holds empty/too/notes\.txt, which no preshard job wrote"),
+        claimed(Folder(str(tmp_path)), RECORD, Notes()),  # type: ignore[arg-type]
+    ):
+        pass
+
+
 def test_a_folder_in_use_is_named(tmp_path: Path) -> None:
     """Fails when two jobs write into a folder at once, or the refusal does not name it."""
     folder = Folder(str(tmp_path))

@@ -18,6 +18,7 @@ from packer_service.cli import main
 from packer_service.config import load_config
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.open import open_media
+from packer_service.job.ownership import DatasetDamagedError
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
@@ -44,9 +45,15 @@ def test_the_command_packs_from_bucket_to_bucket(
 
 
 def test_a_stopped_job_goes_on(
-    store: Any, remote_source: str, tiny_dataset: Path, tiny_config: PackConfig, progress: object, stopping: Any
+    store: Any,
+    remote_source: str,
+    tiny_dataset: Path,
+    tiny_config: PackConfig,
+    progress: object,
+    stopping: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fails when a run into a bucket starts again from nothing, or trusts a shard that was overwritten."""
+    """Fails when a run into a bucket starts again from nothing, or trusts a shard that was overwritten or is gone."""
     out = store.uri("stopped")
     with pytest.raises(stopping.Stopped):
         pack([remote_source], out, tiny_config, stopping(2), progress)
@@ -59,6 +66,11 @@ def test_a_stopped_job_goes_on(
     assert store.files("stopped") == local_files(tiny_dataset)
     again = pack([remote_source], out, tiny_config, stopping(0), progress)
     assert again.already_done
+    first.delete("shards/preshard-000001.tar.idx")
+    for listed in (50_000, 1):  # where there are more shards than that, some are asked for one by one
+        monkeypatch.setattr("packer_service.job.ownership.LISTED_SHARDS", listed)
+        with pytest.raises(DatasetDamagedError, match=r"shards/preshard-000001\.tar\.idx is missing"):
+            pack([remote_source], out, tiny_config, stopping(0), progress)
 
 
 def test_credentials_in_a_uri_are_written_nowhere(
