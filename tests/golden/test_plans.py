@@ -16,6 +16,7 @@ from packer_service.layout.mask import MaskIndex
 from packer_service.layout.schemes.balanced_gather import gather_owners
 from packer_service.layout.schemes.balanced_ring import ring_owners
 from packer_service.layout.solve import solve_layouts
+from packer_service.plan.blend import blended_order
 from packer_service.plan.order import step_order
 from packer_service.plan.pack import pack_documents
 from schemas.boundaries import image_edges
@@ -109,6 +110,30 @@ def squares() -> np.ndarray:
     return np.concatenate([*owners, ring_owners(blocks, 4, rivals=[consecutive(64, 4)], beat=1)])
 
 
+def blended(groups: int, window: int, salt: int) -> np.ndarray:
+    """Groups that each hold mostly one of three sources, and a source that has a pack here and there."""
+    packs = groups * window
+    kind = np.repeat(drawn(groups, salt) % 3, window)
+    tokens = np.zeros((packs, 4), np.int64)
+    tokens[np.arange(packs), kind] = 20_000 + drawn(packs, salt + 1) % 16_000
+    tokens[np.arange(packs), drawn(packs, salt + 2) % 3] += drawn(packs, salt + 3) % 4_000
+    tokens[:: 5 + salt % 7, 3] = 900
+    return blended_order(tokens.reshape(groups, window, 4))
+
+
+def of_epochs(salt: int, window: int) -> np.ndarray:
+    """The order of packs of three epochs, of which none is a multiple of the window, and of several sources."""
+    costs, epochs = drawn(1_000, salt) / 7.0, np.repeat(np.arange(3), (330, 401, 269))
+    tokens = np.stack([drawn(1_000, salt + 1) % 900, np.where(drawn(1_000, salt + 2) % 4 == 0, 5_000, 0)], axis=1)
+    return step_order(costs, window=window, seed=salt, tokens=tokens, epochs=epochs)
+
+
+def again(count: int, salt: int) -> np.ndarray:
+    """The packs of a later pass, which have other neighbours."""
+    tokens, images = mixed(count)
+    return pack_documents(tokens, images, seq_len=36_864, max_images=384, salt=salt)
+
+
 CASES: dict[str, Callable[[], np.ndarray]] = {
     "plan of 200": lambda: plan(200, 384),
     "plan of 3,000": lambda: plan(3_000, 384),
@@ -123,6 +148,9 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
     "plan of 201,000": lambda: plan(201_000, 384),
     "order": lambda: np.concatenate([step_order(drawn(1_000, s) / 7.0, window=64, seed=s) for s in (0, 5, 2**63 - 1)]),
     "order without a rest": lambda: step_order(drawn(640, 3) / 7.0, window=64, seed=1),
+    "order of epochs": lambda: np.concatenate([of_epochs(5, 16), of_epochs(2**63 - 1, 64), of_epochs(0, 1)]),
+    "blended orders": lambda: np.concatenate([blended(300, 64, 1), blended(90, 48, 2), blended(700, 8, 3)]),
+    "other neighbours": lambda: np.concatenate([again(900, salt) for salt in (1, 2, 2**63 + 5)]),
     "layouts in blocks of 128": lambda: layouts(8_192, 1, 128),
     "layouts in blocks of 32": lambda: layouts(4_096, 2, 32),
     "layouts in blocks of 256": lambda: layouts(16_384, 3, 256),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.order import step_order, straggler_ratio
+from packer_service.plan.order import check_dp_sizes, step_order, straggler_ratio, window_sizes
 from schemas.errors import PlanError
 
 
@@ -119,3 +119,13 @@ def test_a_data_parallel_size_of_zero_is_refused() -> None:
     """Fails when a size of zero divides."""
     with pytest.raises(PlanError, match="dp_size is 0"):
         straggler_ratio(np.ones(3), 0)
+
+
+def test_sizes_that_the_order_keeps_even_divide_the_window() -> None:
+    """Fails when a size is left out of those that can be used, or one is offered that cuts through groups."""
+    assert window_sizes(12) == [1, 2, 3, 4, 6, 12]
+    assert window_sizes(1) == [1]
+    check_dp_sizes([1, 3, 12], 12)
+    for wrong in (5, 0, -4, 24):
+        with pytest.raises(PlanError, match=f"size {wrong} does not divide.* sizes that do: 1, 2, 3, 4, 6, 12;"):
+            check_dp_sizes([4, wrong], 12)
