@@ -28,14 +28,14 @@ def balances(
     """
     balance: dict[str, dict[int, LayoutBalance]] = {}
     images: dict[int, ImageBalance] = {}
-    cheapest: dict[int, _Cheapest] = {}
+    cheapest: dict[int, Cheapest] = {}
     for group in load_groups(config):
         if group.scheme is None:
             images[group.degree] = image_balance(ImageLoadColumns.of(read(group), group.degree), group.degree)
             continue
         loads = LayoutLoadColumns.of(read(group), tiles, group.degree, config)
         balance.setdefault(group.scheme, {})[group.degree] = layout_balance(loads, group.scheme, group.degree)
-        cheapest.setdefault(group.degree, _Cheapest(len(tiles))).add(group.scheme, loads.cost)
+        cheapest.setdefault(group.degree, Cheapest(len(tiles))).add(group.scheme, loads.cost)
     return Balances(
         balanced_packs=len(tiles),
         balance=balance,
@@ -44,8 +44,8 @@ def balances(
     )
 
 
-class _Cheapest:
-    """The layout of least cost for each pack; of equal ones the first in the format's order."""
+class Cheapest:
+    """The layout of least cost for each pack; of equal ones the one that was added first."""
 
     def __init__(self, packs: int) -> None:
         self._schemes: list[str] = []
@@ -53,6 +53,7 @@ class _Cheapest:
         self._best: Int64[np.ndarray, "packs"] = np.zeros(packs, np.int64)
 
     def add(self, scheme: str, cost: Float64[np.ndarray, "packs"]) -> None:
+        """Adds a layout with its modelled cost of each pack."""
         self._best[cost < self._cost] = len(self._schemes)
         self._cost = np.minimum(self._cost, cost)
         self._schemes.append(scheme)

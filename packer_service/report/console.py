@@ -47,7 +47,7 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in report.truncated_tokens.items())
     say(f"truncated tokens: {truncated or 'none'}")
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
-    say(f"straggler ratio by data-parallel size: {stragglers}")
+    say(f"straggler ratio by data-parallel size: {stragglers or 'none, for want of packs'}")
     if isinstance(report, DatasetReport):
         for line in unread_lines(report.unused_columns, report.unread_files):
             say(line)

@@ -89,7 +89,8 @@ class Fill(Figures):
     packs_for_images: int = Field(description="Packs that the images need at least.")
     packs_for_patches: int = Field(description="Packs that the images' patches need at least.")
     straggler_ratio: dict[int, float] = Field(
-        description="By data-parallel size: mean over steps of the step's largest cost over its mean cost.",
+        description="By data-parallel size: mean over steps of the step's largest cost over its mean cost. A size that "
+        "has more ranks than there are packs has no step, and is left out.",
         examples=[{"1": 1.0, "2": 1.0004}],
     )
     cost_percentiles: dict[int, float] = Field(

@@ -33,7 +33,7 @@ def plan_fill(
         max_images: crops that a pack may hold; None for no limit.
         window: packs per group of nearly equal cost.
         dp_sizes: data-parallel sizes to give the straggler ratio for; by default the powers of two that divide the
-            window.
+            window. Sizes above the number of packs are left out.
         patches: patches of each measured document, where they are limited.
         max_patches: patches that a pack may hold; None for no limit.
 
@@ -82,6 +82,7 @@ def fill_of(
     check_window(window)
     check_dp_sizes(dp_sizes, window)
     sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
+    runnable = [size for size in sizes if size <= len(cost)]  # fewer packs than ranks are no step
     tokens, aligned = totals.tokens, totals.aligned
     for_tokens = -(-aligned // seq_len)
     for_images = -(-totals.images // max_images) if max_images else 0
@@ -104,7 +105,7 @@ def fill_of(
         packs_for_tokens=for_tokens,
         packs_for_images=for_images,
         packs_for_patches=for_patches,
-        straggler_ratio={size: straggler_ratio(cost, size) for size in sizes},
+        straggler_ratio={size: straggler_ratio(cost, size) for size in runnable},
         cost_percentiles=_percentiles(cost),
     )
 

@@ -112,6 +112,7 @@ def test_balance_is_the_report(client: TestClient, report: dict[str, Any]) -> No
     said = [row for degrees in report["balance"].values() for row in degrees.values()]
     assert balance["layouts"] == said
     assert balance["images"] == list(report["images"].values())
+    assert balance["preferred"] == report["preferred"]
     assert len(said) == 16
     assert len(balance["images"]) == 4
 

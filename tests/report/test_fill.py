@@ -46,6 +46,14 @@ def test_causes_add_up_and_figures_describe_the_plan() -> None:
     assert figures.cost_percentiles[100] == plan.cost.max()
 
 
+def test_sizes_that_no_step_has_are_left_out() -> None:
+    """Fails when a data-parallel size above the number of packs gets the ratio of a step that no trainer can take."""
+    plan, figures = summary_of([16, 16, 16], [0, 0, 0], None, window=8)
+    assert list(figures.straggler_ratio) == [1, 2]
+    asked = plan_fill(plan, images=np.zeros(3, np.int64), max_images=None, window=8, dp_sizes=[2, 8])
+    assert list(asked.straggler_ratio) == [2]
+
+
 def test_an_empty_plan_has_figures() -> None:
     """Fails when a what-if of nothing divides by zero."""
     _, figures = summary_of([], [], 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float64, Int64
 
@@ -39,6 +41,18 @@ def layout_balance(dataset: Dataset, layout: str, ring_degree: int, packs: range
         return balance.layout_balance(layout_loads(dataset, layout, ring_degree, packs), layout, ring_degree)
 
     return computed() if packs is not None else dataset.kept(("layout", layout, ring_degree), computed, size_of)
+
+
+def preferred(dataset: Dataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
+    """How many packs the cost model prefers each of some layouts for, at a ring degree."""
+
+    def counted() -> dict[str, int]:
+        cheapest = balance.Cheapest(dataset.n_packs if packs is None else len(packs))
+        for layout in layouts:
+            cheapest.add(layout, layout_loads(dataset, layout, ring_degree, packs).cost)
+        return cheapest.counts()
+
+    return counted() if packs is not None else dataset.kept(("preferred", *layouts, ring_degree), counted, size_of)
 
 
 def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageBalance:

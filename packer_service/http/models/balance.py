@@ -23,6 +23,9 @@ class Balance(Answer):
     seq_len: int
     layouts: list[LayoutBalance]
     images: list[ImageBalance]
+    preferred: dict[int, dict[str, int]] = Field(
+        description="By ring degree: the packs for which the cost model prefers each of these layouts."
+    )
 
 
 class Heaviest(Answer):

@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Query
 
 from packer_service.http.answers.choice import check, choose
-from packer_service.http.answers.measures import image_balance, layout_balance, measures
+from packer_service.http.answers.measures import image_balance, layout_balance, measures, preferred
 from packer_service.http.answers.shards import packs_of_shard
 from packer_service.http.answers.worst import worst_pack
 from packer_service.http.dataset.reader import Dataset
@@ -57,13 +57,11 @@ def _balance(
     check("layout", layout, config.layouts)
     check("ring", ring, config.ring_degrees)
     check("cp", cp, config.cp_sizes)
+    layouts, degrees = [layout] if layout else list(config.layouts), [ring] if ring else sorted(config.ring_degrees)
     return {
         "dataset_id": dataset.manifest.dataset_id,
         "seq_len": config.seq_len,
-        "layouts": [
-            layout_balance(dataset, scheme, degree, packs)
-            for scheme in ([layout] if layout else config.layouts)
-            for degree in ([ring] if ring else sorted(config.ring_degrees))
-        ],
+        "layouts": [layout_balance(dataset, scheme, degree, packs) for scheme in layouts for degree in degrees],
+        "preferred": {degree: preferred(dataset, layouts, degree, packs) for degree in degrees},
         "images": [image_balance(dataset, size, packs) for size in ([cp] if cp else sorted(config.cp_sizes))],
     }

@@ -88,6 +88,8 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         _written(dataset),
         images=dataset.numbers("documents.parquet", "n_images"),
         max_images=config.max_images,
+        patches=dataset.numbers("documents.parquet", "n_patches"),
+        max_patches=config.max_patches,
         window=config.order.window,
     )
     seconds = _seconds(dataset)
