@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from packer_service.job.preview_lengths import plan_lengths
+from packer_service.report.plan_keys import UNANSWERED
 from packer_service.runtime.progress import ConsoleProgress
 from schemas.config import PackConfig, parse_config
 
@@ -26,7 +27,8 @@ def without_time(figures: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def overrides(tiny_config: PackConfig) -> dict[str, Any]:
-    return {**tiny_config.model_dump(mode="json"), "order": {"seed": 3, "window": 2}}
+    asked = tiny_config.model_dump(mode="json", exclude=set(UNANSWERED))
+    return {**asked, "order": {"seed": 3, "window": 2}, "vision": {**asked["vision"], "max_crops": 1}}
 
 
 def test_a_plan_is_that_of_the_command(client: TestClient, overrides: dict[str, Any], tmp_path: Path) -> None:
@@ -65,6 +67,11 @@ def test_a_datasets_documents_are_planned_again(client: TestClient) -> None:
         ({"dataset": "tiny", "config": {"video": {"fps": 1.0}}}, "video.fps: 1.0 cannot be had from tiny"),
         ({"dataset": "tiny", "config": {"tokenizer": "other"}}, "tokenizer: 'other' cannot be had from tiny"),
         ({"dataset": "tiny", "config": {"bidirectional": "none"}}, "bidirectional: 'none' cannot be had from tiny"),
+        ({"dataset": "tiny", "config": {"packs_per_shard": 9}}, "packs_per_shard: a plan cannot say what 9 changes"),
+        (
+            {"lengths": {"tokens": [1]}, "config": {"video": {"fps": 1.0}}},
+            "video.fps: a plan cannot say what 1.0 changes",
+        ),
         ({"lengths": {"tokens": [1]}, "more": 1}, "more"),
         ({"lengths": {"tokens": [1]}, "dp": [0]}, "dp"),
         ({"dataset": "tiny", "dp": [3]}, "dp: "),
@@ -96,3 +103,13 @@ def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient]) -> None
     assert start(root).post("/v1/plan", json={"dataset": "nobody"}).status_code == 404
     (root / "one" / "packs.parquet").unlink()
     assert start(root).post("/v1/plan", json={"dataset": "one"}).status_code == 409
+
+
+def test_keys_come_with_the_values_of_the_dataset(client: TestClient, tiny_config: PackConfig) -> None:
+    """Fails when a form begins with another dataset's values, or offers a key that the plan then refuses."""
+    asked = {key["key"]: key for key in client.get("/v1/plan/keys", params={"dataset": "tiny"}).json()["keys"]}
+    assert (asked["seq_len"]["value"], asked["seq_len"]["default"]) == (tiny_config.seq_len, PackConfig().seq_len)
+    assert asked["order.window"]["most"] == 2**20
+    assert asked["video.fps"]["refused"] == "frames are not sampled again"
+    assert client.get("/v1/plan/keys").json()["keys"][0]["value"] == PackConfig().seq_len
+    assert client.get("/v1/plan/keys", params={"dataset": "nobody"}).status_code == 404

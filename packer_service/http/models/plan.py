@@ -1,10 +1,13 @@
-"""The what-if question. Its answer is ``PlanReport``."""
+"""The what-if question, and what can be asked. The answer of a plan is ``PlanReport``."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from packer_service.http.models.common import Answer
+from packer_service.report.plan_keys import ConfigurationKey
 
 Length = Annotated[int, Field(ge=0, lt=2**31)]
 LONGEST_NAME = 256
@@ -52,3 +55,10 @@ class PlanRequest(BaseModel):
         if (self.lengths is None) == (self.dataset is None):
             raise ValueError("give lengths or dataset, and not both")
         return self
+
+
+class PlanKeys(Answer):
+    """Every key of a configuration, in the order in which the documentation has them."""
+
+    dataset: str | None = Field(description="The dataset whose values these are; null for the defaults.")
+    keys: list[ConfigurationKey]

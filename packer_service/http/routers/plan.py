@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
-from packer_service.http.models.plan import PlanRequest
+from packer_service.http.models.plan import PlanKeys, PlanRequest
 from packer_service.http.problems import ProblemError, not_legal
 from packer_service.http.service import ServiceState, service_of
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
+from packer_service.report.plan_keys import plan_keys, refuse_unanswered
 from packer_service.report.stored_lengths import STORED_SIZES, stored_lengths
 from schemas.changes import refuse_changes
-from schemas.config import parse_config
+from schemas.config import PackConfig, parse_config
 from schemas.errors import ConfigError, PlanError
 
 router = APIRouter(prefix="/v1", tags=["plan"])
+
+
+@router.get("/plan/keys", summary="What can be asked of a plan")
+def keys(
+    request: Request,
+    dataset: Annotated[str | None, Query(max_length=4096, description="A dataset's name, for its own values.")] = None,
+) -> PlanKeys:
+    """Every key of a configuration with its meaning, its range and its present value, or why no plan answers for it."""
+    present = service_of(request).catalog.dataset(dataset).config if dataset else PackConfig()
+    return PlanKeys(dataset=dataset, keys=plan_keys(present, of_dataset=dataset is not None))
 
 
 @router.post("/plan", summary="What would packing these documents give?")
@@ -25,7 +36,7 @@ def plan(request: Request, asked: PlanRequest) -> PlanReport:
     """The answer of `preshard plan --lengths`, for lengths in the request or for the packed documents of a dataset.
 
     For a dataset, the lengths are those of its documents as packed, and the request's configuration overrides its own.
-    A key that would ask for the dataset's source again, such as `video.fps`, is refused.
+    A key that a plan cannot answer for, such as `video.fps`, is refused: `/v1/plan/keys` lists them.
     """
     service = service_of(request)
     table, config = _lengths_and_config(service, asked)
@@ -36,8 +47,10 @@ def plan(request: Request, asked: PlanRequest) -> PlanReport:
     try:
         wanted = parse_config(config)
         window = wanted.order.window
+        present = service.catalog.dataset(asked.dataset).config if asked.dataset else PackConfig()
         if asked.dataset:
-            refuse_changes(wanted, asked.dataset, service.catalog.dataset(asked.dataset).config, names=True)
+            refuse_changes(wanted, asked.dataset, present, names=True)
+        refuse_unanswered(wanted, present, of_dataset=bool(asked.dataset))
     except ConfigError as error:
         raise not_legal(f"config: {error}") from None
     try:

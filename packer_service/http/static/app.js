@@ -18,7 +18,7 @@ let shown = { path: null, turn: 0 };
 function viewOf(segments) {
   const [first, name, part, id, inside, number] = segments;
   if (!first) return { nav: "datasets", title: "Datasets", build: datasets };
-  if (first === "plan" && !name) return { nav: "plan", title: "What if", build: whatIf };
+  if (first === "plan" && !name) return { nav: "plan", title: "What if", build: () => whatIf(current().params) };
   if (first === "d" && name && part === "packs" && id && inside === "documents" && number) {
     const title = `Document ${number} of pack ${id} of ${name}`;
     return { nav: "datasets", title, build: () => packedDocument(name, id, number, current().params) };

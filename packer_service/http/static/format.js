@@ -3,6 +3,7 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fourDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const moment = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
 export const integer = (value) => whole.format(value);
 /** For the ticks of an axis whose steps are powers of two. */
@@ -25,3 +26,5 @@ export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "
 export const flops = (value) => scaled(value, 1000, ["GFLOP", "TFLOP", "PFLOP", "EFLOP"], fourDigits);
 /** Seconds from the start of a video. */
 export const timestamp = (value) => `${value.toFixed(2)} s`;
+/** A moment as a day and a time of the reader's own clock. */
+export const day = (value) => moment.format(new Date(value));

@@ -18,9 +18,10 @@ function scrolling(content, label) {
 /**
  * A table of rows. A column has `label`, `value(row)` (text or element) and may have `number` (right-aligned), `head`
  * (the row's name), `className`, `href` with `id` (an address for its header, to sort by it) and `sorted`
- * (`ascending` or `descending`).
+ * (`ascending` or `descending`). With `stacked`, each row is a card of its own on a phone, where many columns or long
+ * texts would have to be scrolled.
  */
-export function table({ caption, columns, rows, empty = "Nothing here.", rowClass = () => null, className = null }) {
+export function table({ caption, columns, rows, empty = "Nothing here.", rowClass = () => null, className = null, stacked = false }) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const head = columns.map((column) =>
     h(
@@ -38,12 +39,12 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
   );
   const cell = (column, row) => {
     const classes = [column.number && "number", column.className].filter(Boolean).join(" ") || null;
-    return h(column.head ? "th" : "td", { class: classes, scope: column.head && "row" }, column.value(row));
+    return h(column.head ? "th" : "td", { class: classes, scope: column.head && "row", "data-label": stacked && column.label }, column.value(row));
   };
   const body = rows.map((row) => h("tr", { class: rowClass(row) }, ...columns.map((column) => cell(column, row))));
   const whole = h(
     "table",
-    { class: className ?? (columns.length < 3 && "narrow") },
+    { class: [className ?? (columns.length < 3 && "narrow"), stacked && "stacked"].filter(Boolean).join(" ") || null },
     h("caption", {}, caption),
     h("thead", {}, h("tr", {}, head)),
     h("tbody", {}, body),

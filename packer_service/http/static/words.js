@@ -32,17 +32,12 @@ export const MEASURES = {
       "The vision encoder's work on the rank that has the most over the mean of all ranks. Frames and stills are not " +
       "split, so 1 is not always possible: a pack with one still for eight ranks has 8.",
   },
-  images: {
-    label: "Crop imbalance",
-    unit: "max ÷ mean",
-    explain: "Crops of the rank that encodes the most over the mean of all ranks.",
-  },
-  pooled_tokens: {
-    label: "Pooled-token imbalance",
-    unit: "max ÷ mean",
-    explain: "Pooled vision tokens of the rank that has the most over the mean of all ranks.",
-  },
 };
+
+export const LEGEND =
+  "Tile floor: the mask's tiles of 128 × 128 tokens divided by the ring degree, which no layout can beat. Paths: the " +
+  "tiles that the slowest rank computes, over the floor. KV traffic: keys that ranks fetch, of all that they could. " +
+  "Attention imbalance: the busiest rank's allowed pairs over the mean.";
 
 export const PADDING = {
   alignment: "behind documents, so that layouts can cut them evenly",
@@ -52,7 +47,7 @@ export const PADDING = {
 };
 
 export const CODES = {
-  bad_row: "the row cannot be read",
+  bad_row: "it cannot be read, or has no form that is known",
   duplicate_id: "another document has this id",
   empty: "it holds nothing to learn from",
   missing_media: "an image or video is missing",

@@ -3,14 +3,15 @@
 import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { mean, percent } from "../format.js";
+import { integer, mean, percent } from "../format.js";
 import { colour } from "../palette.js";
 import { withParams } from "../router.js";
 import { card } from "../section.js";
 import { table } from "../table.js";
-import { MEASURES } from "../words.js";
+import { LEGEND, MEASURES } from "../words.js";
 import { choice, layoutControls } from "./controls.js";
 
+const GIGA = 1e9;
 const STATISTICS = { mean: "mean of all packs", p95: "the pack at 95%", max: "the worst pack" };
 /** Hatching as well as colours, for readers who cannot tell the colours apart. */
 const SHAPES = ["", "/", "x", "."];
@@ -133,6 +134,28 @@ function imageTable(answer, chosen) {
   });
 }
 
+function preferred(answer) {
+  const degrees = Object.keys(answer.preferred).map(Number).sort((a, b) => a - b).filter((degree) => degree > 1);
+  const layouts = [...new Set(answer.layouts.map((entry) => entry.layout))];
+  const all = (degree) => Object.values(answer.preferred[degree]).reduce((sum, packs) => sum + packs, 0);
+  return table({
+    caption: "Packs for which the cost model prefers each layout, by ring degree",
+    rows: layouts,
+    empty: "No layout was stored for a ring.",
+    columns: [
+      { label: "Layout", head: true, value: (layout) => layout },
+      ...degrees.map((degree) => ({
+        label: `Ring degree ${degree}`,
+        number: true,
+        value: (layout) => {
+          const packs = answer.preferred[degree][layout] ?? 0;
+          return `${integer(packs)} (${percent(packs / Math.max(1, all(degree)), 0)})`;
+        },
+      })),
+    ],
+  });
+}
+
 /** What the address asks for if the dataset has it, else the service's default. */
 export function chosenOf(detail, params) {
   const last = (list) => list[list.length - 1];
@@ -188,10 +211,18 @@ export async function balance(detail, params) {
             "tiles",
           ),
         images &&
-          ranksOf(`Crops of each CP rank: CP size ${images.cp_size}`, "Mean over packs.", images.images.rank_mean, "crops"),
+          ranksOf(
+            `Work of each CP rank in the vision encoder: CP size ${images.cp_size}`,
+            "Mean over packs, in billions of multiplications. Frames and stills stay whole, so bars cannot always be equal.",
+            images.image_load.rank_mean.map((load) => load / GIGA),
+            "G multiplications",
+          ),
       ),
     ),
-    card("All layouts", everything(answer, chosen)),
+    card("All layouts", everything(answer, chosen), { note: LEGEND }),
+    card("Preferred layouts", preferred(answer), {
+      note: "The layout whose busiest rank takes the least time by the cost model: tiles at the attention kernel's speed, and keys over the link, for the better of gather and ring.",
+    }),
     card("Image boundaries", imageTable(answer, chosen), { note: MEASURES.image_load.explain }),
   );
 }

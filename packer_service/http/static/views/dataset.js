@@ -21,6 +21,10 @@ const PARTS = {
   rejects: ["Rejects", rejects],
 };
 
+/** Parts that have nothing to show where nothing was packed. */
+const OF_PACKS = new Set(["balance", "shards", "packs", "documents"]);
+const nothing = () => h("p", { class: "empty" }, "This dataset holds no pack.");
+
 export async function dataset(name, part, params) {
   const detail = await get(["datasets", name]);
   const [title, build] = PARTS[part] ?? PARTS.overview;
@@ -46,6 +50,6 @@ export async function dataset(name, part, params) {
       ),
     ),
     h("nav", { class: "tabs", "aria-label": "Parts of the dataset" }, tabs),
-    await build(detail, params),
+    OF_PACKS.has(part) && !detail.counts.packs ? nothing() : await build(detail, params),
   );
 }

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { bytes, integer, percent } from "../format.js";
+import { bytes, day, integer, percent } from "../format.js";
 import { href } from "../router.js";
 import { table } from "../table.js";
 
@@ -40,7 +40,13 @@ export async function datasets() {
       number("Documents", (entry) => integer(entry.counts.documents)),
       number("Rejected", (entry) => integer(entry.counts.rejected)),
       { label: "Size", number: true, value: (entry) => bytes(entry.bytes) },
+      {
+        label: "Written",
+        className: "name",
+        value: (entry) => (entry.changed ? h("time", { datetime: entry.changed, title: entry.changed }, day(entry.changed)) : "–"),
+      },
     ],
+    stacked: true,
   });
   return h(
     "div",

@@ -16,23 +16,28 @@ function ranges(positions) {
 }
 
 /** A unit: its pictures, and what stands for it. */
-function unit(path, shown, span) {
+function unit(path, shown, span, exact) {
   const what = shown.kind === "image" ? "image" : "video";
   const grid = shown.grid.slice(shown.grid[0] > 1 ? 0 : 1).join(" × ");
   const sizes = [...new Set(shown.crops.map((crop) => `${crop.width} × ${crop.height}`))].join(", ");
   const times = shown.crops.map((crop) => crop.timestamp).filter((seconds) => seconds !== null);
   const when = times.length ? ` at ${[...new Set(times.map(timestamp))].join(", ")}` : "";
   const described = `${what} ${shown.medium + 1}${when}: ${sizes}`;
-  const counts = `${grid} patches, ${plural(shown.rows, "row")}, tokens ${integer(shown.start)}–${integer(shown.end - 1)}, positions ${ranges(span.positions)}`;
+  const counts = `${grid} patches, ${plural(shown.rows, "row")}`;
+  const place = `tokens ${integer(shown.start)}–${integer(shown.end - 1)}, positions ${ranges(span.positions)}`;
   return h(
     "span",
     { class: "unit" },
     shown.crops.map((crop) => thumbnail(path, crop.index, described)),
-    h("small", {}, described, h("br"), counts),
+    h("small", {}, described, h("br"), counts, exact && [h("br"), place]),
   );
 }
 
-function content(path, answer) {
+/** Where a run of text stands, in front of it. */
+const placed = (span) =>
+  h("small", { class: "place" }, `${integer(span.start)}–${integer(span.end - 1)} at ${ranges(span.positions)}`);
+
+function content(path, answer, exact) {
   const units = new Map(answer.units.map((shown) => [shown.number, shown]));
   let branch = 0;
   return answer.spans.flatMap((span) => {
@@ -40,7 +45,8 @@ function content(path, answer) {
     if (span.branch !== branch && span.branch > 0)
       parts.push(h("strong", { class: "edge" }, `\n── annotation ${span.branch}, from position ${integer(span.positions[0][0])} ──\n`));
     branch = span.branch;
-    if (span.unit !== null) parts.push(unit(path, units.get(span.unit), span));
+    if (exact && span.unit === null) parts.push(placed(span));
+    if (span.unit !== null) parts.push(unit(path, units.get(span.unit), span, exact));
     else if (span.loss) parts.push(h("mark", { title: `loss weight ${span.weight.toPrecision(3)}` }, span.text));
     else parts.push(span.text);
     return parts;
@@ -71,6 +77,7 @@ function parts(answer) {
 
 export async function packedDocument(name, id, number, params) {
   const path = ["datasets", name, "packs", id];
+  const exact = params.get("positions") !== null;
   const answer = await get([...path, "documents", number], { start: params.get("tokens") });
   return h(
     "div",
@@ -102,13 +109,18 @@ export async function packedDocument(name, id, number, params) {
           "p",
           { class: "note" },
           h("mark", { class: "sample" }, "Marked"),
-          ` tokens carry loss. Decoded by ${answer.tokenizer}.`,
+          ` tokens carry loss. Decoded by ${answer.tokenizer}. `,
+          h(
+            "a",
+            { id: "positions", href: withParams({ positions: exact ? null : "shown" }) },
+            exact ? "Hide tokens and positions" : "Show tokens and positions",
+          ),
         ),
         parts(answer),
         h(
           "div",
           { class: "tokens tall", tabindex: "0", role: "region", "aria-label": "Document" },
-          content(path, answer),
+          content(path, answer, exact),
         ),
       ),
     ),

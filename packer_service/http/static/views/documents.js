@@ -4,11 +4,13 @@ import { Problem, get } from "../api.js";
 import { h } from "../dom.js";
 import { integer } from "../format.js";
 import { go, href, withParams } from "../router.js";
-import { field, problemBox } from "../section.js";
+import { chooser, field, problemBox } from "../section.js";
 import { table } from "../table.js";
 import { pages } from "./controls.js";
 
-function search(detail, value) {
+const filter = (source) => go(withParams({ source, id: null, offset: null }));
+
+function search(detail, value, params) {
   const input = h("input", {
     id: "document",
     type: "search",
@@ -24,7 +26,8 @@ function search(detail, value) {
     go(
       href(["d", detail.name, "documents"], {
         id: event.submitter?.value === "list" ? null : id,
-        prefix: event.submitter?.value === "list" ? id : null,
+        contains: event.submitter?.value === "list" ? id : null,
+        source: params.get("source"),
       }),
     );
   };
@@ -33,7 +36,8 @@ function search(detail, value) {
     { class: "controls", role: "search", onsubmit: find },
     field("Document id", input),
     h("button", { class: "main", value: "find" }, "Where did it go?"),
-    h("button", { value: "list" }, "List ids that start with this"),
+    h("button", { value: "list" }, "List ids with this in them"),
+    chooser("source", "Source", ["", ...detail.sources.map((entry) => entry.source)], params.get("source") ?? "", filter, (source) => source || "all sources"),
   );
 }
 
@@ -108,21 +112,16 @@ async function whereabouts(detail, id, params) {
 }
 
 async function list(detail, params) {
-  const page = await get(["datasets", detail.name, "documents"], {
-    prefix: params.get("prefix"),
-    offset: params.get("offset"),
-    limit: 50,
-  });
-  const prefix = params.get("prefix");
+  const [contains, source] = [params.get("contains"), params.get("source")];
+  const page = await get(["datasets", detail.name, "documents"], { contains, source, offset: params.get("offset"), limit: 50 });
+  const which = [contains && `whose id contains ${contains}`, source && `from the source ${source}`].filter(Boolean);
   return h(
     "section",
     { class: "card", "aria-label": "Documents" },
     table({
-      caption: prefix
-        ? `Packed documents whose id starts with ${prefix}`
-        : "Packed documents in the order of their packs",
+      caption: `Packed documents ${which.length ? which.join(" ") : "in the order of their packs"}`,
       rows: page.items,
-      empty: "No packed document's id starts with this. A rejected one is found only by its whole id.",
+      empty: "No packed document matches. A rejected one is found by its whole id.",
       columns: [
         {
           label: "Document",
@@ -144,6 +143,7 @@ async function list(detail, params) {
         { label: "First token", number: true, value: (row) => integer(row.start) },
         { label: "Tokens", number: true, value: (row) => integer(row.length) },
         { label: "Crops", number: true, value: (row) => integer(row.n_images) },
+        { label: "Cut off", number: true, value: (row) => integer(row.truncated_tokens) },
       ],
     }),
     pages(page),
@@ -155,7 +155,7 @@ export async function documents(detail, params) {
   return h(
     "div",
     { class: "view" },
-    h("section", { class: "card", "aria-label": "Search" }, search(detail, id ?? params.get("prefix") ?? "")),
+    h("section", { class: "card", "aria-label": "Search" }, search(detail, id ?? params.get("contains") ?? "", params)),
     id && (await whereabouts(detail, id, params)),
     await list(detail, params),
   );

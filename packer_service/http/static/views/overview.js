@@ -13,6 +13,7 @@ function lost(detail) {
   const { documents, rejected } = detail.counts;
   const truncated = Object.values(detail.truncated_tokens).reduce((sum, count) => sum + count, 0);
   const cut = truncated ? ` ${plural(truncated, "token")} were cut off.` : " Nothing was cut off.";
+  if (!documents && !rejected) return "The source holds no document.";
   if (!rejected) return `All ${plural(documents, "document")} of the source were packed.${cut}`;
   return `${plural(documents, "document")} were packed; ${integer(rejected)} were rejected (${percent(rejected / (documents + rejected))}).${cut}`;
 }
@@ -27,8 +28,16 @@ function summary(detail) {
     ["Padding", integer(counts.padding_tokens), "tokens"],
     ["Crops", integer(counts.images), "of images and frames"],
     ["Size", bytes(detail.bytes), plural(detail.shards, "shard")],
-    ["Straggler at 8", detail.straggler_ratio["8"] ? times(detail.straggler_ratio["8"]) : "–", "data-parallel ranks"],
+    straggler(detail),
   ]);
+}
+
+/** The ratio at the largest data-parallel size that the dataset can run. */
+export function straggler({ straggler_ratio: ratios }) {
+  const sizes = Object.keys(ratios).map(Number);
+  if (!sizes.length) return ["Straggler", "–", "no step of whole packs"];
+  const most = Math.max(...sizes);
+  return [`Straggler at ${integer(most)}`, times(ratios[most]), "data-parallel ranks"];
 }
 
 function padding(detail) {
@@ -62,7 +71,7 @@ function stragglers(detail) {
   const rows = Object.entries(detail.straggler_ratio).sort(([a], [b]) => a - b);
   return chart({
     title: "Stragglers by data-parallel size",
-    note: "A step waits for the rank with the most expensive pack: the mean over steps of the largest cost over the mean cost. 1 means no waiting.",
+    note: "A step waits for the rank with the most expensive pack: the mean over steps of the largest cost over the mean cost. 1 means no waiting. Sizes above the number of packs have no step.",
     traces: () => [
       {
         type: "scatter",
@@ -176,7 +185,7 @@ function origin(detail) {
       ["Written by", `preshard ${detail.preshard_version}`],
       ["Tokenizer", detail.tokenizer.name ?? "–"],
       ["Source files", integer(detail.files.length)],
-      ["Cost of a pack", flops(Number(detail.cost_percentiles["50"])), "median"],
+      ["Cost of a pack", detail.counts.packs ? flops(Number(detail.cost_percentiles["50"])) : "–", "median"],
     ]),
     h("p", { class: "note" }, "Dataset id ", h("code", {}, detail.dataset_id)),
     h(
@@ -205,45 +214,41 @@ function unread(detail) {
   });
 }
 
-export function overview(detail) {
+/** The figures as pictures; those of crops only where there are any. */
+function pictures(detail) {
   const { histograms } = detail;
+  const figures = [
+    padding(detail),
+    stragglers(detail),
+    histogram("Length of documents", "Tokens of each packed document.", histograms.document_tokens, "documents"),
+    histogram(
+      "Cost of packs",
+      "What the cost model expects a pack to take: attention, linear layers and vision.",
+      histograms.pack_cost,
+      "packs",
+    ),
+  ];
+  if (detail.counts.images)
+    figures.push(
+      histogram("Crops of documents", "Crops of each packed document.", histograms.document_images, "documents"),
+      histogram("Crops of packs", "Crops of each pack.", histograms.pack_images, "packs"),
+    );
+  return h(
+    "div",
+    { class: "columns" },
+    figures.map((figure) => h("section", { class: "card" }, figure)),
+  );
+}
+
+export function overview(detail) {
+  const { packs } = detail.counts;
   return h(
     "div",
     { class: "view" },
-    h("p", { class: "verdict" }, `${percent(detail.fill)} of all tokens are real. ${lost(detail)}`),
+    h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
-    h(
-      "div",
-      { class: "columns" },
-      h("section", { class: "card" }, padding(detail)),
-      h("section", { class: "card" }, stragglers(detail)),
-      h(
-        "section",
-        { class: "card" },
-        histogram("Length of documents", "Tokens of each packed document.", histograms.document_tokens, "documents"),
-      ),
-      h(
-        "section",
-        { class: "card" },
-        histogram("Crops of documents", "Crops of each packed document.", histograms.document_images, "documents"),
-      ),
-      h(
-        "section",
-        { class: "card" },
-        histogram(
-          "Cost of packs",
-          "What the cost model expects a pack to take: attention, linear layers and vision.",
-          histograms.pack_cost,
-          "packs",
-        ),
-      ),
-      h(
-        "section",
-        { class: "card" },
-        histogram("Crops of packs", "Crops of each pack.", histograms.pack_images, "packs"),
-      ),
-    ),
-    card("Sources", sources(detail)),
+    packs > 0 && pictures(detail),
+    detail.sources.length > 0 && card("Sources", sources(detail)),
     card("Not read", unread(detail)),
     h("section", { class: "card", "aria-label": "Origin" }, origin(detail)),
   );

@@ -52,7 +52,7 @@ export async function packs(detail, params) {
     column("gather_path", "Gather path", decimals),
     column("attention", "Attention", decimals),
     column("traffic", "KV traffic", (value) => (value === null ? "–" : percent(value))),
-    column("images", "Crop imb.", decimals),
+    column("image_load", "Encoding", decimals),
     column("cost", "Cost", flops),
     column("n_documents", "Documents", integer),
     column("n_images", "Crops", integer),
@@ -65,7 +65,7 @@ export async function packs(detail, params) {
     h(
       "p",
       { class: "note" },
-      "Choose a column's heading to sort by it, and again to reverse the order. Paths are multiples of the tile floor; imbalances are the largest rank over the mean: 1 is perfect.",
+      "Choose a column's heading to sort by it, and again to reverse the order. Paths are multiples of the tile floor; attention and encoding are the busiest rank's work over the mean of all ranks. 1 is perfect.",
     ),
     table({
       caption: `Packs, balance at ${chosen.layout}, ring degree ${chosen.ring_degree}, CP size ${chosen.cp_size}`,

@@ -2,11 +2,15 @@
 
 import { Problem, get, post } from "../api.js";
 import { announce, h } from "../dom.js";
-import { integer, percent, times } from "../format.js";
-import { card, facts, field, problemBox } from "../section.js";
-import { table } from "../table.js";
+import { plural } from "../format.js";
+import { go, href } from "../router.js";
+import { card, chooser, field, problemBox } from "../section.js";
+import { answered } from "./plan/answer.js";
+import { keyForm } from "./plan/keys.js";
 
 const LENGTHS = "812 0\n20480 120\n3300 4\n15000 96\n700 0\n9000 40";
+/** What was typed, kept while the reader looks at something else. */
+let typed = LENGTHS;
 
 function parsedLengths(given) {
   const rows = given
@@ -23,94 +27,49 @@ function parsedLengths(given) {
   return { tokens: rows.map(([tokens]) => tokens), images: rows.map(([, images = 0]) => images) };
 }
 
-function parsedConfig(given) {
-  try {
-    const config = JSON.parse(given.trim() || "{}");
-    if (typeof config === "object" && config !== null && !Array.isArray(config)) return config;
-  } catch {
-    // said below
-  }
-  throw new Problem(0, 'The configuration is a JSON object, such as {"seq_len": 32768}.');
+/** What a plan of a dataset's documents cannot know. */
+async function staysOut(name) {
+  if (!name) return null;
+  const { counts } = await get(["datasets", name]);
+  if (!counts.rejected) return null;
+  return `Before and after are plans of the documents that the dataset holds: ${plural(counts.rejected, "document")} that were rejected when it was packed are in neither.`;
 }
 
-function compared(answer) {
-  const rows = Object.values(answer.balance).flatMap(Object.values);
-  const column = (label, spread) => ({ label, number: true, value: (row) => spread(row).mean?.toFixed(3) ?? "–" });
-  return table({
-    caption: `Balance, means over ${integer(answer.balanced_packs)} packs`,
-    rows,
-    empty: "No pack to balance.",
-    columns: [
-      { label: "Layout", head: true, value: (row) => row.layout },
-      { label: "Ring degree", number: true, value: (row) => row.ring_degree },
-      column("Gather path", (row) => row.gather_path),
-      column("Ring path", (row) => row.ring_path),
-      column("KV traffic", (row) => row.traffic),
-      column("Attention imbalance", (row) => row.attention.imbalance),
-    ],
-  });
+/** Plans before and after, one after the other: the service makes one at a time. */
+async function compared(name, documents, values, known) {
+  const what = JSON.stringify(documents);
+  if (known.what !== what) Object.assign(known, { what, before: await post(["plan"], { ...documents, config: {} }) });
+  const after = Object.keys(values).length ? await post(["plan"], { ...documents, config: values }) : null;
+  return answered(known.before, after, await staysOut(name));
 }
 
-function answered(answer) {
-  const stragglers = Object.entries(answer.straggler_ratio).map(([ranks, ratio]) => ({ ranks: Number(ranks), ratio }));
-  return h(
-    "div",
-    { class: "view" },
-    h(
-      "p",
-      { class: "verdict" },
-      `${integer(answer.documents)} documents would fill ${integer(answer.packs)} packs of ${integer(answer.seq_len)} tokens to ${percent(answer.fill)}; ` +
-        `${integer(answer.rejected)} would be rejected.`,
-    ),
-    facts([
-      ["Fill", percent(answer.fill)],
-      [
-        "Packs",
-        integer(answer.packs),
-        `tokens alone need ${integer(answer.packs_for_tokens)}, crops alone ${integer(answer.packs_for_images)}`,
-      ],
-      ["Padding", integer(answer.padding_tokens), "tokens"],
-      ["Rejected", integer(answer.rejected), Object.entries(answer.rejects).map((reject) => reject.join(" ")).join(", ")],
-      ["Truncated", integer(Object.values(answer.truncated_tokens).reduce((sum, lost) => sum + lost, 0)), "tokens"],
-      ["Straggler at 8", answer.straggler_ratio["8"] ? times(answer.straggler_ratio["8"]) : "–", "data-parallel ranks"],
-      ["Planned in", `${answer.plan_seconds.toFixed(2)} s`],
-    ]),
-    table({
-      caption: "Straggler ratio by data-parallel size",
-      rows: stragglers,
-      columns: [
-        { label: "Ranks", head: true, value: (row) => integer(row.ranks) },
-        { label: "Ratio", number: true, value: (row) => row.ratio.toFixed(4) },
-      ],
-    }),
-    compared(answer),
-  );
+function documentsField(names, chosen) {
+  const choose = (name) => go(href(["plan"], { dataset: name }));
+  return chooser("source", "Documents", ["", ...names], chosen, choose, (name) => name || "lengths that I type in");
 }
 
-export async function whatIf() {
+export async function whatIf(params) {
   const { items } = await get(["datasets"], { limit: 200 });
-  const whole = items.filter((entry) => entry.state === "whole").map((entry) => entry.name);
-  const source = h(
-    "select",
-    { id: "source" },
-    h("option", { value: "" }, "the lengths below"),
-    whole.map((name) => h("option", { value: name }, name)),
-  );
+  const names = items.filter((entry) => entry.state === "whole").map((entry) => entry.name);
+  const name = names.includes(params.get("dataset")) ? params.get("dataset") : "";
+  const { keys } = await get(["plan", "keys"], { dataset: name });
+  const form = keyForm(keys, (key) => params.get(key));
   const lengths = h("textarea", { id: "lengths", class: "mono", spellcheck: "false" });
-  lengths.value = LENGTHS;
-  const config = h("textarea", { id: "config", class: "mono", spellcheck: "false" });
-  config.value = '{"seq_len": 32768}';
+  lengths.value = typed;
   const result = h("div", { class: "view", id: "answer" }, h("p", { class: "empty" }, "No plan yet."));
   const button = h("button", { class: "main" }, "Plan it");
-  source.addEventListener("change", () => (lengths.disabled = source.value !== ""));
+  const known = {};
 
   async function ask(event) {
     event.preventDefault();
     button.disabled = true;
     result.replaceChildren(h("p", { class: "loading" }, "Planning…"));
     try {
-      const documents = source.value ? { dataset: source.value } : { lengths: parsedLengths(lengths.value) };
-      result.replaceChildren(answered(await post(["plan"], { ...documents, config: parsedConfig(config.value) })));
+      typed = lengths.value;
+      const documents = name ? { dataset: name } : { lengths: parsedLengths(typed) };
+      const { values, texts } = form.changes();
+      remember(href(["plan"], { dataset: name, ...texts }));
+      result.replaceChildren(await compared(name, documents, values, known));
       announce("The plan is shown");
     } catch (error) {
       result.replaceChildren(problemBox(error));
@@ -127,11 +86,17 @@ export async function whatIf() {
     h(
       "form",
       { class: "card", onsubmit: ask },
-      field("Documents", source),
-      field("Lengths: one document per line, its tokens and crops", lengths),
-      field("Configuration as JSON; overrides the dataset's own if one is chosen", config),
-      h("div", { class: "controls" }, button),
+      documentsField(names, name),
+      !name && field("Lengths: one document per line, its tokens and crops", lengths),
+      form.nodes,
+      h("div", { class: "controls" }, button, h("a", { href: href(["plan"], { dataset: name }), class: "note" }, "Back to the present values")),
     ),
-    card("Answer", result),
+    card("Before and after", result),
   );
+}
+
+/** The address says what is asked, so that it can be sent, without showing the view anew. */
+function remember(address) {
+  history.replaceState(null, "", address);
+  document.getElementById("main").dataset.address = location.hash;
 }

@@ -54,6 +54,7 @@ function reasons(detail) {
   return table({
     caption: "The most frequent reasons, each with its first row",
     rows: detail.reject_reasons,
+    stacked: true,
     columns: [
       {
         label: "Documents",
@@ -79,7 +80,7 @@ export async function rejects(detail, params) {
     .join(", ");
   const columns = [
     { label: "Document", head: true, className: "long", value: (row) => row.doc_id },
-    { label: "Reason", value: (row) => row.code },
+    { label: "Reason", className: "name", value: (row) => row.code },
     { label: "Source", value: (row) => row.source },
     { label: "Stage", value: (row) => row.stage },
     { label: "Where", className: "long", value: (row) => row.location },
@@ -103,6 +104,7 @@ export async function rejects(detail, params) {
         caption: `${plural(page.total, "reject")}${said ? ` of ${said}` : ""}`,
         rows: page.items,
         columns,
+        stacked: true,
         empty: "No reject matches.",
       }),
       pages(page),

@@ -16,8 +16,6 @@ const SPREAD = {
   attention: (shard) => shard.attention,
   traffic: (shard) => shard.traffic,
   image_load: (shard) => shard.image_load_imbalance,
-  images: (shard) => shard.image_imbalance,
-  pooled_tokens: (shard) => shard.pooled_imbalance,
 };
 
 const decimals = (value) => (value === null ? "–" : value.toFixed(3));
@@ -87,6 +85,7 @@ export async function shards(detail, params) {
         caption: `Shards, the largest mean ${label.toLowerCase()} of their packs first (${unit})`,
         rows: page.items,
         columns,
+        stacked: true,
       }),
       pages(page),
     ),

@@ -2,7 +2,7 @@
 
 import { address, imageBytes, token } from "../../api.js";
 import { h } from "../../dom.js";
-import { bytes, integer, percent, plural, timestamp } from "../../format.js";
+import { bytes, integer, percent, plural, times, timestamp } from "../../format.js";
 import { colour, inkOn } from "../../palette.js";
 
 const FIRST = 24;
@@ -46,7 +46,44 @@ export function thumbnail(path, index, said) {
 
 const listed = (path, image) => h("li", {}, thumbnail(path, image.index, described(image)));
 
-function ofRank(path, images, boundary, all) {
+/** The encoder's work on the units whose crops lie in a rank's range. */
+function workOf(units, boundary) {
+  return units
+    .filter((unit) => unit.first_image >= boundary.start_image && unit.end_image <= boundary.end_image)
+    .reduce((sum, unit) => sum + unit.load, 0);
+}
+
+/** The least that the busiest of some ranks must do, if each takes consecutive whole units. */
+function leastPossible(loads, ranks) {
+  let [low, high] = [Math.max(...loads), loads.reduce((sum, load) => sum + load, 0)];
+  while (low < high) {
+    const most = Math.floor((low + high) / 2);
+    let [needed, taken] = [1, 0];
+    for (const load of loads) {
+      if (taken + load > most) [needed, taken] = [needed + 1, 0];
+      taken += load;
+    }
+    if (needed <= ranks) high = most;
+    else low = most + 1;
+  }
+  return low;
+}
+
+/** How evenly the ranks share the work, in words. */
+function evenness(units, work) {
+  const even = work.reduce((sum, load) => sum + load, 0) / work.length;
+  const least = leastPossible(
+    units.map((unit) => unit.load),
+    work.length,
+  );
+  return (
+    "Each CP rank encodes a contiguous range of crops; a unit (a still image, a frame) is never divided. The busiest " +
+    `rank has ${times(Math.max(...work) / even)} an even share of the work, ${times(Math.max(...work) / least)} the ` +
+    "least that whole units allow."
+  );
+}
+
+function ofRank(path, images, boundary, share) {
   const own = images.slice(boundary.start_image, boundary.end_image);
   const list = h(
     "ul",
@@ -73,7 +110,7 @@ function ofRank(path, images, boundary, all) {
         { class: "rankname", style: { background: colour(boundary.rank), color: inkOn(boundary.rank) } },
         boundary.rank,
       ),
-      ` ${plural(own.length, "crop")} (${percent(own.length / all)}), ${plural(pooled, "pooled token")}`,
+      ` ${percent(share)} of the work: ${plural(own.length, "crop")}, ${plural(pooled, "pooled token")}`,
     ),
     h(
       "p",
@@ -97,14 +134,16 @@ export function images(path, detail, cp) {
       `No image boundaries were planned for CP size ${cp}. The planned sizes are ${detail.cp_sizes.join(", ")}: choose degrees whose product is one of them.`,
     );
   }
+  const work = boundaries.map((boundary) => workOf(detail.units, boundary));
+  const all = work.reduce((sum, load) => sum + load, 0);
   return h(
     "div",
     { class: "ranks" },
     h(
       "p",
       { class: "note" },
-      "Each CP rank encodes a contiguous range of crops. The frames of one unit are never divided.",
+      evenness(detail.units, work),
     ),
-    boundaries.map((boundary) => ofRank(path, detail.images, boundary, detail.n_images)),
+    boundaries.map((boundary, rank) => ofRank(path, detail.images, boundary, work[rank] / all)),
   );
 }

@@ -2,21 +2,34 @@
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { integer } from "../../format.js";
+import { integer, plural } from "../../format.js";
 import { withParams } from "../../router.js";
+import { thumbnail } from "./images.js";
 
 const WINDOW = 2048;
 
-function rendered(span) {
+/** A crop in its place: its picture, and the tokens that stand for it. */
+function crop(path, detail, span, size) {
+  const { width, height } = detail.images[span.image];
+  const said = `crop ${span.image}, ${width} × ${height}`;
+  return h(
+    "span",
+    { class: "unit small" },
+    thumbnail(path, span.image, said),
+    h("small", {}, `${said}: ${plural(size, "token")}`),
+  );
+}
+
+function rendered(path, detail, span) {
   const size = span.end - span.start;
   if (span.kind === "padding") return h("span", { class: "edge" }, `[${integer(size)} tokens of padding]`);
-  if (span.kind === "image") return h("span", { class: "edge" }, `[image ${span.image}: ${integer(size)} tokens]`);
+  if (span.kind === "image") return crop(path, detail, span, size);
   if (!span.loss) return span.text;
   return h("mark", { title: `loss weight ${span.weight.toPrecision(3)}` }, span.text);
 }
 
 /** The spans, with a heading wherever another document or annotation begins. */
-function paragraphs(detail, spans) {
+function paragraphs(path, detail, spans) {
   const name = (number) =>
     detail.documents.find((document) => document.number === number)?.doc_id ?? `document ${number}`;
   let before = { document: null, branch: 0 };
@@ -30,7 +43,7 @@ function paragraphs(detail, spans) {
       parts.push(h("strong", { class: "edge" }, `\n── annotation ${span.branch} ──\n`));
     }
     before = span;
-    return [...parts, rendered(span)];
+    return [...parts, rendered(path, detail, span)];
   });
 }
 
@@ -61,7 +74,7 @@ export async function text(path, detail, params) {
     h(
       "div",
       { class: "tokens", tabindex: "0", role: "region", "aria-label": "Decoded tokens" },
-      paragraphs(detail, answer.spans),
+      paragraphs(path, detail, answer.spans),
     ),
   );
 }
