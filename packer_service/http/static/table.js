@@ -38,8 +38,13 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
     ),
   );
   const cell = (column, row) => {
-    const classes = [column.number && "number", column.className].filter(Boolean).join(" ") || null;
-    return h(column.head ? "th" : "td", { class: classes, scope: column.head && "row", "data-label": stacked && column.label }, column.value(row));
+    const value = column.value(row);
+    const classes = [column.number && "number", column.className, value === "–" && "absent"].filter(Boolean);
+    return h(
+      column.head ? "th" : "td",
+      { class: classes.join(" ") || null, scope: column.head && "row", "data-label": stacked && column.label },
+      value,
+    );
   };
   const body = rows.map((row) => h("tr", { class: rowClass(row) }, ...columns.map((column) => cell(column, row))));
   const whole = h(

@@ -30,7 +30,7 @@ export function sideBySide(caption, rows, before, after, names = ["Before", "Aft
     caption,
     rows,
     columns: [
-      { label: "Figure", head: true, className: "long", value: (row) => h("span", { title: row.title }, row.name) },
+      { label: "Figure", head: true, className: "wraps", value: (row) => h("span", { title: row.title }, row.name) },
       { label: after ? names[0] : "Value", number: true, value: (row) => value(row, before) },
       ...(after
         ? [

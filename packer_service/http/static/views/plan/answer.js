@@ -25,7 +25,6 @@ function rows(before, after) {
       name: `Padding: ${cause.replace("_", " ")}`,
       title: PADDING[cause],
       of: (answer) => answer.padding[cause] ?? 0,
-      good: -1,
     })),
     { name: "Packs that tokens need", of: (answer) => answer.packs_for_tokens },
     { name: "Packs that crops need", of: (answer) => answer.packs_for_images },

@@ -49,16 +49,10 @@ function parsed(key, text) {
 
 function range(key) {
   const most = key.most === null || key.most >= 2 ** 53 ? null : integer(key.most);
-  const each = key.kind === "integers" ? "each " : "";
-  const bounds =
-    key.least !== null && most !== null
-      ? `${each}${integer(key.least)} to ${most}`
-      : key.above !== null
-        ? `above ${integer(key.above)}`
-        : key.least !== null
-          ? `${each}from ${integer(key.least)}`
-          : null;
-  return bounds ?? "";
+  const each = key.kind === "integers" ? "Each " : "";
+  if (key.above !== null) return `Above ${integer(key.above)}.`;
+  if (key.least === null) return "";
+  return most === null ? `${each || "At "}least ${integer(key.least)}.` : `${each}${integer(key.least)} to ${most}.`;
 }
 
 function control(key, text) {
@@ -87,9 +81,9 @@ function entry(key, text) {
   const { node, read } = many ? ticks(key, text) : { node: control(key, text), read: null };
   const current = read ?? (() => node.value.trim());
   const meaning = key.meaning.replaceAll("`", "").replace("null for", "empty for");
-  const note = h("small", { class: "note" }, meaning, range(key) && ` ${range(key)}.`);
+  const note = h("small", { class: "note" }, meaning, range(key) && ` ${range(key)}`);
   const differs = () => JSON.stringify(parsedOrNull(key, current())) !== JSON.stringify(key.value);
-  const tell = () => changed.replaceChildren(differs() ? `now ${written(key, key.value) || "none"}` : "");
+  const tell = () => changed.replaceChildren(differs() ? `instead of ${written(key, key.value) || "none"}` : "");
   const field = h(
     many ? "fieldset" : "div",
     { class: "key", oninput: tell },
