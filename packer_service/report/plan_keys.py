@@ -37,6 +37,7 @@ STORED_WORK = "the vision encoder's work on each image is stored with the docume
 
 Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights"]
 
+_ONE: dict[str, Kind] = {"string": "text", "integer": "integer", "number": "number"}
 _LISTS: dict[str, Kind] = {"integer": "integers", "string": "names"}
 
 
@@ -125,7 +126,7 @@ def _legal(key: str, described: Mapping[str, Any]) -> dict[str, Any]:
     elif one["type"] == "array":
         kind = "choices" if choices else _LISTS[items["type"]]
     else:
-        kind = "choice" if choices else {"string": "text", "integer": "integer", "number": "number"}[one["type"]]
+        kind = "choice" if choices else _ONE[one["type"]]
     return {
         "kind": kind,
         "choices": choices,

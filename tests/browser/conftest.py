@@ -80,19 +80,36 @@ def hostile_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackC
 
 
 @pytest.fixture(scope="session")
+def empty_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackConfig, progress: Any) -> Path:
+    """A dataset whose only row was rejected."""
+    from packer_service.job.pack import pack
+    from packer_service.runtime.executors import PlainExecutor
+
+    folder = tmp_path_factory.mktemp("empty")
+    (folder / "rows.jsonl").write_text(json.dumps({"id": "blank", "text": " "}))
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), tiny_config, PlainExecutor(), progress)
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="session")
 def root(
-    tmp_path_factory: pytest.TempPathFactory, demo_dataset: Path, tiny_dataset: Path, hostile_dataset: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    demo_dataset: Path,
+    tiny_dataset: Path,
+    hostile_dataset: Path,
+    empty_dataset: Path,
 ) -> Path:
-    """What the service serves: demo, hostile, one with a manifest that ends too early, one without any."""
+    """What the service serves: demo, hostile, an empty one, one whose manifest ends too early, one without any."""
     root = tmp_path_factory.mktemp("root")
-    for name, source in (("demo", demo_dataset), ("hostile", hostile_dataset), ("damaged", tiny_dataset)):
+    whole = {"demo": demo_dataset, "hostile": hostile_dataset, "empty": empty_dataset, "damaged": tiny_dataset}
+    for name, source in whole.items():
         _linked(source, root / name)
     _linked(tiny_dataset, root / "unfinished")
     (root / "unfinished/manifest.json").unlink()
     (root / "unfinished/.work").mkdir()
-    whole = (root / "damaged/manifest.json").read_bytes()
+    text = (root / "damaged/manifest.json").read_bytes()
     (root / "damaged/manifest.json").unlink()  # a link: writing into it would damage the first
-    (root / "damaged/manifest.json").write_bytes(whole[: len(whole) // 2])
+    (root / "damaged/manifest.json").write_bytes(text[: len(text) // 2])
     return root
 
 

@@ -37,7 +37,7 @@ def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any
 
 
 def test_where_did_a_document_go(reader: Callable[..., Any], service: str) -> None:
-    """Fails when a packed document's place or ranks are not shown, or a rejected one's reason."""
+    """Fails when a packed document's place or ranks are not shown, a rejected one's reason, or another source's."""
     row = _json(f"{service}/v1/datasets/demo/documents?limit=1&offset=100")["items"][0]
     lost = _json(f"{service}/v1/datasets/demo/rejects?limit=1")["items"][0]
     person = reader()
@@ -54,6 +54,11 @@ def test_where_did_a_document_go(reader: Callable[..., Any], service: str) -> No
     assert f"{row['doc_id']} has {row['length']:,} tokens, starting at token {row['start']:,}." in person.says()
     person.page.go_back()
     person.settle()
+    person.page.get_by_label("Source").select_option("multi_qa")
+    person.settle()
+    listed = person.page.get_by_role("region", name="Documents").locator("tbody tr").all_inner_texts()
+    assert listed
+    assert all(row.split("\t")[1] == "multi_qa" for row in listed)
     person.page.get_by_label("Document id").fill(lost["doc_id"])
     person.follow("Where did it go?", "button")
     assert lost["code"] in person.says()
@@ -74,6 +79,14 @@ def test_what_a_packed_document_looks_like(reader: Callable[..., Any], service: 
     pictures = text.locator("img")
     assert pictures.count() == row["n_images"] > 0
     person.page.wait_for_function("() => document.querySelector('.unit img').naturalWidth > 0")
+    page = person.page
+    assert page.locator(".place").count() == 0
+    person.follow("Show tokens and positions")
+    places = [span for span in answer["spans"] if span["unit"] is None]
+    first, last = places[0]["positions"][0]
+    shown = page.locator(".place").all_text_contents()[0].replace("\u2013", "-")
+    assert shown == f"{places[0]['start']}-{places[0]['end'] - 1} at {first}-{last}"
+    assert page.locator(".place").count() == len(places)
     person.photograph("document")
 
 
@@ -94,24 +107,35 @@ def test_how_much_was_lost_and_why(reader: Callable[..., Any], service: str) -> 
 
 
 def test_what_if(reader: Callable[..., Any], service: str) -> None:
-    """Fails when a plan is not asked for with what was typed, or a mistake is not pointed out."""
+    """Fails when a form does not begin with the dataset's values, asks for something else than what it shows, or leaves
+    out what a plan loses; or a mistake in lengths is not pointed out."""
     person = reader()
-    person.open("plan")
+    person.open("plan?dataset=demo&oversize=truncate")
     page = person.page
-    page.get_by_label("Lengths").fill("100 0\n900 2\n1500\n1 1")
-    page.get_by_label("Configuration").fill('{"seq_len": 2048, "block_size": 64}')
+    config = _json(f"{service}/v1/datasets/demo")["config"]
+    assert page.get_by_label("Lengths").count() == 0
+    assert page.get_by_label("max_images").input_value() == str(config["max_images"])
+    page.get_by_label("seq_len").fill("8192")
+    page.get_by_text("keys that a plan cannot answer for").click()
+    assert "video.fps: frames are not sampled again" in page.locator(".refused").inner_text()
+    asked: list[Any] = []
+    page.on("response", lambda answer: asked.append(answer) if answer.url.endswith("/v1/plan") else None)
     person.follow("Plan it", "button")
-    verdict = page.locator("#answer .verdict")
-    verdict.wait_for()
-    assert "4 documents would fill 2 packs of 2,048 tokens" in verdict.inner_text()
-    rows = page.get_by_role("table", name="Balance").locator("tbody tr").all_inner_texts()
-    assert [row.split("\t")[:2] for row in rows[:4]] == [["contiguous", ring] for ring in ("1", "2", "4", "8")]
+    page.locator("#answer .verdict").wait_for()
+    before, after = (answer.json() for answer in asked)
+    assert [answer.request.post_data_json["config"] for answer in asked] == [
+        {},
+        {"seq_len": 8192, "oversize": "truncate"},
+    ]
+    rows = page.get_by_role("table", name="Figures").locator("tbody tr").all_inner_texts()
+    said = {row.split("\t")[0]: row.split("\t")[1:3] for row in rows}
+    lost = [sum(answer["truncated_tokens"].values()) for answer in (before, after)]
+    assert lost[1] > lost[0]
+    assert said["Tokens cut off"] == [f"{tokens:,}" for tokens in lost]
+    assert said["Packs"] == [f"{answer['packs']:,}" for answer in (before, after)]
+    assert "seq_len=8192" in page.url
+    page.get_by_label("Documents").select_option("")
+    person.settle()
     page.get_by_label("Lengths").fill("many")
     person.follow("Plan it", "button")
     assert "two whole numbers" in page.get_by_role("alert").inner_text()
-    page.get_by_label("Documents").select_option("demo")
-    page.get_by_label("Configuration").fill("{}")
-    person.follow("Plan it", "button")
-    verdict.wait_for()
-    packed = _json(f"{service}/v1/datasets/demo")["counts"]["pieces"]
-    assert f"{packed} documents would fill" in verdict.inner_text()

@@ -21,6 +21,7 @@ def test_a_reader_clicks_through_everything(reader: Callable[..., Any]) -> None:
     person = reader()
     page = person.page
     person.open()
+    assert page.locator("tbody time").count() >= 2  # when it was written
     person.photograph("1-datasets")
     person.follow("demo")
     assert page.locator(".plot .main-svg").count() >= 6
@@ -56,6 +57,19 @@ def test_the_overview_says_what_the_service_says(reader: Callable[..., Any], ser
     rows = page.get_by_role("table", name="Padding by cause").locator("tbody tr").all_inner_texts()
     shown = {row.split("\t")[0]: row.split("\t")[2] for row in rows}
     assert shown == {cause.replace("_", " "): f"{tokens:,}" for cause, tokens in detail["padding"].items()}
+
+
+def test_a_dataset_of_nothing_draws_nothing(reader: Callable[..., Any]) -> None:
+    """Fails when charts without a bar stand where a sentence would do, or a part of nothing is an error."""
+    person = reader()
+    person.open("d/empty")
+    assert "Nothing was packed." in person.says()
+    assert person.page.locator("figure, .plot").count() == 0
+    for part in ("Balance", "Shards", "Packs", "Documents"):
+        person.follow(part)
+        assert "This dataset holds no pack." in person.says(), part
+    person.follow("Rejects")
+    assert "1 document of 1 (100.0%) could not be packed." in person.says()
 
 
 @pytest.mark.parametrize(("layout", "ring"), [("balanced_ring", 8), ("contiguous", 4)])

@@ -62,7 +62,7 @@ function reasons(detail) {
         value: (reason) => h("a", { href: filter(reason.code, null) }, integer(reason.documents)),
       },
       { label: "Reason", head: true, value: (reason) => reason.code },
-      { label: "What was wrong with the first", className: "long", value: (reason) => reason.message ?? "" },
+      { label: "For example", className: "long", value: (reason) => reason.message ?? "" },
       { label: "Where", className: "long", value: (reason) => reason.location ?? "" },
     ],
   });
