@@ -27,7 +27,8 @@ OF_DATASET = {
     "404": "There is no such dataset, or nothing in it has this name.",
     "409": "The dataset is unfinished or damaged; the problem says how.",
 }
-OF_PLAN = {key: OF_DATASET[key] for key in ("404", "409")} | {"400": "The body cannot be read as JSON."}
+OF_KEYS = {key: OF_DATASET[key] for key in ("404", "409")}
+OF_PLAN = OF_KEYS | {"400": "The body cannot be read as JSON."}
 
 router = APIRouter(include_in_schema=False)
 
@@ -61,8 +62,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         problems = {key: ANY[key] for key in ("421", "500", "504")}
     else:
         operation["security"] = [{}, {"token": []}]
-        of_kind = OF_PLAN if path == PLAN_PATH else OF_DATASET if "{name}" in path else {}
-        problems = ANY | of_kind
+        of_path = {PLAN_PATH: OF_PLAN, f"{PLAN_PATH}/keys": OF_KEYS}
+        problems = ANY | of_path.get(path, OF_DATASET if "{name}" in path else {})
     for status, text in problems.items():
         content = {} if status == "304" else {"content": {MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}}}}
         operation["responses"][status] = {"description": text, **content}
