@@ -48,9 +48,9 @@ class ConfigurationKey(Figures):
     meaning: str
     kind: Kind = Field(description="What its value is; `weights` is a mapping of sources to numbers.")
     choices: list[str] = Field(description="Legal values, or members of a list; empty where any will do.")
-    least: float | None = Field(description="Smallest legal value, for a list of its members.")
-    above: float | None = Field(description="The value must be greater than this.")
-    most: float | None = Field(description="Largest legal value, for a list of its members.")
+    least: int | float | None = Field(description="Smallest legal value, for a list of its members.")
+    above: int | float | None = Field(description="The value must be greater than this.")
+    most: int | float | None = Field(description="Largest legal value, for a list of its members.")
     nullable: bool = Field(description="Whether null is legal.")
     default: Any = Field(description="The default.")
     value: Any = Field(description="The dataset's own value; the default where no dataset was named.")
