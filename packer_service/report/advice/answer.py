@@ -17,6 +17,10 @@ from packer_service.report.advice.split import MOST, WHOLE, Split, possible_spli
 from schemas.config import PackConfig
 
 
+MOST_RING = 64
+"""Largest ring degree whose absence from a dataset is worth a note."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advisor:
     """Estimates splits of one dataset's packs for one model.
@@ -44,7 +48,8 @@ class Advisor:
         """Every split, with either kind of attention where there is a ring: the fastest of those that fit first."""
         found = _with_speedups([self._estimate(split) for split in self._splits()[:MOST]])
         ordered = sorted(found, key=lambda each: (not each.fits, -each.tokens_per_second))
-        return [each.model_copy(update={"reason": reason_of(each, self.usable_gb)}) for each in ordered]
+        whole = next((each for each in ordered if each.ulysses_degree * each.ring_degree == 1), None)
+        return [each.model_copy(update={"reason": reason_of(each, self.usable_gb, whole)}) for each in ordered]
 
     def advice(self) -> Advice:
         """The answer. Of both kinds of attention of a split it has the better."""
@@ -101,10 +106,11 @@ class Advisor:
         memory = MemoryEstimate(
             sizes=self.sizes, question=asked, loads=self.loads, seq_len=self.config.seq_len, gpus=asked.gpus
         )
-        ways = RECOMPUTE if asked.recompute == "auto" else (asked.recompute,)
-        found = {way: memory.of_rank(split, way) for way in ways}
-        way = next((way for way in ways if found[way].total <= self.usable_gb), ways[-1])
-        return way, found[way]
+        *ways, last = RECOMPUTE if asked.recompute == "auto" else (asked.recompute,)
+        for way in ways:
+            if (found := memory.of_rank(split, way)).total <= self.usable_gb:
+                return way, found
+        return last, memory.of_rank(split, last)
 
     def _of_steps(self, packs: PackSeconds, parameters: float, dp_size: int) -> StepSeconds:
         """Means over steps. All packs of a step wait for the one that takes longest."""
@@ -118,6 +124,12 @@ class Advisor:
         layout = split.ring == 1 or (split.layout in self.config.layouts and split.ring in self.config.ring_degrees)
         return layout and split.cp_size in self.config.cp_sizes
 
+    def _ring_degrees(self) -> list[int]:
+        """Powers of two that a trainer could deal tokens to."""
+        most = min(self.question.gpus, MOST_RING)
+        powers = [2**power for power in range(1, most.bit_length())]
+        return [ring for ring in powers if self.question.gpus % ring == 0 and self.config.seq_len % (2 * ring) == 0]
+
     def _limits(self) -> list[str]:
         """What this dataset keeps from being estimated better, or at all."""
         loads, gpus, window = self.loads, self.question.gpus, self.config.order.window
@@ -128,6 +140,11 @@ class Advisor:
             notes.append(f"splits with more than {loads.n_packs:,} packs in a step, all that there are, are left out")
         if (splits := len(self._splits())) > MOST:
             notes.append(f"{splits} splits are possible, and the {MOST} over fewest ranks were estimated")
+        if left := sorted({degree for degree in self._ring_degrees() if degree not in self.config.ring_degrees}):
+            notes.append(
+                f"ring degrees {', '.join(map(str, left))} were not packed, so their balance is not known and they are "
+                "left out; pack with them among ring_degrees to compare them"
+            )
         if window % gpus:
             notes.append(f"data-parallel sizes that do not divide order.window {window} have steps of unequal packs")
         return notes

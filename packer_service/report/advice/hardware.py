@@ -35,7 +35,7 @@ DEVICES: dict[str, Device] = {
     "l40s": Device(
         362, 48, 32, 25, 8, "NVIDIA's datasheet of the L40S, dense; PCIe 4.0 x16 and a 200 Gb/s adapter each"
     ),
-    "cpu": Device(0.06, 8, 1, 1, 2, "one core of an Intel Xeon in float32, by tests/benchmarks/advice.py"),
+    "cpu": Device(0.035, 8, 2.7, 2.7, 2, "one core of an Intel Xeon in float32, by tests/benchmarks/advice.py"),
 }
 """By the name that a question gives."""
 

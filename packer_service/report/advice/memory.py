@@ -13,9 +13,14 @@ from packer_service.report.advice.split import Split
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again, the least first."""
 
-HIDDEN_KEPT, HEADS_KEPT, INNER_KEPT = 16, 3, 4
-"""How many numbers of each width of a layer are kept for each token: of the residual stream and norms, of heads, of the
-MLP."""
+HIDDEN_KEPT, QUERIES_KEPT, KEYS_KEPT, INNER_KEPT = 8, 6, 5, 4
+"""Numbers that a layer of Qwen3 keeps of each token, as multiples of the widths of the residual stream, of all queries,
+of all keys and of the MLP: ``tests/benchmarks/advice_memory.py`` counts them. Llama, without norms of queries and keys,
+keeps 3 and 2 of these two."""
+
+VISION_KEPT = 20
+"""The same of a layer of the vision encoder and its width, whose MLP is about four times as wide; counted from what its
+layers compute (Dosovitskiy et al. 2021), not measured."""
 
 BLOCKS_GATHERED = 2
 """Blocks whose parameters are whole at a time: one in use, and the next on its way."""
@@ -48,8 +53,8 @@ class MemoryEstimate:
 
     def _decoder(self, split: Split, recompute: str) -> float:
         sizes, number = self.sizes, self.question.compute_bytes
-        heads = 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim
-        layer = number * (HIDDEN_KEPT * sizes.hidden + HEADS_KEPT / 2 * heads + INNER_KEPT * sizes.inner)
+        heads = (QUERIES_KEPT * sizes.heads + KEYS_KEPT * sizes.kv_heads) * sizes.head_dim
+        layer = number * (HIDDEN_KEPT * sizes.hidden + heads + INNER_KEPT * sizes.inner)
         kept = {
             "none": layer,
             "selective": number * (sizes.hidden + sizes.heads * sizes.head_dim),
@@ -59,13 +64,13 @@ class MemoryEstimate:
         return self.seq_len / split.cp_size * (sizes.layers * kept + in_use)
 
     def _encoder(self, split: Split, recompute: str) -> float:
-        """Of the busiest rank's patches; a layer of the encoder keeps as much of its width as one of the decoder."""
+        """Of the patches of the busiest rank."""
         work, patches = self.loads.columns["load"], self.loads.columns["n_patches"]
         if not work.any():
             return 0.0
         share = self.loads.largest_image_load(split.cp_size) / work.clip(1)
         width = self.question.compute_bytes * self.sizes.vision_width
-        layer = (HIDDEN_KEPT + 4 * HEADS_KEPT + 4 * INNER_KEPT) * width
+        layer = VISION_KEPT * width
         kept = self.sizes.vision_layers * (layer if recompute == "none" else width)
         return float((patches * share).max()) * (kept + (0.0 if recompute == "none" else layer))
 

@@ -17,12 +17,28 @@ LOSSES = {
 """What a part of a step that computes nothing is lost to."""
 
 
-def reason_of(split: SplitAdvice, memory_gb: float) -> str:
-    """What speaks for a split, and what most of its lost time goes to."""
+def reason_of(split: SplitAdvice, memory_gb: float, whole: SplitAdvice | None = None) -> str:
+    """What speaks for a split, and what most of its lost time goes to.
+
+    Args:
+        split: the split.
+        memory_gb: memory of a rank that tensors may take.
+        whole: a whole pack on each device, where that is among the splits.
+    """
     where = _where(split)
+    if whole is not None and whole.recompute != split.recompute and split.fits:
+        where += f", and as packs are shared, {WITH[split.recompute]}"
     if not split.fits:
         return f"{where}; a rank needs {split.memory.total:.0f} GB and may use {memory_gb:.0f}."
     return f"{where}; {_lost(split)}."
+
+
+WITH = {
+    "none": "nothing has to be computed again for want of memory",
+    "selective": "attention need not be computed again for want of memory",
+    "full": "everything is computed again",
+}
+"""What a way of recomputation means, beside another that a whole pack would need."""
 
 
 def _where(split: SplitAdvice) -> str:

@@ -1,0 +1,95 @@
+"""Counts what the layers of a model keep for the backward pass: numbers per token, as multiples of the model's widths.
+
+    python tests/benchmarks/advice_memory.py
+
+One layer more, one width doubled: the differences in the bytes that autograd saves, of tensors that are no parameters,
+over those of a bfloat16 number. The memory estimates of ``preshard advise`` use the counts of Qwen3.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from machine import hardware  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
+
+from schemas.layout import TokenLayout  # noqa: E402
+from schemas.sequence import MaskArrays  # noqa: E402
+from trainer.attention import MaskTensors, bind  # noqa: E402
+from trainer.distributed.mesh import ContextParallel  # noqa: E402
+from trainer.models.interface import PACKED, register_attention  # noqa: E402
+
+TOKENS, NUMBER_BYTES = 1024, 2
+BASE = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 512,
+}
+WIDTHS = {
+    "residual stream": ("hidden_size", 1),
+    "queries": ("num_attention_heads", BASE["head_dim"]),
+    "keys": ("num_key_value_heads", BASE["head_dim"]),
+    "MLP": ("intermediate_size", 1),
+}
+"""The setting that a width follows from, and numbers for each unit of it."""
+
+
+def kept_bytes(kind: Any, layers: int, sizes: dict[str, int]) -> float:
+    """Bytes for each token that the decoder keeps."""
+    transformers = register_attention()
+    config = kind(vocab_size=256, num_hidden_layers=layers, max_position_embeddings=TOKENS, **sizes)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=PACKED)
+    model = model.to(torch.bfloat16).train()
+    parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes(), tensor
+        return tensor
+
+    doc_ids = np.zeros(TOKENS, np.int32)
+    mask = MaskArrays(doc_ids=doc_ids, branch_ids=doc_ids, group_ids=np.full_like(doc_ids, -1))
+    runs, needs = np.array([[0, 0, TOKENS]], np.int32), np.ones((1, TOKENS // 128), bool)
+    layout = TokenLayout(scheme="contiguous", ring_degree=1, block_size=128, runs=runs, needs=needs)
+    positions = torch.arange(TOKENS)[None]
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        attend = bind("gather", layout, MaskTensors.from_arrays(mask), ContextParallel())
+        hidden = model.model(
+            input_ids=positions % 256, position_ids=positions, use_cache=False, attend=attend, pack_length=TOKENS
+        )
+    assert hidden.last_hidden_state.requires_grad
+    return sum(size for size, _ in kept.values()) / TOKENS
+
+
+def of_a_layer(kind: Any, **changed: int) -> float:
+    sizes = {**BASE, **changed}
+    return kept_bytes(kind, 2, sizes) - kept_bytes(kind, 1, sizes)
+
+
+def main() -> int:
+    transformers = register_attention()
+    print(f"{hardware()}, torch {torch.__version__}, bfloat16\n")
+    print(f"| model | {' | '.join(WIDTHS)} |\n|---|{'---|' * len(WIDTHS)}")
+    for kind in (transformers.Qwen3Config, transformers.LlamaConfig):
+        before = of_a_layer(kind)
+        counts = [
+            (of_a_layer(kind, **{name: 2 * BASE[name]}) - before) / (BASE[name] * numbers * NUMBER_BYTES)
+            for name, numbers in WIDTHS.values()
+        ]
+        print(f"| {kind.model_type} | " + " | ".join(f"{count:.1f}" for count in counts) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
