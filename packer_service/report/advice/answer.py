@@ -16,7 +16,6 @@ from packer_service.report.advice.seconds import Estimate, PackSeconds
 from packer_service.report.advice.split import MOST, WHOLE, Split, possible_splits
 from schemas.config import PackConfig
 
-
 MOST_RING = 64
 """Largest ring degree whose absence from a dataset is worth a note."""
 
