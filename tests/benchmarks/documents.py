@@ -1,19 +1,25 @@
 """Many short text documents through a whole job: documents a second of each phase, and the memory of all processes.
 
-    python tests/benchmarks/documents.py [--documents 200000] [--processes 2] [--set seq_len=8192 ...]
+    python tests/benchmarks/documents.py [--documents 200000] [--processes 2] [--set seq_len=8192 ...] [--against TREE]
 
 The documents are cut from Python's own manual, 80 to some thousand characters long, and are packed by the command line
 with the default configuration. Beside it stands a floor: the same texts read and tokenised, and nothing else, in as
 many processes; the job does that twice, once to measure and once to write.
+
+With ``--against``, another working tree of this project packs the same texts, in turns with this one, each in one
+process without Ray, whose start is not what is compared. Shards must have the same bytes; ratios are the medians of all
+rounds but the first, in which both compile.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing as mp
 import os
 import pydoc_data.topics
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +32,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
-from machine import hardware  # noqa: E402
+from machine import Others, hardware  # noqa: E402
 from processes import PeakMemory, cpu_seconds  # noqa: E402
 
 from packer_service.config import load_config  # noqa: E402
@@ -67,7 +73,7 @@ def tokenise(path: Path, processes: int) -> tuple[float, float, int]:
         return time.perf_counter() - begin, cpu_seconds(os.getpid()) - cpu, tokens
 
 
-def pack(source: Path, out: Path, processes: int, settings: list[str]) -> tuple[float, PeakMemory]:
+def pack(source: Path, out: Path, processes: int, settings: list[str], tree: Path = ROOT) -> tuple[float, PeakMemory]:
     command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out)]
     options = [word for setting in settings for word in ("--set", setting)]
     begin = time.perf_counter()
@@ -78,19 +84,73 @@ def pack(source: Path, out: Path, processes: int, settings: list[str]) -> tuple[
     return time.perf_counter() - begin, peaks
 
 
+ALONE = """
+import json, sys, time
+from packer_service.config import load_config
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+class Quiet:
+    def note(self, message): ...
+    def step(self, *done, **more): ...
+source, out, *settings = sys.argv[1:]
+config = load_config(None, settings)
+clock, cpu = time.perf_counter(), time.process_time()
+phases = pack([source], out, config, PlainExecutor(), Quiet()).seconds
+print(json.dumps([time.perf_counter() - clock, time.process_time() - cpu, phases]))
+"""
+"""What runs in each tree: a whole job in one process."""
+
+
+def alone(tree: Path, source: Path, out: Path, settings: list[str]) -> tuple[float, float, dict[str, float], str]:
+    """Seconds by the clock, of processors and by phase of a job in one process, and the hash of its shards."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-c", ALONE, str(source), str(out), *settings]
+    ran = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
+    clock, cpu, phases = json.loads(ran.stdout.splitlines()[-1])
+    shards = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((out / "shards").iterdir())))
+    return clock, cpu, phases, shards.hexdigest()
+
+
+def compare(source: Path, folder: Path, against: Path, rounds: int, settings: list[str]) -> None:
+    """Packs with both trees in turns, and prints how much less this one takes."""
+    ratios = []
+    for number in range(rounds + 1):
+        times, shards = {}, set()
+        for tree in (against, ROOT) if number % 2 else (ROOT, against):
+            out = folder / f"{number}-{len(times)}"
+            others = Others(partial(cpu_seconds, os.getpid()))
+            clock, cpu, phases, hashed = alone(tree, source, out, settings)
+            times[tree] = np.array([clock, cpu])
+            shards.add(hashed)
+            print(f"  {tree.name}: {clock:.1f} s, {cpu:.1f} s of processors, {phases}; {others}", flush=True)
+            shutil.rmtree(out)
+        assert len(shards) == 1, "the shards differ"
+        if number:
+            ratios.append(times[against] / times[ROOT])
+    by_clock, by_cpu = np.median(np.array(ratios), axis=0)
+    print(f"{by_clock:.2f} x as fast by the clock, {by_cpu:.2f} x by processor time (median of {rounds} rounds)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as of preshard pack")
+    parser.add_argument("--against", type=Path, help="another working tree")
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison")
     given = parser.parse_args()
     print(f"{hardware()}, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as temporary:
         source, out = Path(temporary) / "texts.jsonl", Path(temporary) / "dataset"
         write_source(source, given.documents)
+        if given.against:
+            compare(source, Path(temporary), given.against, given.rounds, given.settings)
+            return
         floor, floor_cpu, tokens = tokenise(source, given.processes)
         print(f"{given.documents:,} documents, {tokens:,} tokens, {source.stat().st_size / 1e6:.0f} MB")
+        others = Others(partial(cpu_seconds, os.getpid()))
         seconds, peaks = pack(source, out, given.processes, given.settings)
+        print(f"while it packed, {others}")
         facts = json.loads((out / "run.json").read_text(encoding="utf-8"))
         print_phases(given.documents, floor, seconds, facts)
         print(f"  processor time: the floor {floor_cpu:.0f} s, the job {peaks.cpu_seconds:.0f} s")

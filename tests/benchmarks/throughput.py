@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from av.video.reformatter import VideoReformatter  # noqa: E402
-from machine import hardware  # noqa: E402
+from machine import Others, hardware  # noqa: E402
 from processes import cpu_seconds  # noqa: E402
 from reading import write_source  # noqa: E402
 
@@ -191,6 +191,7 @@ def compare(ours: Ours, bare: Bare, rounds: int) -> None:
     found: list[tuple[float, float]] = []
     frames = 0
     for number in range(rounds + 1):
+        others = Others(partial(cpu_seconds, os.getpid()))
         our_clock, our_cpu, our_tars = timed(ours)
         clock, cpu, tars = timed(bare)
         if not number:  # first round: everything is loaded, compiled and cached
@@ -201,13 +202,13 @@ def compare(ours: Ours, bare: Bare, rounds: int) -> None:
         print(
             f"  preshard {our_clock:6.2f} s ({our_cpu:6.2f} s of CPU), {frames / our_clock:6.1f} crops/s   "
             f"bare {clock:6.2f} s ({cpu:6.2f} s of CPU), {frames / clock:6.1f} crops/s   "
-            f"ratio {clock / our_clock:.3f} ({cpu / our_cpu:.3f} of CPU)   load {os.getloadavg()[0]:.1f}",
+            f"ratio {clock / our_clock:.3f} ({cpu / our_cpu:.3f} of CPU)   {others}",
             flush=True,
         )
         for path in (*our_tars, *tars):
             path.unlink()
     by_clock, by_cpu = (statistics.median(column) for column in zip(*found, strict=True))
-    print(f"median ratio of {rounds} rounds: {by_clock:.3f} by the clock, {by_cpu:.3f} by CPU (wanted: 0.85)")
+    print(f"median ratio of {rounds} rounds: {by_clock:.3f} by the clock, {by_cpu:.3f} by CPU (wanted: 0.95)")
 
 
 def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
