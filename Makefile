@@ -83,9 +83,9 @@ unit: .venv/installed
 	@echo "==> unit tests: no process, no browser, no Ray"
 	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m "not process"
 
-# What one process does comes first, two at a time; the tests then take every core.
+# What one process does comes first, three at a time since one of them waits for downloads; the tests then take every core.
 test: .venv/installed
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types kernels chromium contracts ruff
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target types kernels chromium contracts ruff
 	@echo "==> all tests, on $(WORKERS) cores"
 	@$(BIN)/python -m pytest --quiet -n $$(($(WORKERS) + 1)) --durations=10
 

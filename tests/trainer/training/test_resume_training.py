@@ -201,7 +201,7 @@ def _prepare(**options: object) -> Job:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"seed": 1}, "seed 0, not 1"), ({"model": "{model}"}, "of model qwen3"), ({"data": "{other}"}, "of dataset")],
+    [({"seed": 1}, "seed 0, not 1"), ({"model": "shallower"}, "of model qwen3"), ({"data": "other"}, "of dataset")],
     ids=lambda value: str(value) if isinstance(value, str) else next(iter(value)),
 )
 def test_a_checkpoint_of_another_run_is_refused(
@@ -212,11 +212,13 @@ def test_a_checkpoint_of_another_run_is_refused(
     named: str,
 ) -> None:
     """Fails when a run continues with other packs, parameters or data than it started with."""
-    other = make_texts(tmp_path, documents=4)
-    config = {**TEXT_MODEL, "num_hidden_layers": 1}
-    write_model_folder(tmp_path / "shallow", "qwen3", vocabulary=VOCABULARY, files={"config.json": config})
-    stands = {"{model}": str(tmp_path / "shallow"), "{other}": str(other)}
-    changed = {name: stands.get(str(value), value) for name, value in change.items()}
+    changed = dict(change)
+    if "model" in change:
+        config = {**TEXT_MODEL, "num_hidden_layers": 1}
+        write_model_folder(tmp_path / "shallow", "qwen3", vocabulary=VOCABULARY, files={"config.json": config})
+        changed["model"] = str(tmp_path / "shallow")
+    if "data" in change:
+        changed["data"] = str(make_texts(tmp_path, documents=4))
     options = {"data": str(texts), **OPTIONS, "checkpoint": str(whole[1]), "resume": True}
     assert _prepare(**options).start.step == STEPS
     with pytest.raises(ConfigError, match=named):
