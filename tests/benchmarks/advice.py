@@ -184,9 +184,7 @@ def time_a_million(gpus: int) -> None:
     began = time.process_time()
     considered = advisor.advice().considered
     taken = time.process_time() - began
-    print(
-        f"\n{order.n_packs:,} packs, {loads.sampled:,} looked at: {considered} splits in {taken:.2f} s of CPU time"
-    )
+    print(f"\n{order.n_packs:,} packs, {loads.sampled:,} looked at: {considered} splits in {taken:.2f} s of CPU time")
 
 
 def main() -> int:
