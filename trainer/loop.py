@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.attention.listed import TileLister
 from trainer.config import DTYPES, TrainConfig
 from trainer.data.batch import RankBatch
 from trainer.data.loader import make_loader
@@ -59,7 +60,9 @@ def run(
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    batches: Iterator[RankBatch] = iter(make_loader(job.dataset, workers=config.workers, device=device))
+    tiles = TileLister.of(config.attention, mesh.cp, exchange=config.exchange, device_type=device.type)
+    loader = make_loader(job.dataset, workers=config.workers, device=device, list_tiles=tiles)
+    batches: Iterator[RankBatch] = iter(loader)
     if not job.dataset.is_mixture:  # a mixture's steps go on across the ends of its epochs
         batches = whole_steps(batches, job)
     saves = None
@@ -178,7 +181,6 @@ def _add_gradients(
         batch = take(batches, local)
         local.work += work.of_rank(batch)
         began = time.process_time()
-        batch = batch.to(device, non_blocking=True)
         loss_sum = model(batch, mesh.cp, **_exchanges(job.config))
         loss_sum.backward()
         local.compute_time += time.process_time() - began

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from schemas.layout import TILE
-from trainer.attention import MaskTensors
-from trainer.attention.tiles import list_tiles
+from trainer.attention.listed import count_tiles
 from trainer.data.batch import RankBatch
 from trainer.models.folder import model_sizes
 
@@ -53,9 +52,7 @@ class StepWork:
 
     def of_rank(self, batch: RankBatch) -> float:
         """The work of one rank's part of a pack. Only what lies on the CPU is read."""
-        mask = MaskTensors.of(batch)
-        mine = mask.at(batch.positions.numpy())
-        tiles = len(list_tiles(mine, mask, q_tile=TILE, k_tile=TILE).columns)
+        tiles = batch.tiles.n_tiles if batch.tiles is not None else count_tiles(batch)
         tokens = int((batch.doc_ids[batch.positions] >= 0).sum())
         vision = TRAINING * 2 * sum(unit.load for unit in batch.units)
         return self.per_token * tokens + self.per_tile * tiles + vision

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainer.attention.listed import TileLister
 from trainer.data import PackedDataset, RankBatch
-from trainer.distributed.mesh import Mesh
+from trainer.distributed.mesh import CpFsdp, Mesh, build_mesh
 from trainer.distributed.sharding import shard_model
 from trainer.models import PackedModel, load_model
 from trainer.models.memory import save_memory
@@ -22,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # ranks load this file alone
 from planted_faults import planted
 
 Case = Mapping[str, Any]
-"""``kind`` and ``layout``; optionally ``fault``, the name of a mistake to make on the last rank."""
+"""``kind`` and ``layout``; optionally ``fault``, the name of a mistake to make on the last rank; ``overlap``, of the
+exchange of heads; ``listed``, whether tiles are listed before the step."""
 
 
 Answer = dict[str, Any]
@@ -34,14 +38,35 @@ Answer = dict[str, Any]
 
 
 def train_on_packs(
-    mesh: Mesh, folder: str, cases: Sequence[Case], dtype: str = "float64", saving: Mapping[str, Any] | None = None
+    mesh: Mesh,
+    folder: str,
+    cases: Sequence[Case],
+    dtype: str = "float64",
+    saving: Mapping[str, Any] | None = None,
+    cp_fsdp: CpFsdp = "all",
 ) -> list[Answer]:
     """Loss and gradient of all packs, for each case. Runs on each rank of a pool."""
+    if cp_fsdp != "all":
+        mesh = _mesh_of(tuple(mesh.world.mesh.shape), cp_fsdp)
     model = load_model(f"{folder}/model", dtype=getattr(torch, dtype))
     save_memory(model, **(saving or {}))
     packed = PackedModel(model)
     shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
     return [_train(mesh, packed, f"{folder}/dataset", case) for case in cases]
+
+
+@cache
+def _mesh_of(degrees: tuple[int, ...], cp_fsdp: CpFsdp) -> Mesh:
+    """The pool's mesh, whose parameters are sharded over other axes."""
+    dp_replicate, dp_shard, ring, ulysses = degrees
+    return build_mesh(
+        "cpu",
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        ring_degree=ring,
+        ulysses_degree=ulysses,
+        cp_fsdp=cp_fsdp,
+    )
 
 
 def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
@@ -60,7 +85,14 @@ def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
     ):
         kind = case["kind"]
         with planted(fault, packed, batch, last=cp.cp_rank == cp.cp_size - 1) as (given, made):
-            loss = packed(given, cp, attention=kind, features="gather" if kind == "ulysses" else "route")
+            tiles = TileLister.of(kind, cp, exchange="needed", device_type="cpu") if case.get("listed") else None
+            loss = packed(
+                replace(given, tiles=tiles(given)) if tiles is not None else given,
+                cp,
+                attention=kind,
+                features="gather" if kind == "ulysses" else "route",
+                overlap=case.get("overlap", False),
+            )
             loss.backward()
         total += loss.item()
         faults += made

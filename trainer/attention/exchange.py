@@ -64,7 +64,7 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
     received = [held[layout.needs[cp.ring_rank][held // block_size]] for held in slices]
     return _NeededExchange(
         positions=np.concatenate(received),
-        sent=tuple(torch.from_numpy(index).to(mask.device) for index in sent),
+        sent=tuple(torch.from_numpy(index).to(mask.device, non_blocking=True) for index in sent),
         received_sizes=tuple(map(len, received)),
         slice_len=len(mine),
         group=cp.ring_group,

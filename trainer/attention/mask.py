@@ -62,7 +62,7 @@ class MaskTensors:
 
     def at(self, places: Int64[np.ndarray, "M"]) -> MaskTensors:
         """Some of these tokens, in this order. Of a whole pack, ``places`` are natural positions."""
-        index = torch.from_numpy(places).to(self.device)
+        index = torch.from_numpy(places).to(self.device, non_blocking=True)
         host = MaskArrays(**{name: getattr(self.host, name)[places] for name in ARRAYS})
         picked = self._with_tensors(lambda tensor: tensor[index])
         return replace(picked, host_positions=self.host_positions[places], host=host)

@@ -8,28 +8,31 @@ follows the number of occupied tiles, not the square of the length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from schemas.layout import TILE
 from trainer.attention.mask import MaskTensors
 
 _NO_ID = -2
 """Below every id, so that the first token begins a run."""
 
 
+TILE_SIZES = {"cpu": (128, 64), "cuda": (TILE, TILE)}
+"""Queries and keys of a tile of the kernel for each type of device."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Tiles:
-    """The occupied tiles between the queries and the keys of one kernel call.
+class TileList:
+    """Which tiles between some queries and some keys are occupied. It holds no token, and can go to another process.
 
     Rows are tiles of ``q_tile`` queries, columns are tiles of ``k_tile`` keys, each in the order of its set; the last
     tile may be shorter. Row i's columns are ``columns[edges[i]:edges[i + 1]]``: first the ``n_full[i]`` tiles in which
     every pair is allowed, then those in which some are, both ascending. A short last tile never counts as full.
     """
 
-    queries: MaskTensors
-    keys: MaskTensors
     q_tile: int
     k_tile: int
     edges: Int64[np.ndarray, "rows_plus_1"]
@@ -40,6 +43,25 @@ class Tiles:
     def empty(self) -> bool:
         """No query sees any key."""
         return not len(self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles(TileList):
+    """The occupied tiles between the queries and the keys of one kernel call, with these."""
+
+    queries: MaskTensors
+    keys: MaskTensors
+
+    def alone(self) -> TileList:
+        """The list without the tokens."""
+        return TileList(**{field.name: getattr(self, field.name) for field in fields(TileList)})
+
+    @classmethod
+    def of(cls, listed: TileList, queries: MaskTensors, keys: MaskTensors) -> Tiles:
+        """A list and the tokens that it was made for."""
+        return cls(
+            queries=queries, keys=keys, **{field.name: getattr(listed, field.name) for field in fields(TileList)}
+        )
 
 
 def list_tiles(queries: MaskTensors, keys: MaskTensors, *, q_tile: int, k_tile: int) -> Tiles:

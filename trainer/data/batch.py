@@ -62,6 +62,8 @@ class RankBatch:
         bytes_read: bytes asked from the shard for this batch.
         state: for ``PackedDataset.load_state_dict``, to continue after this step. It is correct however far a
             ``DataLoader`` has read ahead.
+        tiles: the tiles that this rank's attention will compute, as the loader's ``list_tiles`` lists them where the
+            batch is read; None without one.
     """
 
     pack_id: int
@@ -95,6 +97,7 @@ class RankBatch:
     cp_rank: int
     bytes_read: int
     state: dict[str, Any]
+    tiles: Any = None
 
     @property
     def seq_len(self) -> int:

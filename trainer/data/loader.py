@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -33,8 +35,8 @@ class PackStream(IterableDataset[RankBatch]):
     ``RankBatch.state``.
     """
 
-    def __init__(self, dataset: PackedDataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: PackedDataset, list_tiles: Callable[[RankBatch], Any] | None = None) -> None:
+        self.dataset, self._list_tiles = dataset, list_tiles
 
     def __iter__(self) -> Iterator[RankBatch]:
         dataset, (first, every) = copy.copy(self.dataset), worker_share()
@@ -42,10 +44,17 @@ class PackStream(IterableDataset[RankBatch]):
         given = 0
         while True:
             begin, given = given, given + len(dataset)
-            yield from dataset.steps((first - begin) % every, every)
+            for batch in dataset.steps((first - begin) % every, every):
+                yield batch if self._list_tiles is None else replace(batch, tiles=self._list_tiles(batch))
 
 
-def make_loader(dataset: PackedDataset, *, workers: int, device: torch.device | str) -> DataLoader[RankBatch]:
+def make_loader(
+    dataset: PackedDataset,
+    *,
+    workers: int,
+    device: torch.device | str,
+    list_tiles: Callable[[RankBatch], Any] | None = None,
+) -> DataLoader[RankBatch]:
     """Loads batches without end, epoch after epoch, from the dataset's position (``set_epoch``, ``load_state_dict``).
 
     Set the position first: iterating the loader fixes what it returns. With workers, reading and decoding happen while
@@ -60,6 +69,8 @@ def make_loader(dataset: PackedDataset, *, workers: int, device: torch.device | 
         dataset: what to read. Its copies in the workers count their own ``bytes_read``; each batch has its own.
         workers: background processes; 0 reads in this process, between the steps.
         device: where the batches will be used. They are returned on the CPU.
+        list_tiles: called with each batch where it is read; what it returns becomes ``RankBatch.tiles``. A
+            ``trainer.attention.listed.TileLister``, or another function that can be pickled.
     """
     background = {
         "multiprocessing_context": START_METHOD,
@@ -67,7 +78,7 @@ def make_loader(dataset: PackedDataset, *, workers: int, device: torch.device | 
         "worker_init_fn": _leave_signals_to_the_loop,
     }
     return DataLoader(
-        PackStream(dataset),
+        PackStream(dataset, list_tiles),
         batch_size=None,
         num_workers=workers,
         pin_memory=torch.device(device).type == "cuda",

@@ -6,15 +6,23 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.optim import Optimizer
 
 from schemas.errors import ConfigError
@@ -150,6 +158,30 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) ->
     parameters, moments = get_state_dict(model, optimizer)
     dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)
+
+
+def load_parameters(checkpoint: Path, model: nn.Module) -> None:
+    """Fills a model alone from a checkpoint written by any number of ranks, in one process or in all of a job."""
+    parameters = get_model_state_dict(model)
+    dcp.load({"model": parameters}, checkpoint_id=checkpoint)
+    set_model_state_dict(model, parameters)
+
+
+def parameter_dtype(checkpoint: Path) -> torch.dtype:
+    """The dtype of a checkpoint's parameters.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    dtypes = Counter(
+        entry.properties.dtype
+        for name, entry in stored.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    )
+    if not dtypes:
+        raise ConfigError(f"{checkpoint} holds no parameters; take another checkpoint")
+    return dtypes.most_common(1)[0][0]  # a few buffers may have another
 
 
 def _states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -58,13 +58,9 @@ def packed_attention(
     return out_HLD.transpose(0, 1)[None], None
 
 
-def no_mask(*args: Any, **kwargs: Any) -> None:
-    """The mask of a model whose attention knows it."""
-
-
 @cache
 def register_attention() -> Any:
-    """Makes ``transformers`` know the attention of packs; returns the package.
+    """Makes ``transformers`` know the attention of packs, which needs no mask; returns the package.
 
     Raises:
         ConfigError: it is not installed.
@@ -72,14 +68,14 @@ def register_attention() -> Any:
     _hide_broken_torchvision()
     try:
         import transformers
-        from transformers.masking_utils import AttentionMaskInterface
     except ModuleNotFoundError:
         raise ConfigError(
             "training a model folder needs the package transformers, which is not installed: "
             "pip install 'preshard[train]'"
         ) from None
+    # No mask is registered under the name: then models make none, and do not look for sequences in position_ids first,
+    # for which the host would wait.
     transformers.AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, no_mask)
     return transformers
 
 

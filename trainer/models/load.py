@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,7 @@ def load_sharded(
 ) -> Wrapped:
     """A model whose parts are filled after it was sharded, each rank's by itself.
 
-    From a folder, a rank reads tensor by tensor and keeps its rows. Random weights are drawn block by block. Buffers
+    From a folder, a rank reads its rows, tensor by tensor. Random weights are drawn block by block. Buffers
     are set in any case.
 
     Args:
@@ -121,14 +122,15 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
 def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
     """Fills a model from a folder by ``transformers``, which knows the names and forms of published weights.
 
-    It loads a second model, of which each parameter gives this rank its part as soon as it is there, and goes back to
-    the meta device.
+    It loads a second model that is sharded like the first, so that ``transformers`` reads this rank's rows alone. Each
+    of its parameters gives the first one its part as soon as it is there, and goes back to the meta device.
     """
     from safetensors import SafetensorError
     from transformers.distributed import DistributedConfig
 
     fill = _Fill(model)
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
+    sharded = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
     paths: dict[nn.Module, str] = {}
 
     def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
@@ -136,7 +138,8 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
             return None
         path = f"{paths[module]}.{name}".lstrip(".")
         fill({tied.get(path, path): parameter})
-        passed: Any = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        passed: Any = nn.Parameter(empty, requires_grad=False)
         passed._is_hf_initialized = True
         return passed
 
@@ -150,6 +153,7 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         @classmethod
         def maybe_distribute_model(cls, model: Any, config: Any, manager: Any) -> Any:  # noqa: ARG003
             paths.update({module: path for path, module in model.named_modules()})
+            _shard_alike(model, sharded, tied)
             return model
 
     # by these transformers finds what it knows of a published model's weights
@@ -171,6 +175,35 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         raise ConfigError(f"--model {folder} holds no weights for {first} and {len(more)} more; give all of them")
 
 
+def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, str]) -> None:
+    """Gives the parameters of a model on the meta device the sharding of others of the same names.
+
+    Those that are made of several tensors, or of a transposed one, stay whole: a part of them is not made of parts.
+    """
+    made = _made_of_others(model)
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            full = f"{path}.{name}".lstrip(".")
+            like = sharded.get(tied.get(full, full))
+            if like is None or any(fragment in full for fragment in made):
+                continue
+            local = torch.empty(like.to_local().shape, dtype=parameter.dtype, device="meta")
+            part = DTensor.from_local(
+                local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            )
+            module._parameters[name] = nn.Parameter(part, requires_grad=False)
+
+
+def _made_of_others(model: Any) -> list[str]:
+    """The longest literal part of each pattern of names whose values ``transformers`` makes of other tensors."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    converters = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter)]
+    patterns = [pattern for each in converters for pattern in each.target_patterns]
+    return [max(re.split(r"[^\w.]|\\.", pattern), key=len) for pattern in patterns]
+
+
 @contextmanager
 def _one_tensor_at_a_time() -> Iterator[None]:
     """``transformers`` reads tensors ahead in threads, without a bound on how many, unless this variable is set."""
@@ -184,7 +217,7 @@ def _one_tensor_at_a_time() -> Iterator[None]:
 
 
 class _Fill:
-    """Fills buffers, and this rank's part of parameters, from whole tensors that come one by one.
+    """Fills buffers, and this rank's part of parameters, from tensors that come one by one, whole or as that part.
 
     Attributes:
         left: names of what has not come yet.
@@ -202,7 +235,7 @@ class _Fill:
             target, value = self._targets[name], tensors[name]
             self.left.discard(name)
             if isinstance(target, DTensor):
-                target.to_local().copy_(_part_of(value, target))
+                target.to_local().copy_(value.to_local() if isinstance(value, DTensor) else _part_of(value, target))
             else:
                 target.copy_(value)
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from schemas.errors import ConfigError
 from trainer.attention import Attend, MaskTensors, bind, check_heads
 from trainer.attention.exchange import Exchange
+from trainer.attention.kernels import kernel_for
+from trainer.attention.listed import ListedKernel, TileLister
 from trainer.data.batch import RankBatch
 from trainer.distributed.mesh import ContextParallel
 from trainer.models.blocks import block_paths
@@ -70,7 +72,9 @@ class PackedModel(nn.Module):
         All ranks of ``cp`` call it together, and then go backward together.
 
         Args:
-            batch: this rank's part of a pack, on the CPU or the model's device.
+            batch: this rank's part of a pack, best on the CPU: what plans the step is read there, and the rest moves
+                without waiting. On a device it is read back first. ``batch.tiles`` are used if they were listed for
+                this attention on these ranks.
             cp: this rank's place among the ranks of the pack.
             attention: one of ``trainer.attention.KINDS``.
             features: one of ``trainer.models.features.WAYS``.
@@ -92,7 +96,10 @@ class PackedModel(nn.Module):
         )
         device = next(self.model.parameters()).device
         mask = MaskTensors.of(batch).to(device)
-        attend = bind(attention, batch.layout, mask, cp, exchange=exchange, overlap=overlap)
+        kernel, wanted = None, TileLister.of(attention, cp, exchange=exchange, device_type=device.type)
+        if batch.tiles is not None and batch.tiles.lister == wanted:
+            kernel = ListedKernel(kernel_for(device.type), batch.tiles.calls)
+        attend = bind(attention, batch.layout, mask, cp, exchange=exchange, overlap=overlap, kernel=kernel)
         batch = batch.to(device, non_blocking=True)
         outputs = self._vision(batch, bind_features(batch, cp, features)) if self.family is not None else {}
         hidden = self._hidden(batch, attend, outputs)

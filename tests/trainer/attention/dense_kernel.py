@@ -33,7 +33,7 @@ class DenseMask:
 class DenseKernel:
     """Attention by a dense matrix, with the backward of ``backward_from_forward``."""
 
-    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> DenseMask:
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: object = None) -> DenseMask:  # noqa: ARG002
         every = torch.arange(len(keys), device=keys.positions.device)
         return DenseMask(allowed=visible_block(queries, keys, slice(0, len(queries)), every))
 

@@ -30,6 +30,7 @@ from packed_models import FAMILIES, TEXT_MODELS, compare, make_model, right_answ
 from packed_ranks import train_on_packs  # noqa: E402
 
 from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
+from trainer.distributed.mesh import SHARDING_AXES, CpFsdp  # noqa: E402
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
@@ -45,12 +46,16 @@ class Way:
         name: in the table.
         dp_shard, dp_replicate: packs at a time.
         saving: arguments of ``save_memory``.
+        cp_fsdp: which of the context-parallel axes shard the parameters.
+        overlap: exchange one half of the heads while the other is computed.
     """
 
     name: str
     dp_shard: int = 1
     dp_replicate: int = 1
     saving: dict[str, Any] | None = None
+    cp_fsdp: CpFsdp = "all"
+    overlap: bool = False
 
 
 ALONE = Way(name="")
@@ -60,17 +65,27 @@ OTHER_WAYS = (
     Way(name="recomputed", saving={"recompute": "full"}),
     Way(name="all but attention", saving={"recompute": "selective"}),
     Way(name="offloaded, MLPs tiled", saving={"recompute": "full", "offload": "disk", "mlp_tiles": 3}),
+    Way(name="overlapped", overlap=True),
+    Way(name="cp-fsdp none", cp_fsdp="none"),
+    Way(name="cp-fsdp ring_only", cp_fsdp="ring_only"),
+    Way(name="cp-fsdp ulysses_only", cp_fsdp="ulysses_only"),
 )
 
 
-def runs(splits: list[str], kinds: list[str], layouts: list[str]) -> list[tuple[Way, str, list[dict[str, str]]]]:
-    """Every kind x layout x split, and the other ways on two splits with three pairs of kind and layout."""
-    cases = [{"kind": kind, "layout": layout} for kind, layout in product(kinds, layouts)]
+def runs(
+    splits: list[str], kinds: list[str], layouts: list[str], cp_fsdp: list[str]
+) -> list[tuple[Way, str, list[dict[str, Any]]]]:
+    """Every kind x layout x split, and the other ways on a few splits with three pairs of kind and layout."""
+    cases: list[dict[str, Any]] = [{"kind": kind, "layout": layout} for kind, layout in product(kinds, layouts)]
     few = [case for case in cases if (case["kind"], case["layout"]) in SOME]
-    others = [split for split in ("1x2", "2x1") if split in splits]
-    return [(ALONE, split, cases) for split in splits] + [
-        (way, split, few) for way, split in product(OTHER_WAYS, others) if few
-    ]
+    found = [(ALONE, split, cases) for split in splits if "all" in cp_fsdp]
+    for way, split in product(OTHER_WAYS, splits):
+        # both axes are needed to tell one from the other; a rank of four has one head, and nothing to overlap with
+        if way.cp_fsdp not in cp_fsdp or split not in (("1x2", "2x1") if way.cp_fsdp == "all" else ("2x1", "2x2")):
+            continue
+        chosen = [{**case, "overlap": True} for case in few if case["kind"] == "ulysses"] if way.overlap else few
+        found += [(way, split, chosen)] if chosen else []
+    return found
 
 
 SOME = (("ring", "zigzag"), ("gather", "balanced_gather"), ("ulysses", "contiguous"))
@@ -84,6 +99,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--layouts", nargs="*", default=LAYOUTS)
     parser.add_argument("--splits", nargs="*", default=SPLITS, help="ulysses x ring")
+    parser.add_argument("--cp-fsdp", nargs="*", default=list(SHARDING_AXES), choices=list(SHARDING_AXES))
     parser.add_argument("--dtype", choices=LIMITS, default="float64")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -96,12 +112,12 @@ def main() -> None:
             if not (folder / "model" / "model.safetensors").exists():
                 make_model(folder, family, ConsoleProgress())
             right = right_answers(folder, family)
-            for way, split, cases in runs(given.splits, given.kinds, given.layouts):
+            for way, split, cases in runs(given.splits, given.kinds, given.layouts, given.cp_fsdp):
                 if way.dp_shard * way.dp_replicate > len(right.losses):
                     continue
                 ulysses, ring = map(int, split.split("x"))
                 degrees = {"dp_shard": way.dp_shard, "dp_replicate": way.dp_replicate}
-                sent = (str(folder), cases, given.dtype, way.saving)
+                sent = (str(folder), cases, given.dtype, way.saving, way.cp_fsdp)
                 answers = pool.run(train_on_packs, *sent, ulysses=ulysses, ring=ring, **degrees)
                 for case, *of_ranks in zip(cases, *answers, strict=True):
                     found = compare(of_ranks, right)

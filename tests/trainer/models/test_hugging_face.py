@@ -62,8 +62,9 @@ def test_packs_on_several_ranks_give_what_documents_alone_give(
     from packed_ranks import train_on_packs
 
     folder, right = made(family)
+    listed = family != "molmo2"  # both are of the kinds that others have too
     answers = gloo_pool.run(
-        train_on_packs, str(folder), [{"kind": kind, "layout": layout}], "float64", saving, **degrees
+        train_on_packs, str(folder), [{"kind": kind, "layout": layout, "listed": listed}], "float64", saving, **degrees
     )
     ranks = [answer for [answer] in answers]
     assert compare(ranks, right) < 1e-6

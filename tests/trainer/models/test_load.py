@@ -20,8 +20,20 @@ from trainer.models import PackedModel, load_model
 from trainer.models.interface import register_attention
 from trainer.models.load import Weights, load_sharded
 
-FAMILIES = ["qwen3", "qwen2_5_vl", "molmo2"]
-"""A model of text with tied embeddings, one whose weights have other names in its files, and one with large vectors."""
+FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
+"""A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one
+whose weights have other names in its files, and one with large vectors."""
+
+CONFIGS: dict[str, Any] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+    },
+}
 
 DEEP = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "head_dim": 64}
 """A model nearly all of which is blocks."""
@@ -60,8 +72,8 @@ def test_parts_are_those_of_the_whole_model(gloo_pool: Any, tmp_path: Path, fami
     """Fails when random weights depend on the ranks or the ambient generator, when rows go to another rank, when names
     of published weights are not known, or when rotary frequencies are left as they were allocated.
     """
-    tied: Any = {"tie_word_embeddings": True} if family == "qwen3" else {}
-    write_model_folder(tmp_path, family, vocabulary=300, files={"config.json": tied})
+    known = "qwen3" if family == "qwen3_moe" else family
+    write_model_folder(tmp_path, known, vocabulary=300, files={"config.json": CONFIGS.get(family, {})})
     original: Any = load_model(tmp_path, from_scratch=True, seed=1)
     original.save_pretrained(tmp_path)
     for degrees in ({"ring": 2}, {"dp_replicate": 2, "dp_shard": 2}):
@@ -108,6 +120,65 @@ def test_no_rank_holds_the_whole_model(gloo_pool: Any, tmp_path: Path) -> None:
         for peak, local in gloo_pool.run(peak_on_a_rank, str(tmp_path), weights, dp_shard=4):
             assert local == pytest.approx(whole / 4, rel=0.01)
             assert peak < local + 2 * block, (weights, peak / whole)
+
+
+class Counted:
+    """A tensor of a file, of which the bytes that are taken are added up."""
+
+    def __init__(self, part: Any, taken: list[int]) -> None:
+        self._part, self._taken = part, taken
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._part[index]
+        self._taken.append(found.nbytes)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+def bytes_on_a_rank(mesh: Mesh, folder: str) -> int:
+    """Bytes of weights that loading takes out of files. Runs on each rank of the pool."""
+    from transformers import modeling_utils
+
+    taken: list[int] = []
+    opened = modeling_utils.safe_open
+
+    class Counting:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._file = opened(*args, **kwargs)
+
+        def get_slice(self, name: str) -> Counted:
+            return Counted(self._file.get_slice(name), taken)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            self._file.__exit__(*args)
+
+    modeling_utils.safe_open = Counting
+    try:
+        load_on_a_rank(mesh, folder, "folder", torch.float32)
+    finally:
+        modeling_utils.safe_open = opened
+    return sum(taken)
+
+
+def test_a_rank_reads_its_rows_alone(gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when each rank reads every tensor whole and keeps its part: a large model from a shared disk, once for each
+    rank.
+    """
+    write_model_folder(tmp_path, "qwen3", vocabulary=300, files={"config.json": DEEP})
+    original: Any = load_model(tmp_path, from_scratch=True)
+    original.save_pretrained(tmp_path)
+    whole = sum(parameter.nbytes for parameter in original.parameters())
+    read = gloo_pool.run(bytes_on_a_rank, str(tmp_path), dp_shard=4)
+    assert sum(read) == whole
+    assert max(read) == pytest.approx(whole / 4, rel=0.01)
 
 
 def test_weights_that_are_not_all_there_are_named(tmp_path: Path) -> None:

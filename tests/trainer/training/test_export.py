@@ -13,10 +13,16 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
 
+from packer_service.demo.model import write_model_folder
+from schemas.errors import ConfigError
 from trainer.config import make_config
 from trainer.data import PackedDataset
 from trainer.distributed.mesh import Mesh
+from trainer.distributed.sharding import shard_model
+from trainer.export import export_checkpoint, main
 from trainer.loop import run
+from trainer.models import PackedModel, load_model
+from trainer.models.export import export_model
 from trainer.setup import prepare
 
 
@@ -36,11 +42,70 @@ def test_the_export_has_the_loss_of_the_next_step(gloo_pool: Any, lessons: Path,
 
     folder, common = lessons.with_name("model"), {"dtype": "float64", "min_lr": 1.0, "warmup": 0, "from_scratch": True}
     options = {"data": str(lessons), "model": str(folder), "ring": 2, "layout": "zigzag", **common}
-    gloo_pool.run(train, {**options, "steps": 2, "export": str(tmp_path / "model")}, ring=2)
+    saved = {"checkpoint": str(tmp_path / "checkpoints"), "export": str(tmp_path / "model")}
+    gloo_pool.run(train, {**options, "steps": 2, **saved}, ring=2)
     assert {path.name for path in folder.iterdir()} < {path.name for path in (tmp_path / "model").iterdir()}
     next_step = gloo_pool.run(train, {**options, "steps": 3}, ring=2)[0][2]
     batch = next(batch for batch in PackedDataset(lessons) if [batch.pack_id] == next_step["packs"])
     with torch.no_grad():
         loss = alone(load_original(tmp_path, "qwen3_vl"), batch).item() / next_step["loss_weight"]
     assert loss == pytest.approx(next_step["loss"], rel=1e-7)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "checkpoints"}
+    taken = export_checkpoint(tmp_path / "checkpoints", folder, tmp_path / "again")
+    assert taken == tmp_path / "checkpoints" / "step-00000002"
+    for path in sorted((tmp_path / "model").iterdir()):
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+    _refused(tmp_path, folder)
+
+
+def _refused(tmp_path: Path, folder: Path) -> None:
+    """What exporting a checkpoint does not take, each in one line."""
+    other, checkpoints = tmp_path / "other", tmp_path / "checkpoints"
+    write_model_folder(other, "qwen3", vocabulary=300)
+    for (checkpoint, model, out), said in {
+        (checkpoints, folder, tmp_path / "again"): "--out is .*/again, which exists",
+        (other, folder, tmp_path / "new"): "/other holds no checkpoint",
+        (checkpoints, other, tmp_path / "new"): "step-00000002 is of the model qwen3_vl .* give the folder that was",
+        (checkpoints, folder, folder / "config.json" / "new"): "cannot be written to .*/new",
+        (checkpoints, tmp_path, tmp_path / "new"): "has no config.json",
+    }.items():
+        with pytest.raises(ConfigError, match=said) as raised:
+            export_checkpoint(checkpoint, model, out)
+        assert "\n" not in str(raised.value)
+    assert not (tmp_path / "new").exists()
+    damaged = next((checkpoints / "step-00000002").glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ConfigError, match="step-00000002 cannot be read"):
+        export_checkpoint(checkpoints, folder, tmp_path / "new")
+
+
+def export_to(mesh: Mesh, model: str, target: str) -> str:
+    """What a rank says of an export that fails. Runs on each rank of the pool."""
+    packed = PackedModel(load_model(model, from_scratch=True))
+    shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+    with pytest.raises(ConfigError) as raised:
+        export_model(packed.model, Path(model), Path(target))
+    return str(raised.value)
+
+
+def test_no_rank_waits_for_one_that_cannot_write(gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when rank 0 gives up on a full disk, and the others wait for it until the transport's time is over."""
+    write_model_folder(tmp_path, "qwen3", vocabulary=300)
+    first, second = gloo_pool.run(export_to, str(tmp_path), str(tmp_path / "config.json" / "new"), dp_shard=2)
+    assert first == second
+    assert "the model cannot be written to" in first
+    assert "\n" not in first
+
+
+def test_the_command_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Fails when a missing option or a wrong path ends in a traceback or another status."""
+    for arguments, said in (
+        ([str(tmp_path)], "Missing option '--model'. (--help lists the options)"),
+        ([str(tmp_path), "--model", str(tmp_path), "--out", str(tmp_path)], "which exists; name a folder that does"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        line = capsys.readouterr().err
+        assert line.startswith("trainer: ")
+        assert said in line
+        assert line.count("\n") == 1

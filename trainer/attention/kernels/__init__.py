@@ -16,6 +16,7 @@ from torch import Tensor
 from schemas.errors import ConfigError
 from trainer.attention.kernels.whole import Whole
 from trainer.attention.mask import MaskTensors
+from trainer.attention.tiles import TileList
 
 
 class Prepared(Protocol):
@@ -30,8 +31,13 @@ class Prepared(Protocol):
 class Kernel(Protocol):
     """A way to compute attention. ``prepared`` was made by the kernel's own ``prepare`` and is never ``empty``."""
 
-    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> Prepared:
-        """What can be worked out about these queries and keys before their values are known."""
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Prepared:
+        """What can be worked out about these queries and keys before their values are known.
+
+        Args:
+            queries, keys: which tokens.
+            listed: their tiles, if they have been listed already, in the sizes of the device's kernel.
+        """
         ...
 
     def forward(

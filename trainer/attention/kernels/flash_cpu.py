@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.attention.kernels.whole import Gradients, Inputs, Whole
 from trainer.attention.mask import MaskTensors, visible_block
 from trainer.attention.merge import accumulation_dtype
-from trainer.attention.tiles import Tiles, list_tiles
+from trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -34,10 +34,12 @@ class FlashCPU:
         k_tile: keys that are taken or skipped together.
     """
 
-    q_tile: int = 128
-    k_tile: int = 64
+    q_tile: int = TILE_SIZES["cpu"][0]
+    k_tile: int = TILE_SIZES["cpu"][1]
 
-    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> Tiles:
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Tiles:
+        if listed is not None:
+            return Tiles.of(listed, queries, keys)
         return list_tiles(queries, keys, q_tile=self.q_tile, k_tile=self.k_tile)
 
     def forward(

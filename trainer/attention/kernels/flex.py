@@ -23,7 +23,7 @@ from trainer.attention.kernels.from_forward import backward_from_forward
 from trainer.attention.kernels.whole import Whole, whole_by_autograd
 from trainer.attention.mask import MaskTensors, visible
 from trainer.attention.merge import accumulation_dtype
-from trainer.attention.tiles import Tiles, list_tiles
+from trainer.attention.tiles import TileList, Tiles, list_tiles
 
 # Otherwise slices of fewer than 128 tokens would use a kernel made for decoding.
 _OPTIONS = {"BACKEND": "TRITON"}
@@ -81,8 +81,11 @@ class Flex:
 
     attention: Callable[..., Any] | None = None
 
-    def prepare(self, queries: MaskTensors, keys: MaskTensors) -> FlexTiles:
-        tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> FlexTiles:
+        if listed is not None:
+            tiles = Tiles.of(listed, queries, keys)
+        else:
+            tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
         return FlexTiles(empty=tiles.empty, block_mask=block_mask(tiles))
 
     def forward(
@@ -152,7 +155,7 @@ def block_mask(tiles: Tiles) -> BlockMask:
     full_indices = _table(rows[full], place[full], tiles.columns[full], len(per_row), n_columns)
 
     def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int32)).to(queries.positions.device)[None, None]
+        return torch.from_numpy(array.astype(np.int32)).to(queries.positions.device, non_blocking=True)[None, None]
 
     return BlockMask.from_kv_blocks(
         kv_num_blocks=tensor(n_partial),

@@ -1,0 +1,142 @@
+"""What a step works out on the host: nothing that waits for a device, and nothing that a worker has worked out."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.attention.kernels.flash_cpu import FlashCPU
+from trainer.attention.listed import TileLister
+from trainer.data import PackedDataset, RankBatch
+from trainer.data.loader import make_loader
+from trainer.distributed.mesh import ContextParallel
+from trainer.models import PackedModel, load_model
+from trainer.step import LocalTotals, join_totals
+from trainer.throughput import StepWork
+
+pytestmark = pytest.mark.process  # the packs are made by a job
+
+Made = tuple[Path, Any]
+
+WAITING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "unique_consecutive",
+    "is_nonzero",
+}
+"""Operators whose result's value or size the host must know before it can go on."""
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses operators for which the host would wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masks = [x for x in (args[1] if name in ("index", "index_put", "index_put_") else ()) if x is not None]
+        assert name not in WAITING, f"{name} makes the host wait"
+        assert not any(mask.dtype == torch.bool for mask in masks), "a mask as an index makes the host wait"
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as a job of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def packed(made: Callable[[str], Made]) -> PackedModel:
+    return PackedModel(load_model(made("qwen3")[0] / "model", dtype=torch.float64))
+
+
+def lister(kind: str = "gather") -> TileLister:
+    return TileLister.of(kind, ContextParallel(), exchange="needed", device_type="cpu")
+
+
+def first_batch(made: Callable[[str], Made], **given: Any) -> RankBatch:
+    dataset = PackedDataset(made("qwen3")[0] / "dataset")
+    return next(iter(make_loader(dataset, workers=0, device="cpu", **given)))
+
+
+@pytest.mark.parametrize("kind", ["gather", "ring", "ulysses"])
+def test_a_step_makes_no_host_wait(made: Callable[[str], Made], packed: PackedModel, alone: None, kind: str) -> None:
+    """Fails when the loss, the attention, the totals or anything between them reads a value of a tensor: on an
+    accelerator the host would stop until all that was started has ended, in every layer.
+    """
+    batch = first_batch(made, list_tiles=lister(kind))
+    local = LocalTotals.zero(torch.device("cpu"))
+    with NoWaiting() as mode:
+        loss = packed(batch, ContextParallel(), attention=kind)
+        loss.backward()
+        local.add(batch, loss)
+        totals = join_totals(local, list(packed.parameters()), replica=[0], cp_size=1, stop=False)
+    packed.zero_grad()
+    assert mode.seen > 100
+    assert totals.loss_weight > 0
+
+
+def test_waiting_is_noticed() -> None:
+    """Fails when the mode above lets everything pass."""
+    values = torch.arange(4.0)
+    for waits in (lambda: values[values > 1], lambda: values.sum().item(), lambda: torch.nonzero(values)):
+        with NoWaiting(), pytest.raises(AssertionError, match="makes the host wait"):
+            waits()
+
+
+def test_tiles_that_a_worker_listed_are_those_of_the_step(
+    made: Callable[[str], Made], packed: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a step lists again what came with its batch, when lists of another attention are taken, or when the
+    lists or the work differ from what the step would have found.
+    """
+    plain, listed = first_batch(made), pickle.loads(pickle.dumps(first_batch(made, list_tiles=lister())))
+    work = StepWork.of(packed.model)
+    assert work.of_rank(listed) == work.of_rank(plain) > 0
+    with torch.no_grad():
+        right = packed(plain, ContextParallel()).item()
+        other = replace(listed, tiles=replace(listed.tiles, lister=lister("ring"), calls=()))
+        assert packed(other, ContextParallel()).item() == right
+
+        def never(*args: Any, **kwargs: Any) -> None:
+            raise AssertionError("tiles are listed in the step")
+
+        monkeypatch.setattr("trainer.attention.kernels.flash_cpu.list_tiles", never)
+        assert packed(listed, ContextParallel()).item() == right
+        with pytest.raises(AssertionError, match="in the step"):
+            packed(plain, ContextParallel())
+
+
+@pytest.mark.parametrize("kind", ["gather", "ring", "ulysses", "hybrid"])
+@pytest.mark.parametrize(("ulysses", "ring"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_lists_are_in_the_sizes_of_the_kernel(made: Callable[[str], Made], kind: str, ulysses: int, ring: int) -> None:
+    """Fails when a kernel is given tiles of other sizes than its own, or a ring's steps in another number."""
+    cp_rank = ulysses * ring - 1
+    dataset = PackedDataset(made("qwen3")[0] / "dataset", ulysses_degree=ulysses, ring_degree=ring, cp_rank=cp_rank)
+    cp = ContextParallel(
+        ulysses_degree=ulysses, ring_degree=ring, ulysses_rank=cp_rank % ulysses, ring_rank=cp_rank // ulysses
+    )
+    batch = next(iter(dataset))
+    found = TileLister.of(kind, cp, exchange="needed", device_type="cpu")(batch)
+    assert len(found.calls) == (ring if kind in ("ring", "hybrid") else 1)
+    sizes = {(call.q_tile, call.k_tile) for call in found.calls}
+    assert sizes == {(FlashCPU().q_tile, FlashCPU().k_tile)}
+    queries = batch.seq_len if kind == "ulysses" else batch.seq_len // ring
+    assert {len(call.n_full) for call in found.calls} == {-(-queries // FlashCPU().q_tile)}

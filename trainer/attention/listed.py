@@ -1,0 +1,114 @@
+"""Tiles that are listed where batches are read, in a loader's workers, and not between two layers of a step.
+
+Which tiles a rank's kernel calls meet follows from a batch alone, and listing them takes the host up to twenty
+milliseconds. A worker plans a batch's attention as the step will, with a kernel that only lists; the step plans it
+again and takes the lists in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from schemas.layout import TILE
+from trainer.attention.bind import bind
+from trainer.attention.exchange import Exchange
+from trainer.attention.kernels import Kernel, Prepared
+from trainer.attention.mask import MaskTensors
+from trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
+from trainer.data.batch import RankBatch
+from trainer.distributed.mesh import ContextParallel
+
+NO_GROUP = cast("dist.ProcessGroup", "a group that a worker does not have")
+"""Stands for the ring's group where nothing is sent, as a ring without a group has one rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileLister:
+    """``lister(batch)``: the tiles of a batch under one kind of attention. It can be pickled.
+
+    Attributes:
+        kind: one of ``trainer.attention.KINDS``.
+        exchange: of the kind ``gather``.
+        cp: this rank's place, without process groups.
+        device_type: where the attention will be computed.
+    """
+
+    kind: str
+    exchange: Exchange
+    cp: ContextParallel
+    device_type: str
+
+    @classmethod
+    def of(cls, kind: str, cp: ContextParallel, *, exchange: Exchange, device_type: str) -> TileLister:
+        """The lister of a rank in its process group."""
+        alone = replace(cp, ulysses_group=None, ring_group=None, cp_group=None)
+        return cls(kind=kind, exchange=exchange, cp=alone, device_type=device_type)
+
+    def __call__(self, batch: RankBatch) -> ListedTiles:
+        """Lists the tiles of a batch that is on the CPU.
+
+        Raises:
+            PreshardError: as ``trainer.attention.bind``.
+        """
+        mask, kernel = MaskTensors.of(batch), _ListingKernel(*TILE_SIZES[self.device_type])
+        cp = replace(self.cp, ring_group=NO_GROUP if self.cp.ring_degree > 1 else None)
+        bind(self.kind, batch.layout, mask, cp, exchange=self.exchange, kernel=kernel)
+        return ListedTiles(lister=self, calls=tuple(kernel.calls), n_tiles=count_tiles(batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTiles:
+    """What a :class:`TileLister` found.
+
+    Attributes:
+        lister: who found it.
+        calls: the tiles of each kernel call, in the order in which they are prepared.
+        n_tiles: see :func:`count_tiles`.
+    """
+
+    lister: TileLister
+    calls: tuple[TileList, ...]
+    n_tiles: int
+
+
+def count_tiles(batch: RankBatch) -> int:
+    """Tiles of 128 x 128 between this rank's queries and the keys of the whole pack: its work, however it is shared."""
+    mask = MaskTensors.of(batch)
+    mine = mask.at(batch.positions.cpu().numpy())
+    return len(list_tiles(mine, mask, q_tile=TILE, k_tile=TILE).columns)
+
+
+class _ListingKernel:
+    """Prepares as a kernel of these sizes of tiles does, keeps the lists, and computes nothing."""
+
+    def __init__(self, q_tile: int, k_tile: int) -> None:
+        self._sizes = {"q_tile": q_tile, "k_tile": k_tile}
+        self.calls: list[TileList] = []
+
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Tiles:  # noqa: ARG002
+        tiles = list_tiles(queries, keys, **self._sizes)
+        self.calls.append(tiles.alone())
+        return tiles
+
+    forward = backward = whole = cast("Any", None)
+
+
+class ListedKernel:
+    """A kernel whose tiles are listed already.
+
+    Args:
+        kernel: computes.
+        calls: the lists, in the order in which they will be asked for.
+    """
+
+    def __init__(self, kernel: Kernel, calls: tuple[TileList, ...]) -> None:
+        self._calls: Iterator[TileList] = iter(calls)
+        self._prepare = kernel.prepare
+        self.forward, self.backward, self.whole = kernel.forward, kernel.backward, kernel.whole
+
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Prepared:
+        return self._prepare(queries, keys, listed if listed is not None else next(self._calls))

@@ -1,0 +1,90 @@
+"""Writes the model of a checkpoint as a folder for ``from_pretrained``: ``python -m trainer.export CHECKPOINT``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.errors import ConfigError, PreshardError
+
+try:
+    import click
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__" or missing.name != "click":
+        raise
+    print("trainer: exporting needs the package click, which is not installed: pip install 'preshard[train]'",
+          file=sys.stderr)  # fmt: skip
+    sys.exit(2)
+
+from trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
+from trainer.models.export import check_export, write_folder
+from trainer.models.folder import identity, one_line, read_model_config
+from trainer.models.load import load_sharded
+from trainer.models.packed import PackedModel
+
+
+def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
+    """Writes the model of a checkpoint, written by any number of ranks, in this one process.
+
+    Parameters have the dtype that they were trained in. The process holds the whole model.
+
+    Args:
+        checkpoint: one checkpoint, or a folder of them, of which the newest is taken.
+        model: the model folder that was trained, with tokenizer and processors; its weights are not read.
+        out: the new folder.
+
+    Returns:
+        The checkpoint that was taken.
+
+    Raises:
+        ConfigError: there is no checkpoint, it is of another model, or the folder cannot be written.
+    """
+    check_export(out, "--out")
+    found = checkpoint if (checkpoint / "run.json").is_file() else find_checkpoint(checkpoint)
+    if found is None:
+        raise ConfigError(f"{checkpoint} holds no checkpoint; name a folder that --checkpoint of trainer.train named")
+    read_model_config(model)
+    trained, given = read_run_state(found).model, identity(model)
+    if trained != given:
+        raise ConfigError(
+            f"{found} is of the model {' '.join(map(str, trained.values()))}, and --model {model} is "
+            f"{' '.join(given.values())}: give the folder that was trained"
+        )
+    try:
+        packed = load_sharded(model, PackedModel, dtype=parameter_dtype(found), weights="none")
+        load_parameters(found, packed)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
+    write_folder(packed.model, packed.model.state_dict(), model, out)
+    return found
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--model", type=click.Path(path_type=Path), required=True, help="Model folder that was trained.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the model.")
+def cli(checkpoint: Path, model: Path, out: Path) -> None:
+    """Writes the model of CHECKPOINT as a folder that from_pretrained loads.
+
+    CHECKPOINT is one checkpoint of trainer.train, or the folder that --checkpoint named, whose newest is taken.
+    """
+    click.echo(f"{out}: the model of {export_checkpoint(checkpoint, model, out)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Exit status: 0 done; 2 something does not fit or cannot be written."""
+    try:
+        cli.main(args=None if arguments is None else list(arguments), prog_name="trainer.export", standalone_mode=False)
+    except click.ClickException as error:
+        problem = f"{error.format_message()} (--help lists the options)"
+    except PreshardError as error:
+        problem = " ".join(str(error).split())
+    else:
+        return
+    click.echo(f"trainer: {problem}", err=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
