@@ -54,6 +54,8 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
     try:
         packed = load_sharded(model, PackedModel, dtype=parameter_dtype(found), weights="none")
         load_parameters(found, packed)
+    except PreshardError:
+        raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
     write_folder(packed.model, packed.model.state_dict(), model, out)

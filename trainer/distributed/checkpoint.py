@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -161,9 +162,17 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) ->
 
 
 def load_parameters(checkpoint: Path, model: nn.Module) -> None:
-    """Fills a model alone from a checkpoint written by any number of ranks, in one process or in all of a job."""
+    """Fills a model alone from a checkpoint written by any number of ranks, in one process or in all of a job.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or lacks a parameter.
+    """
     parameters = get_model_state_dict(model)
-    dcp.load({"model": parameters}, checkpoint_id=checkpoint)
+    try:
+        dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        reason = " ".join(str(next(iter(error.failures.values()))[0]).split())[:200]
+        raise ConfigError(f"{checkpoint} cannot be read ({reason}); take the checkpoint before it") from None
     set_model_state_dict(model, parameters)
 
 
