@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -169,9 +170,12 @@ def load_parameters(checkpoint: Path, model: nn.Module) -> None:
     """
     parameters = get_model_state_dict(model)
     try:
-        dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
+            dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except CheckpointException as error:
-        reason = " ".join(str(next(iter(error.failures.values()))[0]).split())[:200]
+        first = next(iter(error.failures.values()))[0]
+        reason = f"{type(first).__name__} {' '.join(str(first).split())[:200]}".strip()
         raise ConfigError(f"{checkpoint} cannot be read ({reason}); take the checkpoint before it") from None
     set_model_state_dict(model, parameters)
 

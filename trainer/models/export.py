@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from schemas.errors import ConfigError
@@ -52,7 +51,7 @@ def export_model(model: Any, source: Path, target: Path) -> None:
         raise ConfigError(problem)
 
 
-def write_folder(model: Any, weights: dict[str, Tensor], source: Path, target: Path) -> None:
+def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path) -> None:
     """Writes a model folder with whole weights. The folder appears under its name once it is whole.
 
     Args:
