@@ -1,129 +1,294 @@
-"""Planning in partitions: what it costs in time, in memory, and in packs that one plan of everything would save.
+"""The job's own planning of very many documents: memory of driver and tasks, time by stage, bytes after kills.
 
-    python tests/benchmarks/scale.py [--documents 10000000] [--partition 1000000] [--processes 2] [--mixture mixed]
-    python tests/benchmarks/scale.py --documents 100000000      # about two minutes on two cores
+    python tests/benchmarks/scale.py [--documents 5000000] [--processes 2] [--kills 0] [--mixture mixed]
+    python tests/benchmarks/scale.py --documents 5000000 --kills 5     # and again without: the same hash of the plan
+    python tests/benchmarks/scale.py --documents 100000000
+    python tests/benchmarks/scale.py --documents 100000000 --lengths   # the same documents through `plan --lengths`
 
-Every partition is planned by itself, as separate jobs would plan their parts of a source, in a process of its own; the
-packs of all are compared with the lower bound of all documents together. First, on documents that one process can plan,
-partitions of several sizes stand beside the one plan.
+Lengths are drawn from a mixture and kept as measuring would keep them; nothing is decoded. From there everything is the
+job's: sorted runs, partitions, step order, segments, and the stream of rows that finishing takes the dataset's id from.
+The driver is a process of its own, which with ``--kills`` is killed with all of its tasks at so many moments, evenly
+over the files that it makes, and started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
 import resource
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
-from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
+from mixtures import MIXTURES, lengths  # noqa: E402
 
+from packer_service.ingest.source.file import Fragment, SourceFile  # noqa: E402
+from packer_service.job.measure import MEASURED, Measured  # noqa: E402
+from packer_service.job.measured import find_measured, keep_measured  # noqa: E402
+from packer_service.job.partition import PARTITION_ROWS  # noqa: E402
+from packer_service.job.partitions import Planner  # noqa: E402
+from packer_service.job.plan import Planned  # noqa: E402
+from packer_service.job.preview_lengths import plan_lengths  # noqa: E402
 from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
-from packer_service.plan.make import align_lengths, make_plan  # noqa: E402
 from packer_service.plan.order import straggler_ratio  # noqa: E402
-from packer_service.plan.plan import Plan  # noqa: E402
+from packer_service.shards.store import Folder  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
 
-ALIGNMENT, MAX_IMAGES, WINDOW, DP_SIZE = 16, 384, 64, 64
+PER_FRAGMENT, DP_SIZE = 125_000, 64
+TASKS_OF_A_PROCESS = 8
+"""A process ends after so many tasks, as Ray's do after some: its memory is what a few in a row leave."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """One partition's plan in figures. ``tokens`` are real, ``aligned`` what they take in a pack."""
+class Quiet:
+    """A progress that says nothing."""
 
-    documents: int
-    tokens: int
-    aligned: int
-    images: int
-    packs: int
-    straggler: float
-    seconds: float
-    peak_mib: float
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
 
 
-def planner_seconds(tokens: np.ndarray, images: np.ndarray) -> tuple[Plan, float]:
-    """A plan under the default budgets, and its processor time."""
-    began = time.process_time()
-    plan = make_plan(
-        tokens=tokens, images=images, areas=causal_area(tokens), seq_len=SEQ_LEN, max_images=MAX_IMAGES,
-        alignment=ALIGNMENT, window=WINDOW, seed=0, cost_model=CostModel.of(PackConfig()),
-    )  # fmt: skip
-    return plan, time.process_time() - began
+class Peak:
+    """The most memory of this process since it was made, from Linux."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+    def mib(self) -> float:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        [peak] = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+        return peak / 1024
 
 
-def plan_part(documents: int, seed: int, *, mixture: str) -> Planned:
-    """Plans a partition of documents drawn from the mixture; loading the compiled planner is not timed."""
-    planner_seconds(*lengths(mixture, 300, seed))
-    tokens, images = lengths(mixture, documents, seed)
-    plan, seconds = planner_seconds(tokens, images)
-    return Planned(
-        documents=documents,
-        tokens=int(tokens.sum()),
-        aligned=int(align_lengths(tokens, ALIGNMENT).sum()),
-        images=int(images.sum()),
-        packs=plan.n_packs,
-        straggler=straggler_ratio(plan.cost, DP_SIZE),
-        seconds=seconds,
-        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+class Processes:
+    """An executor of some processes; knows the largest peak of a task."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.peak_mib = n, 0.0
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        with get_context("spawn").Pool(self.n, maxtasksperchild=TASKS_OF_A_PROCESS) as pool:
+            for index, result, peak in pool.imap_unordered(partial(_task, function=function), enumerate(items)):
+                self.peak_mib = max(self.peak_mib, peak)
+                yield index, result
+
+
+def _task(numbered: tuple[int, Any], function: Callable[[Any], Any]) -> tuple[int, Any, float]:
+    index, item = numbered
+    peak = Peak()
+    result = function(item)
+    return index, result, peak.mib()
+
+
+def drawn(number: int, documents: int, mixture: str) -> dict[str, pa.Array]:
+    """The documents of a fragment: names and sizes. The first of each fragment has the same id."""
+    n = min(PER_FRAGMENT, documents - number * PER_FRAGMENT)
+    tokens, images = lengths(mixture, n, number)
+    numbers = np.arange(number * PER_FRAGMENT, number * PER_FRAGMENT + n)
+    numbers[0] = 0
+    padded = pc.utf8_lpad(pc.cast(pa.array(numbers), pa.string()), 10, "0")
+    return {
+        "doc_id": pc.binary_join_element_wise("document", padded, "-"),
+        "tokens": pa.array(tokens),
+        "images": pa.array(images),
+        "source": pa.array(["web", "books", "video"]).take(pa.array(numbers % 3)),
+    }
+
+
+def keep(number: int, work: str, documents: int, mixture: str) -> None:
+    """Keeps what measuring a fragment would have given."""
+    columns: dict[str, Any] = drawn(number, documents, mixture)
+    n, config = len(columns["doc_id"]), PackConfig()
+    images, tokens = columns["images"].to_numpy(), columns["tokens"].to_numpy()
+    columns |= {
+        "row": np.arange(n),
+        "offset": np.arange(n) * 512,
+        "size": np.full(n, 511),
+        "piece": np.zeros(n, np.int64),
+        "patches": images * config.vision.patches_per_crop,
+        "load": images * CostModel.of(config).vision_work_per_crop,
+        "area": causal_area(tokens),
+        "loss_weight": tokens / 2,
+        "truncated": np.zeros(n, np.int64),
+    }
+    table = pa.table({name: columns.get(name, pa.nulls(n)) for name in MEASURED.names}).cast(MEASURED)
+    keep_measured(Folder(work), number, Measured(table, n, []), 0.1)
+
+
+def write_lengths(path: Path, documents: int, mixture: str) -> None:
+    """The same documents as a file of lengths."""
+    with pq.ParquetWriter(path, pa.table(drawn(0, 1, mixture)).schema, compression="zstd") as file:
+        for number in range(-(-documents // PER_FRAGMENT)):
+            file.write_table(pa.table(drawn(number, documents, mixture)))
+
+
+def drive(work: Path, processes: int) -> None:
+    """The driver: plans what is kept in the work folder; prints what it measured as JSON."""
+    executor, folder, peak, seconds = Processes(processes), Folder(str(work)), Peak(), dict[str, float]()
+    n_fragments = int((work / "fragments").read_text(encoding="utf-8"))
+    file = SourceFile(label="rows.jsonl", uri="/rows.jsonl", kind="jsonl", size=1, mtime_ns=0)
+    fragments = [Fragment(file=file, start=i, end=i + 1) for i in range(n_fragments)]
+    planner = Planner(work=folder, config=PackConfig(), executor=executor, progress=Quiet())
+    began = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal began
+        seconds[name] = time.perf_counter() - began
+        began = time.perf_counter()
+
+    plan = planner.kept([file])
+    if plan is None:
+        merged = {i for first, end in planner.merged().items() for i in range(first, end)}
+        planner.merge(fragments, find_measured(folder, [i for i in range(n_fragments) if i not in merged]))
+        lap("sorted runs")
+        plan = planner.plan([file], {})
+    lap("partitions")
+    identity = hashlib.sha256()
+    for table in plan.rows():
+        identity.update(table["doc_id"].combine_chunks().buffers()[2])
+        identity.update(table["pack_id"].to_numpy())
+        identity.update(table["start"].to_numpy())
+    lap("stream of rows")
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(
+        json.dumps(
+            {
+                "driver_mib": peak.mib(),
+                "task_mib": executor.peak_mib,
+                "cpu": sum(each.ru_utime + each.ru_stime for each in usage),
+                "seconds": seconds,
+                "rows": identity.hexdigest(),
+                **figures(plan),
+            }
+        )
     )
 
 
-def _plan_numbered(part: tuple[int, int], *, mixture: str) -> Planned:
-    seed, documents = part
-    return plan_part(documents, seed, mixture=mixture)
-
-
-def plan_all(documents: int, partition: int, mixture: str, processes: int) -> Iterator[Planned]:
-    """Partitions in processes that end after some, so that memory is what a few in a row leave."""
-    sizes = [min(partition, documents - at) for at in range(0, documents, partition)]
-    with get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
-        yield from pool.imap(partial(_plan_numbered, mixture=mixture), list(enumerate(sizes)))
-
-
-def bound(parts: list[Planned]) -> int:
-    """Packs that all documents need at least, planned together."""
+def figures(plan: Planned) -> dict[str, Any]:
+    config, parts, costs = PackConfig(), plan.partitions, plan.costs()
     tokens, images = sum(part.aligned for part in parts), sum(part.images for part in parts)
-    return max(-(-tokens // SEQ_LEN), -(-images // MAX_IMAGES))
+    bound = max(-(-tokens // config.seq_len), -(-images // (config.max_images or images)))
+    return {
+        "documents": plan.n_documents,
+        "rejected": plan.n_rejected,
+        "partitions": len(parts),
+        "packs": plan.n_packs,
+        "over": plan.n_packs / bound,
+        "fill": sum(part.tokens for part in parts) / (plan.n_packs * config.seq_len),
+        "straggler": straggler_ratio(costs, DP_SIZE),
+        "left": sum(part.left for part in parts),
+    }
 
 
-def row(label: str, parts: list[Planned], wall: float) -> str:
-    packs = sum(part.packs for part in parts)
-    fill = sum(part.tokens for part in parts) / (packs * SEQ_LEN)
-    documents = sum(part.documents for part in parts)
-    stragglers = np.average([part.straggler for part in parts], weights=[part.packs for part in parts])
-    return (
-        f"| {label} | {documents:,} | {packs:,} | {packs / bound(parts):.6f} | {fill:.4%} | {stragglers:.4f} | "
-        f"{sum(part.seconds for part in parts):.1f} | {wall:.1f} | {max(part.peak_mib for part in parts):,.0f} |"
-    )
+def driven(work: Path, processes: int, kills: int, steps: int) -> dict[str, Any]:
+    """Runs the driver, kills it and its tasks as often as asked, and returns what the last one printed."""
+    command = [sys.executable, str(Path(__file__)), "--drive", str(work), "--processes", str(processes)]
+    for number in range(kills):
+        at = steps * (number + 1) // (kills + 1)
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        while driver.poll() is None and made(work) < at:
+            time.sleep(0.05)
+        print(f"killed with {made(work)} of {steps} runs and segments there", flush=True)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def made(work: Path) -> int:
+    """Runs and segments that are there."""
+    names = [path.name for folder in ("runs", "plan/000000") for path in (work / folder).glob("*.arrow")]
+    return sum(not name.startswith(".") and not name.endswith("-costs.arrow") for name in names)
+
+
+def hash_of(folder: Path) -> str:
+    """Of all files, by name."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(str(path.relative_to(folder)).encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def run_lengths(documents: int, mixture: str) -> None:
+    """`plan --lengths` of so many documents, in this process."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "lengths.parquet"
+        write_lengths(path, documents, mixture)
+        peak, began, cpu = Peak(), time.perf_counter(), time.process_time()
+        report = plan_lengths(path, PackConfig(), Quiet(), (DP_SIZE,))
+        print(
+            f"plan --lengths: {report.documents:,} documents, {report.packs:,} packs, fill {report.fill:.4%}, "
+            f"straggler ratio at DP {DP_SIZE} {report.straggler_ratio[DP_SIZE]:.4f}: {time.perf_counter() - began:.0f} s "
+            f"({time.process_time() - cpu:.0f} s of CPU), peak {peak.mib():,.0f} MiB"
+        )
+
+
+def run_job(documents: int, mixture: str, processes: int, kills: int) -> None:
+    work = Path(tempfile.mkdtemp(prefix="preshard-scale-"))
+    try:
+        n_fragments = -(-documents // PER_FRAGMENT)
+        (work / "fragments").write_text(str(n_fragments), encoding="utf-8")
+        began = time.perf_counter()
+        with get_context("spawn").Pool(processes) as pool:
+            for _ in pool.imap_unordered(
+                partial(keep, work=str(work), documents=documents, mixture=mixture), range(n_fragments)
+            ):
+                pass
+        print(f"drawn and kept as measured in {time.perf_counter() - began:.0f} s", flush=True)
+        steps = -(-n_fragments // (1_000_000 // PER_FRAGMENT)) + -(-documents // PARTITION_ROWS)
+        found = driven(work, processes, kills, steps)
+        stages = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+        size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+        print(
+            f"{found['documents']:,} documents in {found['packs']:,} packs of {found['partitions']} partitions, "
+            f"{found['rejected']} rejected\n"
+            f"packs over the bound {found['over']:.6f}, fill {found['fill']:.4%}, straggler ratio at DP {DP_SIZE} "
+            f"{found['straggler']:.5f}, {found['left']:,} packs left over\n"
+            f"{stages}; {found['cpu']:.0f} s of CPU; plan of {size / 2**20:,.0f} MiB\n"
+            f"driver's peak {found['driver_mib']:,.0f} MiB, largest task's peak {found['task_mib']:,.0f} MiB\n"
+            f"hash of the plan {hash_of(work / 'plan')[:16]}, of its rows {found['rows'][:16]}"
+        )
+    finally:
+        shutil.rmtree(work)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--documents", type=int, default=10_000_000)
-    parser.add_argument("--partition", type=int, default=1_000_000, help="documents of a partition")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=5_000_000)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--mixture", choices=list(MIXTURES), default="mixed")
+    parser.add_argument("--lengths", action="store_true", help="run `plan --lengths` instead of the job")
+    parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    print(f"{hardware()}, {given.processes} processes, mixture {given.mixture}\n")
-    print(
-        f"| partitions | documents | packs | x the bound | fill | straggler at DP {DP_SIZE} | CPU s | wall s | "
-        "peak MiB a process |\n|---|---|---|---|---|---|---|---|---|"
-    )
-    whole = min(given.documents, 2_000_000)
-    cases = [(whole, whole), (whole, whole // 10), (whole, whole // 100), (given.documents, given.partition)]
-    for documents, partition in cases:
-        began = time.perf_counter()
-        parts = list(plan_all(documents, partition, given.mixture, given.processes))
-        print(row(f"{len(parts)} of {partition:,}", parts, time.perf_counter() - began), flush=True)
+    if given.drive:
+        drive(given.drive, given.processes)
+        return
+    print(f"{hardware()}, {given.processes} processes, mixture {given.mixture}, load {os.getloadavg()[0]:.1f}")
+    if given.lengths:
+        run_lengths(given.documents, given.mixture)
+    else:
+        run_job(given.documents, given.mixture, given.processes, given.kills)
 
 
 if __name__ == "__main__":
