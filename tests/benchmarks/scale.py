@@ -48,12 +48,13 @@ from packer_service.job.partition import PARTITION_ROWS  # noqa: E402
 from packer_service.job.partitions import Planner  # noqa: E402
 from packer_service.job.plan import Planned  # noqa: E402
 from packer_service.job.preview_lengths import plan_lengths  # noqa: E402
+from packer_service.job.runs import RUN_ROWS  # noqa: E402
 from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.order import straggler_ratio  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
 
-PER_FRAGMENT, DP_SIZE = 125_000, 64
+PER_FRAGMENT, DP_SIZE = 62_500, 64
 TASKS_OF_A_PROCESS = 8
 """A process ends after so many tasks, as Ray's do after some: its memory is what a few in a row leave."""
 
@@ -140,13 +141,13 @@ def write_lengths(path: Path, documents: int, mixture: str) -> None:
             file.write_table(pa.table(drawn(number, documents, mixture)))
 
 
-def drive(work: Path, processes: int) -> None:
+def drive(work: Path, processes: int, partition: int) -> None:
     """The driver: plans what is kept in the work folder; prints what it measured as JSON."""
     executor, folder, peak, seconds = Processes(processes), Folder(str(work)), Peak(), dict[str, float]()
     n_fragments = int((work / "fragments").read_text(encoding="utf-8"))
     file = SourceFile(label="rows.jsonl", uri="/rows.jsonl", kind="jsonl", size=1, mtime_ns=0)
     fragments = [Fragment(file=file, start=i, end=i + 1) for i in range(n_fragments)]
-    planner = Planner(work=folder, config=PackConfig(), executor=executor, progress=Quiet())
+    planner = Planner(work=folder, config=PackConfig(), executor=executor, progress=Quiet(), partition_rows=partition)
     began = time.perf_counter()
 
     def lap(name: str) -> None:
@@ -198,9 +199,10 @@ def figures(plan: Planned) -> dict[str, Any]:
     }
 
 
-def driven(work: Path, processes: int, kills: int, steps: int) -> dict[str, Any]:
+def driven(work: Path, processes: int, partition: int, kills: int, steps: int) -> dict[str, Any]:
     """Runs the driver, kills it and its tasks as often as asked, and returns what the last one printed."""
-    command = [sys.executable, str(Path(__file__)), "--drive", str(work), "--processes", str(processes)]
+    command = [sys.executable, str(Path(__file__)), "--drive", str(work)]
+    command += ["--processes", str(processes), "--partition", str(partition)]
     for number in range(kills):
         at = steps * (number + 1) // (kills + 1)
         driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -238,12 +240,12 @@ def run_lengths(documents: int, mixture: str) -> None:
         report = plan_lengths(path, PackConfig(), Quiet(), (DP_SIZE,))
         print(
             f"plan --lengths: {report.documents:,} documents, {report.packs:,} packs, fill {report.fill:.4%}, "
-            f"straggler ratio at DP {DP_SIZE} {report.straggler_ratio[DP_SIZE]:.4f}: {time.perf_counter() - began:.0f} s "
-            f"({time.process_time() - cpu:.0f} s of CPU), peak {peak.mib():,.0f} MiB"
+            f"straggler ratio at DP {DP_SIZE} {report.straggler_ratio[DP_SIZE]:.4f}\n"
+            f"{time.perf_counter() - began:.0f} s ({time.process_time() - cpu:.0f} s of CPU), peak {peak.mib():,.0f} MiB"
         )
 
 
-def run_job(documents: int, mixture: str, processes: int, kills: int) -> None:
+def run_job(documents: int, mixture: str, processes: int, partition: int, kills: int) -> None:
     work = Path(tempfile.mkdtemp(prefix="preshard-scale-"))
     try:
         n_fragments = -(-documents // PER_FRAGMENT)
@@ -255,8 +257,9 @@ def run_job(documents: int, mixture: str, processes: int, kills: int) -> None:
             ):
                 pass
         print(f"drawn and kept as measured in {time.perf_counter() - began:.0f} s", flush=True)
-        steps = -(-n_fragments // (1_000_000 // PER_FRAGMENT)) + -(-documents // PARTITION_ROWS)
-        found = driven(work, processes, kills, steps)
+        per_run = max(1, min(RUN_ROWS, partition) // PER_FRAGMENT)
+        steps = -(-n_fragments // per_run) + -(-documents // partition)
+        found = driven(work, processes, partition, kills, steps)
         stages = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
         size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
         print(
@@ -276,19 +279,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=5_000_000)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--partition", type=int, default=PARTITION_ROWS, help="documents that are planned together")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--mixture", choices=list(MIXTURES), default="mixed")
     parser.add_argument("--lengths", action="store_true", help="run `plan --lengths` instead of the job")
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.drive:
-        drive(given.drive, given.processes)
+        drive(given.drive, given.processes, given.partition)
         return
     print(f"{hardware()}, {given.processes} processes, mixture {given.mixture}, load {os.getloadavg()[0]:.1f}")
     if given.lengths:
         run_lengths(given.documents, given.mixture)
     else:
-        run_job(given.documents, given.mixture, given.processes, given.kills)
+        run_job(given.documents, given.mixture, given.processes, given.partition, given.kills)
 
 
 if __name__ == "__main__":
