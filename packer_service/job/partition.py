@@ -96,6 +96,7 @@ def plan_partition(
     plan = plan_documents(documents, config, part.number)
     _keep(folder / PLAN_FOLDER, part, Survey(documents=documents, rejects=found.rejects, n_rows=found.n_rows), plan,
           totals, sources, config)  # fmt: skip
+    pa.default_memory_pool().release_unused()  # the next partition may be planned in the same process
     return TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
 
 

@@ -18,7 +18,7 @@ from packer_service.job.partition import PARTITION_ROWS
 from packer_service.job.partitions import Planner
 from packer_service.job.plan import Planned
 from packer_service.job.preview_figures import planned_report
-from packer_service.job.runs import LOCATED, RUN_ROWS, RUNS, count_run, run_name, write_run
+from packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
 from packer_service.plan.cost import causal_area
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
@@ -32,6 +32,9 @@ from schemas.errors import ConfigError
 
 LENGTHS = ("doc_id", "tokens", "images")
 
+READ_ROWS = 250_000
+"""Rows that are read at a time: their wide columns stay below what planning a partition takes."""
+
 
 def plan_lengths(
     file: Path,
@@ -43,7 +46,7 @@ def plan_lengths(
 ) -> PlanReport:
     """The figures of packing documents of which only lengths are known; images are spread evenly over a document.
 
-    The file is read a million rows at a time, and what is sorted waits in a temporary folder.
+    The file is read some hundred thousand rows at a time, and what is sorted waits in a temporary folder.
 
     Args:
         file: Parquet with ``doc_id``, ``tokens`` and ``images``, and ``source`` where documents have one.
@@ -60,10 +63,12 @@ def plan_lengths(
     with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
         work = Folder(temporary)
         began, n_rows, total = time.perf_counter(), 0, _n_rows(file)
-        for number, table in enumerate(read_lengths(file, min(RUN_ROWS, partition_rows))):
+        for number, table in enumerate(read_lengths(file, min(READ_ROWS, partition_rows))):
             run = run_of_lengths(table, n_rows, config)
             write_run(work / RUNS, run_name(number, number + 1), run, count_run(run))
             n_rows += len(table)
+            del table, run
+            pa.default_memory_pool().release_unused()  # what a partition takes is not on top of it
             progress.step("sorted lengths", n_rows, total)
         planner = Planner(
             work=work, config=config, executor=PlainExecutor(), progress=progress, partition_rows=partition_rows

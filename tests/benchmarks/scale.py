@@ -241,7 +241,8 @@ def run_lengths(documents: int, mixture: str) -> None:
         print(
             f"plan --lengths: {report.documents:,} documents, {report.packs:,} packs, fill {report.fill:.4%}, "
             f"straggler ratio at DP {DP_SIZE} {report.straggler_ratio[DP_SIZE]:.4f}\n"
-            f"{time.perf_counter() - began:.0f} s ({time.process_time() - cpu:.0f} s of CPU), peak {peak.mib():,.0f} MiB"
+            f"{time.perf_counter() - began:.0f} s ({time.process_time() - cpu:.0f} s of CPU), "
+            f"peak {peak.mib():,.0f} MiB"
         )
 
 
