@@ -61,7 +61,8 @@ REJECTS = pa.schema(
         ("message", pa.string()),
     ]
 )
-"""One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``, ``plan`` or ``write``."""
+"""One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``,
+``plan`` or ``write``."""
 
 BALANCE = pa.schema(
     [

@@ -32,8 +32,6 @@ from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
 from schemas.manifest import Manifest  # noqa: E402
 
-DRIVER_BYTES = 300
-"""Peak memory of the driver for a document; ``memory.py`` prints it."""
 SMALL_FILE_REQUESTS = 2
 """Requests for a medium: its size and its bytes."""
 
@@ -159,8 +157,8 @@ def model(costs: Costs, given: argparse.Namespace) -> None:
     print(
         f"\n{frames:,.0f} frames, {tokens:,.0f} tokens, {packs:,.0f} packs, {shards:,.0f} shards of "
         f"{written / shards / 1e6:,.0f} MB, {written / 1e15:.2f} PB written; "
-        f"{given.documents / partition:,.0f} partitions of {partition:,} documents: {of_partition:,.0f} shards and "
-        f"{DRIVER_BYTES * partition / 1e9:.1f} GB of driver memory each\n"
+        f"planned in {given.documents / partition:,.0f} partitions of {partition:,} documents, {of_partition:,.0f} shards "
+        f"of each\n"
         f"requests: {reads:,.0f} to read the source twice, {writes:,.0f} to write shards and their indexes"
     )
 

@@ -34,7 +34,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from mixtures import lengths  # noqa: E402
 
-from packer_service.job.finish import ENCODINGS  # noqa: E402
+from packer_service.job.tables import ENCODINGS  # noqa: E402
 from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.make import make_plan  # noqa: E402
 from packer_service.plan.plan import Plan  # noqa: E402
