@@ -157,8 +157,8 @@ def model(costs: Costs, given: argparse.Namespace) -> None:
     print(
         f"\n{frames:,.0f} frames, {tokens:,.0f} tokens, {packs:,.0f} packs, {shards:,.0f} shards of "
         f"{written / shards / 1e6:,.0f} MB, {written / 1e15:.2f} PB written; "
-        f"planned in {given.documents / partition:,.0f} partitions of {partition:,} documents, {of_partition:,.0f} shards "
-        f"of each\n"
+        f"planned in {given.documents / partition:,.0f} partitions of {partition:,} documents, "
+        f"{of_partition:,.0f} shards of each\n"
         f"requests: {reads:,.0f} to read the source twice, {writes:,.0f} to write shards and their indexes"
     )
 
