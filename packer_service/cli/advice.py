@@ -48,10 +48,14 @@ def advise(
 def _values(assumed: tuple[str, ...]) -> dict[str, str]:
     """
     Raises:
-        ConfigError: one is not ``KEY=VALUE``.
+        ConfigError: one is not ``KEY=VALUE``, or has an option of its own.
     """
     pairs = [entry.partition("=") for entry in assumed]
     for entry, (name, equals, value) in zip(assumed, pairs, strict=True):
         if not (name and equals and value):
             raise ConfigError(f"--assume {entry!r}: write key=value, such as peak_tflops=700")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    values = {name.strip(): value.strip() for name, _, value in pairs}
+    for name in ("gpus", "gpu", "limit"):
+        if name in values:
+            raise ConfigError(f"--assume {name}={values[name]}: give --{name} {values[name]} instead")
+    return values

@@ -58,8 +58,12 @@ def test_what_is_not_legal_is_refused(client: TestClient, query: str, detail: st
 
 
 def test_a_wrong_option_of_the_command_is_one_line(tiny_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails when an assumption without a value ends in a traceback."""
-    for wrong, line in (("peak_tflops", "write key=value"), ("peak=1", "peak is unknown; legal are peak_tflops")):
+    """Fails when an assumption without a value ends in a traceback, or one is passed over for an option."""
+    for wrong, line in (
+        ("peak_tflops", "write key=value"),
+        ("peak=1", "peak is unknown; legal are peak_tflops"),
+        ("gpus=3", "give --gpus 3 instead"),
+    ):
         with pytest.raises(SystemExit) as stopped:
             main(["advise", str(tiny_dataset), "--gpus", "2", "--assume", wrong])
         assert stopped.value.code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
 from packer_service.report.advice.answer import Advisor
+from packer_service.report.advice.dataset import advised_model
 from packer_service.report.advice.figures import SplitAdvice
 from packer_service.report.advice.loads import COLUMNS, PackLoads, SlowestRank, read_pack_loads, sampled_spans
 from packer_service.report.advice.memory import MemoryEstimate
@@ -335,3 +337,10 @@ def test_an_answer_takes_a_bounded_number_of_splits() -> None:
     advisor = Advisor(config=config, sizes=sizes, question=asked(gpus=110_880, limit=500), loads=packs)
     assert len(advisor.estimates()) == MOST
     assert any("splits are possible" in note for note in advisor.advice().notes)
+
+
+def test_a_dimension_beside_a_model_folder_is_refused(tmp_path: Path) -> None:
+    """Fails when a given dimension is shown as an assumption that no figure follows."""
+    manifest = SimpleNamespace(model=None)
+    with pytest.raises(ConfigError, match="head_dim contradicts --model"):
+        advised_model(manifest, CONFIG, asked(head_dim=32), str(tmp_path))  # type: ignore[arg-type]

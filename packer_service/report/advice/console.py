@@ -19,8 +19,9 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
         f"{advice.gpus:,} x {advice.gpu}, a model of {advice.parameters / 1e9:.3g} billion parameters, "
         f"{advice.packs:,} packs of {advice.seq_len:,} tokens: {advice.considered} splits, {advice.fitting} fit"
     )
-    to.print(_speeds(advice))
-    to.print(_parts(advice))
+    if advice.splits:
+        to.print(_speeds(advice))
+        to.print(_parts(advice))
     for number, split in enumerate(advice.splits, 1):
         say(f"{number}. {split.reason}")
     say("assumed:")

@@ -6,7 +6,7 @@ from packer_service.report.advice.answer import Advisor
 from packer_service.report.advice.figures import Advice
 from packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
 from packer_service.report.advice.model import ModelSizes, configured_sizes, folder_sizes
-from packer_service.report.advice.question import AdviceQuestion
+from packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from packer_service.report.dataset import open_dataset
 from packer_service.report.loads import read_loads
 from packer_service.report.mismatch import warnings_of
@@ -46,10 +46,14 @@ def advised_model(
     """The model that the advice is for, and what is to be said of it.
 
     Raises:
-        ConfigError: the folder is no model folder of a known kind.
+        ConfigError: the folder is no model folder of a known kind, or the question gives a dimension besides.
     """
     encoder = encoder_of(manifest.model.settings) if manifest.model else None
     if folder is not None:
+        if given := [name for name in MODEL_KEYS if getattr(question, name) is not None]:
+            raise ConfigError(
+                f"advise: {given[0]} contradicts --model {folder}, whose config.json decides it; leave it out"
+            )
         return folder_sizes(folder), ("image work is that of the encoder that the dataset was packed for",)
     cost = question.model_of(config.cost)
     warnings = warnings_of(manifest, config.model_copy(update={"cost": cost}))
