@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packer_service.job.record_file import ShardRecord, encode_record, record_name
 from schemas.balance import BalanceOrder
@@ -62,8 +63,9 @@ class MadeRecords:
         return self.n_packs * self.each - (self.n_packs // 2 if self.pieces else 0)
 
     def rows(self) -> Iterator[pa.Table]:
-        for shard in range(self.n_shards):
-            yield self._documents(self._packs(shard)).select(["doc_id", *PLAN_COLUMNS])
+        for first in range(0, self.n_packs, 4096):
+            packs = range(first, min(first + 4096, self.n_packs))
+            yield self._documents(packs).select(["doc_id", *PLAN_COLUMNS])
 
     def rejects(self) -> Iterator[pa.Table]:
         yield REJECTS.empty_table()
@@ -123,12 +125,17 @@ class MadeRecords:
         number = np.where(second, (pack_id - 1) * self.each, pack_id * self.each + place)
         columns: dict[str, Any] = {name: np.zeros(len(place), np.int64) for name in DOCUMENTS.names}
         columns |= {
-            "doc_id": [f"document-{n:010d}" for n in number], "source": ["s"] * len(place),
+            "doc_id": self._ids(number), "source": ["s"] * len(place),
             "piece": second.astype(np.int64), "pack_id": pack_id,
             "start": place * 16, "length": 3 + place, "aligned_length": np.full(len(place), 16),
             "truncated_tokens": place,
         }  # fmt: skip
         return pa.table(columns, schema=DOCUMENTS)
+
+    @staticmethod
+    def _ids(numbers: np.ndarray) -> pa.Array:
+        digits = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 10, "0")
+        return pc.binary_join_element_wise("document-", digits, "")
 
     def _pack_rows(self, packs: range, shard: int) -> pa.Table:
         numbers = np.arange(packs.start, packs.stop)
