@@ -117,8 +117,8 @@ def test_no_rank_holds_the_whole_model(gloo_pool: Any, tmp_path: Path) -> None:
     assert block < whole / 10
     sources: list[Weights] = ["folder", "random"]
     for weights in sources:
-        for peak, local in gloo_pool.run(peak_on_a_rank, str(tmp_path), weights, dp_shard=4):
-            assert local == pytest.approx(whole / 4, rel=0.01)
+        for peak, local in gloo_pool.run(peak_on_a_rank, str(tmp_path), weights, dp_shard=2):
+            assert local == pytest.approx(whole / 2, rel=0.01)
             assert peak < local + 2 * block, (weights, peak / whole)
 
 
