@@ -3,6 +3,7 @@
     python tests/trainer/models/grid.py FOLDER                               # the whole grid in float64: hours
     python tests/trainer/models/grid.py FOLDER --families internvl --splits 1x2 2x2 --layouts balanced_gather
     python tests/trainer/models/grid.py FOLDER --dtype float32 --families qwen3_vl
+    python tests/trainer/models/grid.py FOLDER --splits 2x2 --cp-fsdp none ring_only ulysses_only
 
 FOLDER gets the models and their packs, and keeps them. The reference is each document by itself through the unmodified
 model of transformers in one process (sdpa, float64). A case takes all packs, one after the other, so gradients add up
