@@ -19,6 +19,9 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = asked["memory"] if hard == resource.RLIM_INFINITY else min(asked["memory"], hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    # the process that asks may read with less than a plan takes
+    _, hard_data = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard_data, hard_data))
     # the parent ends this process in time; should the parent be killed itself, this limit does, also with two threads
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] * 2, asked["seconds"] * 2 + 1))
     table = pa.ipc.open_stream(sys.stdin.buffer).read_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -49,6 +50,27 @@ def not_found(what: str, detail: str) -> ProblemError:
 def not_legal(detail: str) -> ProblemError:
     """A parameter that is well formed but has no meaning for what it asks about."""
     return ProblemError(422, "invalid-request", "Invalid request", detail)
+
+
+def no_dataset(name: str) -> ProblemError:
+    listed = "/v1/datasets lists those that are there"
+    return not_found("dataset", f"There is no dataset {name!r:.200} below the root; {listed}.")
+
+
+def unfinished(name: str, reason: str) -> ProblemError:
+    """A dataset whose job has not ended."""
+    return ProblemError(409, "dataset-unfinished", "Dataset unfinished", f"{name}: {reason}")
+
+
+def too_slow(seconds: float) -> ProblemError:
+    """An answer that was given up."""
+    detail = f"The answer took longer than {seconds:g} seconds; ask for less, or try again later."
+    return ProblemError(504, "too-slow", "Request took too long", detail)
+
+
+def busy(detail: str, retry_seconds: float) -> ProblemError:
+    """What cannot be answered now, and may be later."""
+    return ProblemError(503, "busy", "Busy", detail, {"Retry-After": str(math.ceil(retry_seconds))})
 
 
 def damaged(name: str, reason: str) -> ProblemError:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import sys
+import threading
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from pydantic import SecretStr
 
-from packer_service.http.app import create_app
+from packer_service.http.app import create_front
+from packer_service.http.connections import BoundedConnection
 from packer_service.http.settings import ServiceSettings
 from packer_service.runtime.interrupt import Interrupted
 from schemas.errors import ConfigError, PreshardError
@@ -21,11 +25,14 @@ from schemas.errors import ConfigError, PreshardError
 TOKEN = "PRESHARD_TOKEN"
 """Environment variable that holds the bearer token."""
 
-GRACE_SECONDS = 10
-"""Time that requests in progress have to be answered before the process ends, well within Kubernetes' 30 seconds."""
+GRACE_SECONDS = 3
+"""Time that requests in progress have to be answered before the process ends."""
 
-MOST_CONNECTIONS = 1000
-"""Connections at once; more are answered 503, so that memory stays bounded whoever connects."""
+END_SECONDS = 4.5
+"""Time after which the process ends whatever it is doing; a cluster or a terminal is told five seconds."""
+
+MOST_FILES = 4096
+"""Files and connections that the process may have open, where the system lets it choose."""
 
 BACKLOG = 2048
 """Clients that may wait to be connected, uvicorn's own default."""
@@ -68,22 +75,43 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
         PreshardError: the service cannot listen on the address.
     """
     settings = settings_for(root, host, os.environ.get(TOKEN), **others)
-    app = create_app(settings)
+    app = create_front(settings)
     with _listening(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         where = f"http://{name}:{listener.getsockname()[1]}/"
         print(f"preshard: serving {root} at {where}", file=sys.stderr, flush=True)
         _log_to_stdout()
+        _allow_files()
         config = uvicorn.Config(
             app,
+            http=BoundedConnection,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
-            limit_concurrency=MOST_CONNECTIONS,
         )
         with suppress(Interrupted):  # uvicorn has shut down in order, and raises the signal once more
-            uvicorn.Server(config).run(sockets=[listener])
+            _EndingServer(config).run(sockets=[listener])
+
+
+class _EndingServer(uvicorn.Server):
+    """Ends the process in time, also where something keeps it from leaving in order."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            timer = threading.Timer(END_SECONDS, os._exit, [0])
+            timer.daemon = True
+            timer.start()
+        super().handle_exit(sig, frame)
+
+
+def _allow_files() -> None:
+    """Raises the soft limit of open files, which on many systems is below what clients may take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listening(host: str, port: int) -> socket.socket:

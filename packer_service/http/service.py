@@ -12,21 +12,41 @@ from starlette.concurrency import run_in_threadpool
 from packer_service.http.dataset.cache import Cache, size_of
 from packer_service.http.dataset.catalog import Catalog
 from packer_service.http.dataset.reader import Dataset
+from packer_service.http.dataset.shelf import Shelf
 from packer_service.http.planner import Planner
+from packer_service.http.pool.listing import Listing
 from packer_service.http.settings import ServiceSettings
 
-_LARGEST_KEPT_ANSWER = 4 << 20
+LARGEST_KEPT_ANSWER = 4 << 20
 """Bytes up to which an answer is kept as it was sent, so that a few huge ones do not push out everything else."""
 
 
 class ServiceState:
-    """The parts of one application that requests share."""
+    """The parts of one application that requests share.
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    Args:
+        settings: what is served, within which limits.
+        shelf: what knows the datasets; by default a catalog that looks through the root itself.
+        keeps_answers: whether answers about datasets are kept here.
+    """
+
+    def __init__(
+        self, settings: ServiceSettings, shelf: Shelf | Listing | None = None, *, keeps_answers: bool = True
+    ) -> None:
         self.settings = settings
         self.cache = Cache(settings.cache_bytes)
-        self.catalog = Catalog(settings, self.cache)
+        self.catalog: Catalog | Shelf | Listing = Catalog(settings, self.cache) if shelf is None else shelf
         self.planner = Planner(settings)
+        self.keeps_answers = keeps_answers
+
+    def cache_figures(self) -> tuple[int, int, int, int]:
+        """Bytes, entries, hits and misses of what is kept, here and in the processes that read."""
+        cache = self.cache
+        own = (cache.bytes, len(cache), cache.hits, cache.misses)
+        if not isinstance(self.catalog, Listing):
+            return own
+        others = self.catalog.pool.cache_figures()
+        return own[0] + others[0], own[1] + others[1], own[2] + others[2], own[3] + others[3]
 
 
 def service_of(request: Request) -> ServiceState:
@@ -57,11 +77,11 @@ class DatasetRoute(APIRoute):
                 kept = await answer(request)
                 if kept.status_code != 200:
                     return kept
-                kept.headers["ETag"] = f'"{dataset.tag}"'
+                kept.headers["ETag"] = f'W/"{dataset.tag}"'  # the same answer may be compressed
                 kept.headers["Cache-Control"] = "private, no-cache"
-                if len(kept.body) <= _LARGEST_KEPT_ANSWER:
+                if service.keeps_answers and len(kept.body) <= LARGEST_KEPT_ANSWER:
                     service.cache.put(key, kept, size_of((key, kept.body, kept.raw_headers)))
-            if _is_known(request.headers.get("if-none-match", ""), dataset.tag):
+            if is_known(request.headers.get("if-none-match", ""), dataset.tag):
                 headers = {name: kept.headers[name] for name in ("etag", "cache-control")}
                 return Response(status_code=304, headers=headers)
             return kept
@@ -69,7 +89,7 @@ class DatasetRoute(APIRoute):
         return handle
 
 
-def _is_known(if_none_match: str, tag: str) -> bool:
+def is_known(if_none_match: str, tag: str) -> bool:
     """Whether a client already has the answer; the comparison is the weak one (RFC 9110, section 13.1.2)."""
     known = [part.strip().removeprefix("W/").strip('"') for part in if_none_match.split(",")]
     return "*" in known or tag in known

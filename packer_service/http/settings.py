@@ -27,4 +27,11 @@ class ServiceSettings(BaseModel):
     plan_seconds: float = Field(60.0, gt=0, description="Time limit of a what-if plan.")
     plan_documents: int = Field(1_000_000, ge=1, description="Most documents of a what-if plan.")
     plan_memory: int = Field(8192 * _MIB, ge=_MIB, description="Most address space of the process that makes one.")
-    threads: int = Field(8, ge=1, description="Requests that are worked on at once; the others wait their turn.")
+    threads: int = Field(
+        8, ge=1, description="Requests that are worked on at once for one dataset; the others wait their turn."
+    )
+    processes: int = Field(8, ge=1, description="Processes that read at once, each for one dataset.")
+    process_memory: int = Field(2048 * _MIB, ge=64 * _MIB, description="Most memory of one of them.")
+    memory_bytes: int = Field(3072 * _MIB, ge=64 * _MIB, description="Most memory of all of them together.")
+    scan_seconds: float = Field(10.0, gt=0, description="Longest look at one folder below the root.")
+    max_bodies_bytes: int = Field(64 * _MIB, ge=1, description="Most bytes of all requests' bodies at once.")

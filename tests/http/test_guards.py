@@ -275,7 +275,7 @@ def test_an_answer_that_a_client_has_is_not_sent_again(root: Path, start: Callab
     client = start(root)
     first = client.get("/v1/datasets/one/balance")
     tag = first.headers["etag"]
-    for known in (tag, f"W/{tag}", f'"x", {tag}', "*"):
+    for known in (tag, tag.removeprefix("W/"), f'"x", {tag}', "*"):
         answer = client.get("/v1/datasets/one/balance", headers={"If-None-Match": known})
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
     assert client.get("/v1/datasets/one/balance", headers={"If-None-Match": '"other"'}).content == first.content

@@ -62,6 +62,17 @@ class Cache:
             if size <= self.limit:
                 self._values[key] = _Kept(value, size)
 
+    def resize(self, limit: int) -> None:
+        """Changes the limit; what is above the new one goes, the least recently used first."""
+        with self._lock:
+            self.limit = limit
+            smaller: LRUCache[Hashable, _Kept] = LRUCache(limit, getsizeof=lambda kept: kept.size)
+            while self._values:
+                key, kept = self._values.popitem()  # the least recently used comes first
+                if kept.size <= limit:
+                    smaller[key] = kept
+            self._values = smaller
+
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """The value of a key, made now if it is not there; ``size`` returns its bytes.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from packer_service.http.dataset.cache import Cache
 from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
-from packer_service.http.dataset.reader import Dataset, load_dataset
+from packer_service.http.dataset.reader import Dataset, Stamps, load_dataset
 from packer_service.http.dataset.unfinished import Unfinished, look_at_job
-from packer_service.http.problems import ProblemError, damaged, not_found
+from packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
 from packer_service.http.settings import ServiceSettings
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
@@ -34,6 +34,13 @@ class Damaged:
 
 Found = Dataset | Unfinished | Damaged
 """What a folder below the root turned out to be."""
+
+
+def require_root(root: str) -> None:
+    """Raises ConfigError unless there is such a folder."""
+    require_answer("ROOT", root)
+    if not Folder(root).exists():
+        raise ConfigError(f"ROOT {root}: no such folder")
 
 
 def name_of(path: str, root: str) -> str:
@@ -57,9 +64,7 @@ class Catalog:
         self._found: dict[str, Found] = {}
         self._looked: float | None = None
         self._lock = threading.Lock()
-        require_answer("ROOT", settings.root)
-        if not Folder(settings.root).exists():
-            raise ConfigError(f"ROOT {settings.root}: no such folder")
+        require_root(settings.root)
 
     def is_due(self) -> bool:
         return self._looked is None or time.monotonic() - self._looked >= self.settings.rescan_seconds
@@ -79,49 +84,67 @@ class Catalog:
                 self._lock.release()
         return self._found
 
+    def broken(self) -> dict[str, tuple[str, str]]:
+        """Names of the datasets that reading has shown to be broken, each with its tag and the reason."""
+        return broken_among(self._found)
+
     def dataset(self, name: str) -> Dataset:
         """A whole dataset.
 
         Raises:
             ProblemError: 404 no dataset has that name, 409 it is unfinished or damaged.
         """
-        found = self.look().get(name)
-        if found is None:
-            raise not_found(
-                "dataset", f"There is no dataset {name!r:.200} below the root; /v1/datasets lists those that are there."
-            )
-        if isinstance(found, Dataset) and found.broken is None:
-            return found
-        if isinstance(found, Unfinished):
-            raise ProblemError(409, "dataset-unfinished", "Dataset unfinished", f"{name}: {found.reason}")
-        raise damaged(name, found.reason if isinstance(found, Damaged) else str(found.broken))
+        return whole_or_refuse(name, self.look().get(name))
 
     def _scan(self) -> dict[str, Found]:
+        walk = Walk(self.settings)
         found: dict[str, Found] = {}
-        for folder in self._folders():
+        for folder in walk.folders():
             name = name_of(folder.path, self.settings.root)
-            found[name] = self._open(name, folder)
-            if len(found) == self.settings.max_datasets:
-                self.complete = False
-                break
+            found[name] = examine(name, folder, self.cache, self._found.get(name))
+        self.complete = walk.complete
         return dict(sorted(found.items()))
 
-    def _folders(self) -> Iterator[ServedFolder]:
-        """Folders that hold a dataset or a job, breadth first; those are not searched any deeper."""
+
+class Walk:
+    """One search for datasets below the root; ``complete`` says afterwards whether it came to an end.
+
+    Args:
+        settings: how deep and wide to search.
+        skip: paths of folders that are not looked into.
+        told: called with the path of each folder before anything in it is read.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        skip: Collection[str] = (),
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.settings = settings
+        self.skip = skip
+        self.told = told
         self.complete = True
+
+    def folders(self) -> Iterator[ServedFolder]:
+        """Folders that hold a dataset or a job, breadth first; those are not searched any deeper."""
         waiting = deque([(ServedFolder(self.settings.root), 0)])
-        looked = 0
+        looked = found = 0
         while waiting:
             folder, depth = waiting.popleft()
+            if folder.path in self.skip:
+                continue
             looked += 1
-            if looked > self.settings.max_folders:
+            if looked > self.settings.max_folders or found == self.settings.max_datasets:
                 self.complete = False
                 return
+            self.told(folder.path)
             try:
                 entries = folder.entries()
             except OSError:  # we may not read this folder, so it holds nothing that we serve
                 continue
             if entries.get(MANIFEST) is False or entries.get(WORK):
+                found += 1
                 yield folder
                 continue
             below = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
@@ -130,21 +153,51 @@ class Catalog:
                 continue
             waiting.extend((folder.child(name), depth + 1) for name in below)
 
-    def _open(self, name: str, folder: ServedFolder) -> Found:
-        before = self._found.get(name)
-        try:
-            stamps = tuple(folder.stamp(file) for file in (MANIFEST, RUN, SHARDS, *TABLES))
-            if not folder.is_within(MANIFEST):
-                raise OutsideError(f"{MANIFEST} lies outside the root")
-            if stamps[0] is None:
-                return look_at_job(name, folder)
-            if isinstance(before, Dataset) and before.broken is None and before.stamps == stamps:
-                return before
-            found = load_dataset(name, folder, stamps, self.cache)
-            if isinstance(before, Damaged) or (isinstance(before, Dataset) and before.broken is not None):
-                found.check_tables()  # or it would be listed as whole until the next request reads the broken table
-            return found
-        except ProblemError as problem:
-            return Damaged(name=name, reason=problem.detail.removeprefix(f"{name}: "))
-        except (PreshardError, OSError, pa.ArrowException, ValueError) as error:
-            return Damaged(name=name, reason=reason_of(error))
+
+def stamps_of(folder: ServedFolder) -> Stamps:
+    """The stamps of everything that says whether a dataset has changed. The first is the manifest's."""
+    return tuple(folder.stamp(file) for file in (MANIFEST, RUN, SHARDS, *TABLES))
+
+
+def examine(name: str, folder: ServedFolder, cache: Cache, before: Found | None = None) -> Found:
+    """What a folder is: a dataset, a job, or something damaged. ``before`` is what it was, and stays if it can."""
+    try:
+        stamps = stamps_of(folder)
+        if not folder.is_within(MANIFEST):
+            raise OutsideError(f"{MANIFEST} lies outside the root")
+        if stamps[0] is None:
+            return look_at_job(name, folder)
+        if isinstance(before, Dataset) and before.broken is None and before.stamps == stamps:
+            return before
+        found = load_dataset(name, folder, stamps, cache)
+        if isinstance(before, Damaged) or (isinstance(before, Dataset) and before.broken is not None):
+            found.check_tables()  # or it would be listed as whole until the next request reads the broken table
+        return found
+    except ProblemError as problem:
+        return Damaged(name=name, reason=problem.detail.removeprefix(f"{name}: "))
+    except (PreshardError, OSError, pa.ArrowException, ValueError, MemoryError) as error:
+        return Damaged(name=name, reason=reason_of(error))
+
+
+def broken_among(found: Mapping[str, Found]) -> dict[str, tuple[str, str]]:
+    """Names of the datasets that reading has shown to be broken, each with its tag and the reason."""
+    return {
+        name: (each.tag, each.broken)
+        for name, each in list(found.items())
+        if isinstance(each, Dataset) and each.broken is not None
+    }
+
+
+def whole_or_refuse(name: str, found: Found | None) -> Dataset:
+    """A dataset that can be served.
+
+    Raises:
+        ProblemError: 404 no dataset has that name, 409 it is unfinished or damaged.
+    """
+    if isinstance(found, Dataset) and found.broken is None:
+        return found
+    if isinstance(found, Unfinished):
+        raise unfinished(name, found.reason)
+    if found is None:
+        raise no_dataset(name)
+    raise damaged(name, found.reason if isinstance(found, Damaged) else str(found.broken))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,16 +15,30 @@ MOST_CHARACTERS = 300
 """Longest reason given for a fault; messages may quote values of any length."""
 
 
-class OutsideError(OSError):
+class RefusedError(OSError):
+    """The service does not read this file; the text says why, without a path outside the dataset."""
+
+
+class OutsideError(RefusedError):
     """A link leads out of the root."""
+
+
+class TooLongError(RefusedError):
+    """A file is longer than any that packing writes under its name."""
+
+
+class NotAFileError(RefusedError):
+    """A pipe, a device or a folder stands where a file should."""
 
 
 def reason_of(error: BaseException) -> str:
     """An error in one line. Errors of the operating system are given without their paths."""
-    if isinstance(error, OutsideError):
+    if isinstance(error, RefusedError):
         return str(error)
     if isinstance(error, OSError):
         return f"a file cannot be read ({error.strerror or type(error).__name__})"
+    if isinstance(error, MemoryError):
+        return "reading it takes more memory than the service gives one dataset"
     return " ".join(str(error).split())[:MOST_CHARACTERS]
 
 
@@ -66,21 +81,31 @@ class ServedFolder:
         """Bytes of each file that lies directly in a folder of this one."""
         if not self.is_within(name):
             return {}
-        found = {entry: size for entry, size in (self._folder / name).sizes().items() if "/" not in entry}
-        links = self._links(name) if self._limit is not None else set()
-        return {entry: size for entry, size in found.items() if entry not in links or self.is_within(f"{name}/{entry}")}
-
-    def _links(self, name: str) -> set[str]:
-        """Names of the links in a folder on a local disk: only they can lead elsewhere than the folder itself does."""
+        if self._limit is None:
+            return {entry: size for entry, size in (self._folder / name).sizes().items() if "/" not in entry}
         try:
             with os.scandir(self._folder.path(name)) as entries:
-                return {entry.name for entry in entries if entry.is_symlink()}
+                return {entry.name: entry.stat().st_size for entry in entries if self._is_served(name, entry)}
         except FileNotFoundError:
-            return set()
+            return {}
 
-    def read(self, name: str) -> bytes:
+    def _is_served(self, folder: str, entry: os.DirEntry[str]) -> bool:
+        """Whether an entry of a local folder is a file; only links can lead elsewhere than the folder itself does."""
+        try:
+            return entry.is_file() and (not entry.is_symlink() or self.is_within(f"{folder}/{entry.name}"))
+        except OSError:  # a circle of links
+            return False
+
+    def read(self, name: str, most: int) -> bytes:
+        """A whole file.
+
+        Raises:
+            TooLongError: it has more bytes than ``most``.
+        """
         with self.open(name) as file:
-            data: bytes = file.read()
+            data: bytes = file.read(most + 1)
+        if len(data) > most:
+            raise TooLongError(f"{name} has more than {most:,} bytes, the most that the service reads of it")
         return data
 
     @contextmanager
@@ -93,5 +118,18 @@ class ServedFolder:
         """
         if not self.is_within(name):
             raise OutsideError(f"{name} lies outside the root")
+        if self._limit is not None:
+            _require_file(Path(self._folder.path(name)), name)
         with self._folder.open(name) as file:
             yield file
+
+
+def _require_file(path: Path, name: str) -> None:
+    """Opening a pipe would wait until somebody writes to it, and a device need not end.
+
+    Raises:
+        NotAFileError: it is neither a file nor a link to one.
+        FileNotFoundError: no such file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise NotAFileError(f"{name} is not a file")

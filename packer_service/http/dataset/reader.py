@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
+from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from packer_service.http.problems import ProblemError, damaged
 from packer_service.report.loads import numbers_of
 from schemas.balance import BalanceOrder
@@ -34,6 +34,10 @@ _LARGEST_HASHED_TABLE = 64 << 20
 
 Of larger ones only the size and the number of rows are checked.
 """
+
+
+LARGEST_MANIFEST = 256 << 20
+"""Bytes of a manifest that is read: twice what the 600,000 shards of ten million packs take."""
 
 
 class Dataset:
@@ -68,19 +72,23 @@ class Dataset:
         """Turns errors of the files into problems of this dataset.
 
         Raises:
-            ProblemError: 409 the files are not what the manifest says; 503 they cannot be read at the moment.
+            ProblemError: 409 the files are not what the manifest says; 503 they cannot be read at the moment, or take
+                more memory than this process may use.
         """
         try:
             yield
         except FileNotFoundError:
             raise damaged(self.name, "a file is no longer there") from None
+        except MemoryError as error:  # Arrow's own is one too
+            detail = f"{self.name}: {reason_of(error)}; ask about a part of it, or serve it by itself"
+            raise ProblemError(503, "too-large", "Too large to read", detail) from None
         except (PreshardError, pa.ArrowException) as error:
             if not isinstance(error, PreshardError) or isinstance(error, _LASTING):
                 self.broken = reason_of(error)
             raise damaged(self.name, reason_of(error)) from None
         except OSError as error:
             # Parquet's own errors are OSErrors too, but carry no error number
-            if error.errno is None and self.folder.is_local and not isinstance(error, OutsideError):
+            if error.errno is None and self.folder.is_local and not isinstance(error, RefusedError):
                 self.broken = f"a table cannot be read ({' '.join(str(error).split())[:200]})"
                 raise damaged(self.name, self.broken) from None
             detail = f"{self.name}: {reason_of(error)}; try again later"
@@ -169,7 +177,7 @@ def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) 
         FormatError: the manifest cannot be read, or a table or shard is missing or has another size.
         ConfigError: its configuration is not legal.
     """
-    manifest = decode_manifest(folder.read(MANIFEST), MANIFEST)
+    manifest = decode_manifest(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
     if [table.name for table in manifest.tables] != list(TABLES):
         raise ManifestInvalid(MANIFEST, f"tables: lists {[table.name for table in manifest.tables]}")
     for table in manifest.tables:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from packer_service.http.dataset.folder import ServedFolder
 from schemas.manifest import PLANNED, SHARDS, WORK
 
+LARGEST_PLANNED = 1 << 20
+"""Bytes of ``planned.json`` that are read; it holds a few numbers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
@@ -38,7 +41,7 @@ def look_at_job(name: str, folder: ServedFolder) -> Unfinished:
 def _planned_shards(folder: ServedFolder) -> int | None:
     """The number of shards in the plan, once the job has recorded it."""
     try:
-        planned = json.loads(folder.child(WORK).read(PLANNED))["shards"]
+        planned = json.loads(folder.child(WORK).read(PLANNED, LARGEST_PLANNED))["shards"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return planned if isinstance(planned, int) else None

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from packer_service.http.problems import ProblemError, problem_response
+from packer_service.http.problems import ProblemError, busy, problem_response, too_slow
 from packer_service.http.settings import ServiceSettings
 
 PLAN_PATH = "/v1/plan"
@@ -99,28 +99,37 @@ class Gate:
 
 
 class Bounds:
-    """Ends requests whose body is too large or that take too long."""
+    """Ends requests whose body is too large or that take too long.
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
+    Args:
+        app: what answers.
+        settings: the limits.
+        slack_seconds: what is added to the limits of time, for an application that keeps them itself.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, slack_seconds: float = 0.0) -> None:
         self.app = app
         self.settings = settings
+        self.slack_seconds = slack_seconds
+        self.held = _Held(settings.max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self.settings.max_body_bytes)
+        exchange = _Exchange(scope, receive, send, self.settings.max_body_bytes, self.held)
         # a plan has its own limit, after which the process that makes it is ended
         seconds = self.settings.request_seconds + (self.settings.plan_seconds if scope["path"] == PLAN_PATH else 0)
         try:
             exchange.check_declared()
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds + self.slack_seconds):
                 await self.app(scope, exchange.receive, exchange.send)
-        except _TooLargeError:
+        except _RefusedError:
             pass
         except TimeoutError:
-            detail = f"The answer took longer than {seconds:g} seconds; ask for less, or try again later."
-            exchange.problem = ProblemError(504, "too-slow", "Request took too long", detail)
+            exchange.problem = too_slow(seconds)
+        finally:
+            exchange.let_go()
         if exchange.problem is not None and not exchange.started:
             await problem_response(scope, exchange.problem)(scope, receive, send)
 
@@ -128,8 +137,8 @@ class Bounds:
 class _Exchange:
     """A request and its answer. Once there is a problem, no other answer is sent."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        self._scope, self._receive, self._send, self._limit = scope, receive, send, limit
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int, held: _Held) -> None:
+        self._scope, self._receive, self._send, self._limit, self._held = scope, receive, send, limit, held
         self._size = 0
         self.started = False
         self.problem: ProblemError | None = None
@@ -137,26 +146,46 @@ class _Exchange:
     def check_declared(self) -> None:
         declared = dict(self._scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
-            self._refuse()
+            self._refuse_large()
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self._size += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._size += size
+        self._held.bytes += size
         if self._size > self._limit:
-            self._refuse()
+            self._refuse_large()
+        if self._held.bytes > self._held.limit:
+            self._refuse(busy("The bodies of other requests take all the memory that there is for bodies.", 5))
         return message
+
+    def let_go(self) -> None:
+        """The request is over, and its body with it."""
+        self._held.bytes -= self._size
+        self._size = 0
 
     async def send(self, message: Message) -> None:
         if self.problem is None:
             self.started = True
             await self._send(message)
 
-    def _refuse(self) -> NoReturn:
-        # the framework may take the exception for a malformed body and answer with that: the problem is sent instead
+    def _refuse_large(self) -> NoReturn:
         detail = f"The body has more than {self._limit} bytes, the most that the service reads."
-        self.problem = ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"})
-        raise _TooLargeError
+        self._refuse(ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"}))
+
+    def _refuse(self, problem: ProblemError) -> NoReturn:
+        # the framework may take the exception for a malformed body and answer with that: the problem is sent instead
+        self.problem = problem
+        raise _RefusedError
 
 
-class _TooLargeError(Exception):
-    """A body is larger than the service reads."""
+class _Held:
+    """Bytes of all bodies that are being read or answered."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+
+
+class _RefusedError(Exception):
+    """The service reads no more of a body."""

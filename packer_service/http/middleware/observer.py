@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.unfinished import Unfinished
+from packer_service.http.models.datasets import DatasetEntry
 from packer_service.http.problems import ProblemError, problem_response
 from packer_service.http.service import ServiceState
 
@@ -34,13 +35,12 @@ class Metrics:
         self.seconds = Histogram(
             "preshard_http_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=self.registry
         )
-        cache = service.cache
         values = {
-            "preshard_cache_bytes": ("Bytes kept in memory.", lambda: cache.bytes),
-            "preshard_cache_limit_bytes": ("Most bytes that are kept.", lambda: cache.limit),
-            "preshard_cache_entries": ("Values kept in memory.", lambda: len(cache)),
-            "preshard_cache_hits": ("Values found in memory.", lambda: cache.hits),
-            "preshard_cache_misses": ("Values that had to be made.", lambda: cache.misses),
+            "preshard_cache_bytes": ("Bytes kept in memory.", lambda: service.cache_figures()[0]),
+            "preshard_cache_limit_bytes": ("Most bytes that are kept.", lambda: service.settings.cache_bytes),
+            "preshard_cache_entries": ("Values kept in memory.", lambda: service.cache_figures()[1]),
+            "preshard_cache_hits": ("Values found in memory.", lambda: service.cache_figures()[2]),
+            "preshard_cache_misses": ("Values that had to be made.", lambda: service.cache_figures()[3]),
         }
         for name, (text, value) in values.items():
             Gauge(name, text, registry=self.registry).set_function(value)
@@ -54,6 +54,8 @@ def _count(service: ServiceState, state: str) -> int:
 
 
 def _state(found: object) -> str:
+    if isinstance(found, DatasetEntry):
+        return found.state
     if isinstance(found, Dataset) and found.broken is None:
         return "whole"
     return "unfinished" if isinstance(found, Unfinished) else "damaged"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Request
 
+from packer_service.http.answers.entries import entry_of
 from packer_service.http.answers.histograms import doubling_histogram, histogram
-from packer_service.http.dataset.catalog import Found
 from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.unfinished import Unfinished
 from packer_service.http.models.datasets import (
     DatasetDetail,
     DatasetEntry,
@@ -35,47 +32,17 @@ listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
 
 
+LARGEST_RUN = 16 << 20
+"""Bytes of ``run.json`` that are read: a hundred thousand attempts of one job take fewer."""
+
+
 @listing.get("", summary="Every dataset below the root")
 def datasets(request: Request, part: Paged) -> DatasetPage:
     """Whole, unfinished and damaged ones, by name. New and changed ones appear without a restart."""
     catalog = service_of(request).catalog
     found = list(catalog.look().values())
-    entries = [_entry(each) for each in found[part.wanted]]
+    entries = [each if isinstance(each, DatasetEntry) else entry_of(each) for each in found[part.wanted]]
     return DatasetPage(items=entries, complete=catalog.complete, **part.fields(len(found)))
-
-
-def _entry(found: Found) -> DatasetEntry:
-    if isinstance(found, Unfinished):
-        return _entry_of(
-            found.name,
-            state="unfinished",
-            reason=found.reason,
-            shards_done=found.shards_done,
-            shards_total=found.shards_total,
-            bytes=found.bytes,
-        )
-    if not isinstance(found, Dataset):
-        return _entry_of(found.name, state="damaged", reason=found.reason)
-    counts, manifest = found.manifest.counts, found.manifest
-    changed = (found.stamps[0] or (0, 0))[1] / 1e9
-    return _entry_of(
-        found.name,
-        state="whole" if found.broken is None else "damaged",
-        reason=found.broken,
-        dataset_id=manifest.dataset_id,
-        counts=counts,
-        seq_len=found.config.seq_len,
-        fill=counts.tokens / (counts.packs * found.config.seq_len) if counts.packs else 0.0,
-        shards_done=len(manifest.shards),
-        shards_total=len(manifest.shards),
-        bytes=found.shard_bytes,
-        changed=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds") if changed else None,
-    )
-
-
-def _entry_of(name: str, **known: Any) -> DatasetEntry:
-    unknown = dict.fromkeys(("reason", "dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
-    return DatasetEntry(**{"name": name, "shards_done": 0, "bytes": 0, **unknown, **known})
 
 
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
@@ -136,8 +103,8 @@ def _written(dataset: Dataset) -> Plan:
 def _seconds(dataset: Dataset) -> dict[str, float]:
     """The times in run.json; none where it is missing or malformed."""
     try:
-        return run_seconds(json.loads(dataset.folder.read(RUN)))
-    except (OSError, ValueError):
+        return run_seconds(json.loads(dataset.folder.read(RUN, LARGEST_RUN)))
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

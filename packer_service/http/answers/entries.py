@@ -1,0 +1,46 @@
+"""Datasets as the list shows them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from packer_service.http.dataset.catalog import Found
+from packer_service.http.dataset.reader import Dataset
+from packer_service.http.dataset.unfinished import Unfinished
+from packer_service.http.models.datasets import DatasetEntry
+
+
+def entry_of(found: Found) -> DatasetEntry:
+    """A dataset, whatever its state, as the list shows it."""
+    if isinstance(found, Unfinished):
+        return _fill_in(
+            found.name,
+            state="unfinished",
+            reason=found.reason,
+            shards_done=found.shards_done,
+            shards_total=found.shards_total,
+            bytes=found.bytes,
+        )
+    if not isinstance(found, Dataset):
+        return _fill_in(found.name, state="damaged", reason=found.reason)
+    counts, manifest = found.manifest.counts, found.manifest
+    changed = (found.stamps[0] or (0, 0))[1] / 1e9
+    return _fill_in(
+        found.name,
+        state="whole" if found.broken is None else "damaged",
+        reason=found.broken,
+        dataset_id=manifest.dataset_id,
+        counts=counts,
+        seq_len=found.config.seq_len,
+        fill=counts.tokens / (counts.packs * found.config.seq_len) if counts.packs else 0.0,
+        shards_done=len(manifest.shards),
+        shards_total=len(manifest.shards),
+        bytes=found.shard_bytes,
+        changed=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds") if changed else None,
+    )
+
+
+def _fill_in(name: str, **known: Any) -> DatasetEntry:
+    unknown = dict.fromkeys(("reason", "dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
+    return DatasetEntry(**{"name": name, "shards_done": 0, "bytes": 0, **unknown, **known})

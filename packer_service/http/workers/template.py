@@ -1,0 +1,48 @@
+"""``python -m packer_service.http.workers.template``: imports what reading takes, then forks processes that have it.
+
+A Python process that imports all of it takes more than a second of processor time to start; a fork takes some
+milliseconds, and a process that is ended whenever a dataset hangs it must be cheap to replace. Nothing here starts a
+thread or opens the root, so that a fork finds no lock taken.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+
+MOST_BYTES = 1 << 20
+"""Bytes of the settings, which come first; each later message is a single byte and the socket of the new process."""
+
+
+def main(descriptor: int) -> None:
+    """Forks a process for every socket that comes; ends, and with it all of them, when no more can come."""
+    from packer_service.http.app import create_inner
+    from packer_service.http.settings import ServiceSettings
+    from packer_service.http.workers.preload import preload
+    from packer_service.http.workers.worker import run
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the listening process's
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes ended processes away
+    orders = socket.socket(fileno=descriptor)
+    app = create_inner(ServiceSettings.model_validate_json(orders.recv(MOST_BYTES)))
+    preload()
+    gc.collect()
+    gc.freeze()  # forks share these pages until they are written, and collecting would write them
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
+        if not order:
+            os._exit(0)
+        if not descriptors:
+            continue
+        if os.fork() == 0:
+            orders.close()
+            run(descriptors[0], app)
+            os._exit(0)
+        os.close(descriptors[0])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
