@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,21 @@ class ServedFolder:
             return False
 
     def entries(self) -> dict[str, bool]:
-        return self._folder.entries() if self.is_within() else {}
+        """Names directly in the folder, sorted, and whether each is a folder. What is neither is left out.
+
+        On a local disk so is what has no name in Unicode, since no answer could tell of it.
+        """
+        if not self.is_within():
+            return {}
+        if self._limit is None:
+            return self._folder.entries()
+        found: dict[str, bool] = {}
+        with os.scandir(self._folder.path("")) as entries:
+            for entry in entries:
+                with suppress(OSError):  # a circle of links
+                    if _is_text(entry.name) and (entry.is_dir() or entry.is_file()):
+                        found[entry.name] = entry.is_dir()
+        return dict(sorted(found.items()))
 
     def stamp(self, name: str = "") -> tuple[int, int] | None:
         return self._folder.stamp(name) if self.is_within(name) else None
@@ -103,9 +117,9 @@ class ServedFolder:
             TooLongError: it has more bytes than ``most``.
         """
         with self.open(name) as file:
-            data: bytes = file.read(most + 1)
-        if len(data) > most:
-            raise TooLongError(f"{name} has more than {most:,} bytes, the most that the service reads of it")
+            if file.size() > most:
+                raise TooLongError(f"{name} has {file.size():,} bytes, and the service reads {most:,} of it at most")
+            data: bytes = file.read(most)
         return data
 
     @contextmanager
@@ -122,6 +136,14 @@ class ServedFolder:
             _require_file(Path(self._folder.path(name)), name)
         with self._folder.open(name) as file:
             yield file
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require_file(path: Path, name: str) -> None:

@@ -122,8 +122,8 @@ class Listing:
             if await self._is_over(scanner):
                 break
             scanner.end("it stood still")
-            if self._at is None:
-                break  # not over a folder: it did not start, and the next look tries again
+            if not self._at:
+                break  # it did not start, or the root itself does not answer: the next look tries again
             self._give_up(self._at)
         self._known = {name: known for name, known in self._known.items() if name in self._seen}
         self._known.update({known.name: known for known in self._stuck.values()})

@@ -18,6 +18,15 @@ LARGEST_BUFFER = 4 << 20
 """Bytes of an answer that are read ahead."""
 
 
+FAR_BEHIND = 10
+"""How much less urgent (``nice``) a process is that has worked for long: a tenth of what others get where they compete,
+and everything where they do not. The least urgent of all would come to nothing on a busy machine."""
+
+LEAST_SHARE, MOST_SHARE = 0.02, 0.5
+"""Part of the time that a process had for an answer in which it worked. Between them it was the machine that was busy;
+below it has slept, and above it has worked, and is itself to blame."""
+
+
 class EndedError(Exception):
     """The process ended before it answered. ``is_own`` where what it did, and not this side, was the cause."""
 
@@ -93,12 +102,15 @@ class ReadingProcess:
             if not self._pending:
                 self.answered = time.monotonic()
             future = self._pending[number] = asyncio.get_running_loop().create_future()
+            used = self.processor_seconds()
             self.tell({**head, "id": number}, body)
             try:
                 async with asyncio.timeout(seconds):
                     return await future
             except TimeoutError:
-                self.end(f"an answer took longer than {seconds:g} seconds", is_own=True)
+                share = (self.processor_seconds() - used) / seconds
+                is_own = not LEAST_SHARE < share < MOST_SHARE
+                self.end(f"an answer took longer than {seconds:g} seconds", is_own=is_own)
                 assert self.ended is not None
                 raise self.ended from None
             finally:
@@ -129,11 +141,11 @@ class ReadingProcess:
             future.set_result(frame)
 
     def fall_behind(self) -> None:
-        """Makes all of its threads the least urgent of the machine: it has worked for long, and others wait."""
+        """Makes all of its threads less urgent than those of the others: it has worked for long, and others wait."""
         if self.pid is not None and not self.is_behind:
             self.is_behind = True
             with suppress(OSError):
-                os.setpriority(os.PRIO_PGRP, self.pid, 19)
+                os.setpriority(os.PRIO_PGRP, self.pid, FAR_BEHIND)
 
     def private_bytes(self) -> int:
         """Its memory, including what it shares with the process that it was forked from; 0 where nothing says."""
@@ -141,6 +153,15 @@ class ReadingProcess:
             resident, shared = map(int, Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1:3])
             return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
         return 0
+
+    def processor_seconds(self) -> float:
+        """Time that its threads have spent on processors; 0 where the system does not say."""
+        with suppress(OSError, ValueError):
+            fields = (
+                Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            )
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
 
     def end(self, reason: str, *, is_own: bool = False) -> None:
         """Kills it, and whatever it has started; who waits for an answer gets an :class:`EndedError`.

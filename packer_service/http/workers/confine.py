@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-BEHIND = 5
+BEHIND = 2
 """How much less urgent (``nice``) reading is than listening: clients of kept answers do not wait for cold ones."""
 
 _PR_SET_PDEATHSIG = 1

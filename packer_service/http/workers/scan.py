@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from packer_service.http.answers.entries import entry_of
 from packer_service.http.dataset.cache import Cache
 from packer_service.http.dataset.catalog import Walk, examine, name_of, stamps_of
+from packer_service.http.dataset.folder import ServedFolder
 from packer_service.http.dataset.reader import Dataset, Stamps
 from packer_service.http.settings import ServiceSettings
 
+REST = 20
+"""What is not whole is examined again once this many times as long has passed as that took."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Told:
+    """What was told of a folder, the stamps that it had, and until when that holds while the stamps are the same."""
+
+    stamps: Stamps | None
+    until: float
+    found: dict[str, Any]
+
 
 class Scanner:
-    """Keeps what it told of each folder, with the folder's stamps, and no manifest: some are large."""
+    """Keeps what it told of each folder, and no manifest: some are large."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self._told: dict[str, tuple[Stamps, dict[str, Any]]] = {}
+        self._told: dict[str, _Told] = {}
 
     def scan(self, skip: Collection[str], tell: Callable[[dict[str, Any]], None]) -> None:
         """Tells of every dataset below the root.
@@ -30,26 +45,32 @@ class Scanner:
         walk = Walk(self.settings, skip, lambda path: tell({"at": path}))
         before, self._told = self._told, {}
         for folder in walk.folders():
-            name = name_of(folder.path, self.settings.root)
-            known = before.get(folder.path)
-            if known is not None and known[0][0] is not None and known[0] == _stamps(folder):
-                self._told[folder.path] = known
-            else:
-                self._told[folder.path] = self._look(name, folder)
-            tell({"found": self._told[folder.path][1]})
+            known, stamps = before.get(folder.path), _stamps(folder)
+            if known is None or known.stamps != stamps or time.monotonic() >= known.until:
+                known = self._examined(folder, stamps)
+            self._told[folder.path] = known
+            tell({"found": known.found})
         tell({"end": walk.complete})
 
-    def _look(self, name: str, folder: Any) -> tuple[Stamps, dict[str, Any]]:
+    def _examined(self, folder: ServedFolder, stamps: Stamps | None) -> _Told:
+        """A folder as it is now. What is wrong with it, or how far a job is, need not show in its stamps."""
+        began = time.monotonic()
+        name = name_of(folder.path, self.settings.root)
         found = examine(name, folder, Cache(0))
-        is_sound = isinstance(found, Dataset)
-        # something damaged is examined at every scan: what was wrong need not show in its stamps
-        stamps = found.stamps if isinstance(found, Dataset) else (None,)
-        tag = found.tag if isinstance(found, Dataset) else ""
-        entry = entry_of(found).model_dump(mode="json")
-        return stamps, {"name": name, "path": folder.path, "tag": tag, "whole": is_sound, "entry": entry}
+        now = time.monotonic()
+        is_whole = isinstance(found, Dataset)
+        return _Told(
+            stamps=stamps,
+            until=float("inf") if is_whole else now + REST * (now - began),
+            found={
+                "path": folder.path,
+                "tag": found.tag if isinstance(found, Dataset) else "",
+                "entry": entry_of(found).model_dump(mode="json"),
+            },
+        )
 
 
-def _stamps(folder: Any) -> Stamps | None:
+def _stamps(folder: ServedFolder) -> Stamps | None:
     try:
         return stamps_of(folder)
     except OSError:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import socket
 import sys
+
+IDLE_SECONDS = 2.0
+"""Time without an order in which the tokenizer is loaded, which questions about text need and the first ones need not."""
 
 MOST_BYTES = 1 << 20
 """Bytes of the settings, which come first; each later message is a single byte and the socket of the new process."""
@@ -21,7 +25,7 @@ def main(descriptor: int) -> None:
     """Forks a process for every socket that comes; ends, and with it all of them, when no more can come."""
     from packer_service.http.app import create_inner
     from packer_service.http.settings import ServiceSettings
-    from packer_service.http.workers.preload import preload
+    from packer_service.http.workers.preload import preload, preload_tokenizer
     from packer_service.http.workers.worker import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the listening process's
@@ -31,7 +35,11 @@ def main(descriptor: int) -> None:
     preload()
     gc.collect()
     gc.freeze()  # forks share these pages until they are written, and collecting would write them
+    has_tokenizer = False
     while True:
+        if not has_tokenizer and not select.select([orders], [], [], IDLE_SECONDS)[0]:
+            preload_tokenizer()
+            has_tokenizer = True
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             os._exit(0)

@@ -69,7 +69,11 @@ class _Worker:
         def tell(head: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(self._send, head)
 
-        await anyio.to_thread.run_sync(self.scanner.scan, frozenset(skip), tell)
+        try:
+            await anyio.to_thread.run_sync(self.scanner.scan, frozenset(skip), tell)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # the listening process leaves out the folder over which this happened
 
     async def _answer(self, number: int, asked: dict[str, Any], body: bytes) -> None:
         exchange = _Exchange(asked, body)
