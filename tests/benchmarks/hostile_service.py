@@ -24,7 +24,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,18 +32,19 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from machine import hardware  # noqa: E402
-from service import Client, processor_seconds  # noqa: E402
+from service import Client  # noqa: E402
 
 from packer_service.job.pack import pack  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from schemas.config import parse_config  # noqa: E402
 from tests.support.hostile_datasets import write_hostile  # noqa: E402
+from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served  # noqa: E402
 
 QUESTIONS = (
     "", "/balance", "/shards", "/shards/preshard-000000.tar/balance", "/packs?sort=-cost", "/packs/0",
-    "/packs/0/layout", "/packs/0/mask", "/packs/0/text", "/packs/0/documents/0", "/documents?contains=x", "/documents/text-0", "/rejects",
+    "/packs/0/layout", "/packs/0/mask", "/packs/0/text", "/packs/0/documents/0", "/documents?contains=x",
+    "/documents/text-0", "/rejects",
 )  # fmt: skip
-SERVE = "import sys, json; from packer_service.http.serve import serve_folder; serve_folder(sys.argv[1], '127.0.0.1', 0, **json.loads(sys.argv[2]))"  # noqa: E501
 PAUSE_SECONDS = 0.2
 HOSTILE_CLIENTS = 20
 SLOW_CONNECTIONS = 200
@@ -68,30 +68,6 @@ def write_healthy(folder: Path) -> None:
     source.unlink()
 
 
-def descendants(pid: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            text = stat.read_text(encoding="ascii", errors="replace")
-            parents[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
-
-
-def memory_bytes(pids: list[int]) -> int:
-    """What they take together; what several share counts once."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) << 10
-    return total
-
-
 class Watch:
     """The most that the processes of a service take, looked at twice a second."""
 
@@ -111,26 +87,6 @@ class Watch:
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
-
-
-@contextlib.contextmanager
-def served(root: Path, **settings: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A service in a process of its own, and its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(root), json.dumps(settings)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        port = int(process.stderr.readline().rstrip("/\n").rpartition(":")[2])
-        errors = threading.Thread(target=process.stderr.read, daemon=True)
-        errors.start()
-        yield process, port
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def ask_calmly(port: int, clients: int, seconds: float) -> tuple[np.ndarray, int]:
@@ -236,6 +192,7 @@ def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> None
     print(f"{len(names)} hostile datasets beside the sound one")
     with served(root, request_seconds=arguments.request_seconds) as (process, port):
         watch = Watch(process.pid)
+        asyncio.run(ask_calmly(port, 1, 15))  # until everything is loaded
         asyncio.run(ask_calmly(port, arguments.clients, 3))
         alone = tell("alone", *asyncio.run(ask_calmly(port, arguments.clients, arguments.seconds)))
         over = threading.Event()
@@ -263,7 +220,7 @@ def settle(pid: int, watch: Watch, seconds: float) -> None:
     pids = descendants(pid)
     before = {each: processor_seconds(each) for each in pids}
     time.sleep(2)
-    used = sum(processor_seconds(each) - before[each] for each in pids if Path(f"/proc/{each}").exists())
+    used = sum(processor_seconds(each) - before[each] for each in pids if is_running(each))
     threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     print(
         f"two seconds of rest took {used:.2f} s of processor; {len(pids)} processes, at most {watch.most_processes}; "
@@ -280,7 +237,7 @@ def end(process: subprocess.Popen[str], watch: Watch) -> None:
     status = process.wait()
     took = time.monotonic() - began
     time.sleep(0.3)
-    left = [pid for pid in watch.seen if Path(f"/proc/{pid}").exists()]
+    left = [pid for pid in watch.seen if is_running(pid)]
     print(f"ended {took:.1f} s after SIGTERM with status {status}; processes left: {len(left)}")
 
 

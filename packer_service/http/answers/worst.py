@@ -7,6 +7,7 @@ import numpy as np
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
+from packer_service.http.problems import damaged
 
 _COLUMNS = ("doc_id", "source", "length", "n_images")
 _OF_IMAGES = ("images", "pooled_tokens", "image_load")
@@ -53,6 +54,9 @@ def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) ->
         return None  # every document of the pack was lost while writing
     rows = dataset.rows("documents.parquet", np.arange(first, end), _COLUMNS)
     areas = read_sample(dataset, pack_id).document_areas().tolist() if read else None
+    if areas is not None and len(areas) != len(rows):
+        told = f"documents.parquet has {len(rows)} documents of pack {pack_id}, and its sample {len(areas)}"
+        raise damaged(dataset.name, told)
     weights = [row["n_images"] for row in rows] if by_images else areas or [row["length"] for row in rows]
     at = max(range(len(rows)), key=lambda i: (weights[i], -i))
     return Heaviest(

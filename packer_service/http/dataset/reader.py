@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.http.dataset.cache import Cache
@@ -125,8 +126,18 @@ class Dataset:
         with self.parquet(table) as file:
             column = file.read(columns=[name]).column(name)
             column.validate(full=True)
+            self._check_range(table, name, column)
             # in one chunk, so that it becomes an array without a copy each time
             return pa.chunked_array([column.combine_chunks()]) if pa.types.is_primitive(column.type) else column
+
+    def _check_range(self, table: str, name: str, column: pa.ChunkedArray) -> None:
+        """Whole numbers are counts, ids, sizes or positions. One that cannot be would end a computation with it."""
+        if not pa.types.is_integer(column.type) or not len(column):
+            return
+        most = {"pack_id": self.n_packs - 1, "start": self.config.seq_len, "length": self.config.seq_len}.get(name)
+        least, largest = (value.as_py() for value in pc.min_max(column).values())
+        if least is None or least < 0 or (most is not None and largest > most):
+            raise TableChanged(table, f"{name} is {least} to {largest}; legal is 0 to {most if most else 'any'}")
 
     @contextmanager
     def parquet(self, name: str) -> Iterator[pq.ParquetFile]:
@@ -187,7 +198,7 @@ def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) 
         if stamp[0] != table.bytes:
             raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
     sizes = folder.sizes(SHARDS)
-    first = 0
+    first, each = 0, stored_config(manifest).packs_per_shard
     for number, shard in enumerate(manifest.shards):
         if shard.name != shard_name(number) or shard.first_pack != first:
             raise ManifestInvalid(MANIFEST, f"shards[{number}] is {shard.name!r:.80} from pack {shard.first_pack}")
@@ -197,6 +208,8 @@ def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) 
             raise ShardChanged(
                 f"{SHARDS}/{shard.name}", f"has {sizes[shard.name]} bytes; the manifest says {shard.bytes}"
             )
+        if shard.packs != min(each, manifest.counts.packs - first):
+            raise ManifestInvalid(MANIFEST, f"shards[{number}] has {shard.packs} packs; packs_per_shard is {each}")
         first += shard.packs
     if first != manifest.counts.packs:
         raise ManifestInvalid(MANIFEST, f"counts.packs is {manifest.counts.packs}; the shards hold {first}")

@@ -218,6 +218,6 @@ class Pool:
                 self._end(process, "nobody asked it")
             elif process.pid is None and now - process.used > START_SECONDS:
                 self._end(process, "it did not start")
-        sizes = {process: process.private_bytes() for process in self._processes.values()}
+        sizes = {process: process.own_bytes() for process in self._processes.values()}
         if sum(sizes.values()) > self.settings.memory_bytes:
             self._end(max(sizes, key=lambda process: sizes[process]), "the datasets together took too much memory")

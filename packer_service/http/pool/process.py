@@ -55,6 +55,7 @@ class ReadingProcess:
         self.cache = [0, 0, 0, 0]
         self._told = told
         self._turns = asyncio.Semaphore(threads)
+        self._shared_bytes = 0
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._number = 0
         self._ready = asyncio.Event()
@@ -130,6 +131,7 @@ class ReadingProcess:
         head = frame.head
         if "ready" in head:
             self.pid = int(head["ready"])
+            self._shared_bytes = self._resident_bytes()
             self._told(frame)
             self._ready.set()
             return
@@ -147,8 +149,12 @@ class ReadingProcess:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, self.pid, FAR_BEHIND)
 
-    def private_bytes(self) -> int:
-        """Its memory, including what it shares with the process that it was forked from; 0 where nothing says."""
+    def own_bytes(self) -> int:
+        """Memory that it has taken since it started; what it had then belongs to the process it was forked from."""
+        return max(self._resident_bytes() - self._shared_bytes, 0)
+
+    def _resident_bytes(self) -> int:
+        """Memory that is no file's; 0 where the system does not say."""
         with suppress(OSError, ValueError):
             resident, shared = map(int, Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1:3])
             return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -7,7 +7,6 @@ thread or opens the root, so that a fork finds no lock taken.
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
@@ -15,7 +14,7 @@ import socket
 import sys
 
 IDLE_SECONDS = 2.0
-"""Time without an order in which the tokenizer is loaded, which questions about text need and the first ones need not."""
+"""Time without an order after which the rest is loaded: what the first questions rarely need, and can wait for."""
 
 MOST_BYTES = 1 << 20
 """Bytes of the settings, which come first; each later message is a single byte and the socket of the new process."""
@@ -25,7 +24,7 @@ def main(descriptor: int) -> None:
     """Forks a process for every socket that comes; ends, and with it all of them, when no more can come."""
     from packer_service.http.app import create_inner
     from packer_service.http.settings import ServiceSettings
-    from packer_service.http.workers.preload import preload, preload_tokenizer
+    from packer_service.http.workers.preload import preload, preload_slowly
     from packer_service.http.workers.worker import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the listening process's
@@ -33,13 +32,11 @@ def main(descriptor: int) -> None:
     orders = socket.socket(fileno=descriptor)
     app = create_inner(ServiceSettings.model_validate_json(orders.recv(MOST_BYTES)))
     preload()
-    gc.collect()
-    gc.freeze()  # forks share these pages until they are written, and collecting would write them
-    has_tokenizer = False
+    is_complete = False
     while True:
-        if not has_tokenizer and not select.select([orders], [], [], IDLE_SECONDS)[0]:
-            preload_tokenizer()
-            has_tokenizer = True
+        if not is_complete and not select.select([orders], [], [], IDLE_SECONDS)[0]:
+            preload_slowly()
+            is_complete = True
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             os._exit(0)

@@ -1,0 +1,239 @@
+"""The service as `preshard serve` runs it: datasets are read by processes that may hang, crash or be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.support.hostile_datasets import write_hostile
+from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served
+
+QUESTIONS = (
+    "", "/balance", "/shards", "/shards/preshard-000000.tar/balance", "/packs?sort=-cost", "/packs/0",
+    "/packs/0/layout", "/documents?limit=3", "/documents/text-0", "/rejects", "/packs/99", "/packs?sort=x",
+)  # fmt: skip
+
+KINDS = (
+    "window-of-a-trillion", "packs-per-shard-one", "cost-nan", "counts-of-all", "manifest-endless", "manifest-deep",
+    "manifest-a-pipe", "manifest-a-device", "table-a-pipe", "shards-a-circle", "run-endless", "folders-deep",
+    "name-no-text", "job-endless", "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild",
+    "packs-of-documents-wild", "bomb-of-documents",
+)  # fmt: skip
+"""One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
+
+ASKED = ("", "/balance?ring=2", "/packs?sort=-attention", "/packs/0/layout", "/shards/preshard-000000.tar/balance")
+"""What is asked about each of them."""
+
+REQUEST_SECONDS = 12.0
+ANSWERED = {200, 404, 409, 503, 504}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class Front:
+    """A running service."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process, self.port = process, port
+
+    def get(self, path: str, **headers: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.headers, answer.read())
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.get(path).body)
+
+    def readers(self) -> list[int]:
+        """The processes that read, without the one that they are forked from."""
+        return descendants(self.process.pid)[2:]
+
+
+def ends(pids: list[int], seconds: float) -> bool:
+    """Whether processes end within so long."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_running, pids))
+
+
+@pytest.fixture(scope="module")
+def hostile_root(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
+    """Two sound datasets, ``tiny`` and ``other``, among many that are not."""
+    root = tmp_path_factory.mktemp("hostile")
+    for name in ("tiny", "other", "stopped"):
+        shutil.copytree(tiny_dataset, root / name)
+    write_hostile(root, tiny_dataset, rows=1_000_000, wanted=KINDS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def front(hostile_root: Path) -> Iterator[Front]:
+    with served(hostile_root, header_seconds=1.0, request_seconds=REQUEST_SECONDS) as (process, port):
+        yield Front(process, port)
+
+
+def test_answers_are_those_of_one_process(front: Front, client: TestClient) -> None:
+    """Fails when a status, a body, a tag or a kind of content is lost on the way between the processes."""
+    for question in QUESTIONS:
+        path = f"/v1/datasets/tiny{question}"
+        for _ in range(2):  # the second answer is a kept one
+            told, usual = front.get(path), client.get(path, headers={"Accept-Encoding": "identity"})
+            assert told.status == usual.status_code, path
+            assert told.headers["content-type"] == usual.headers["content-type"]
+            assert ("etag" in told.headers) == ("etag" in usual.headers)
+            left, right = json.loads(told.body), usual.json()
+            assert left | {"request_id": ""} == right | {"request_id": ""}
+    image = front.json("/v1/datasets/tiny/packs/0")["images"]
+    if image:
+        assert front.get(image[0]["url"]).body == client.get(image[0]["url"]).content
+    entry = next(entry for entry in front.json("/v1/datasets?limit=1000")["items"] if entry["name"] == "tiny")
+    assert entry["counts"] == client.get("/v1/datasets").json()["items"][0]["counts"]
+
+
+def test_an_answer_that_a_client_has_is_not_sent_again(front: Front) -> None:
+    """Fails when tags of the processes are not the listening one's, or what cannot be read is sent compressed."""
+    plain = front.get("/v1/datasets/tiny/packs")
+    small = front.get("/v1/datasets/tiny/packs", Accept_Encoding="gzip")
+    assert (plain.headers["content-encoding"], small.headers["content-encoding"]) == (None, "gzip")
+    assert len(small.body) < len(plain.body) / 2
+    assert plain.headers["etag"] == small.headers["etag"]
+    again = front.get("/v1/datasets/tiny/packs", If_None_Match=plain.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_metrics_count_what_processes_answer(front: Front) -> None:
+    """Fails when requests that are answered elsewhere have no route, or the cache of the processes is not counted."""
+    front.get("/v1/datasets/tiny/packs/0")
+    lines = front.get("/metrics").body.decode().splitlines()
+    assert any('route="/v1/datasets/{name}/packs/{pack_id}",status="200"' in line for line in lines)
+    [kept] = [line for line in lines if line.startswith("preshard_cache_bytes ")]
+    assert float(kept.split()[1]) > 1000
+    [whole] = [line for line in lines if line.startswith('preshard_datasets{state="whole"}')]
+    assert float(whole.split()[1]) >= 3
+
+
+def test_a_plan_has_a_process_of_its_own(front: Front) -> None:
+    """Fails when what names its datasets in the body cannot reach them."""
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=60)
+    body = json.dumps({"dataset": "tiny"})
+    connection.request("POST", "/v1/plan", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["packs"]) == (
+        200,
+        front.json("/v1/datasets/tiny")["counts"]["packs"],
+    )
+
+
+def test_a_dataset_that_hangs_is_given_up_and_hangs_nothing_else(front: Front) -> None:
+    """Fails when work goes on after a 504, the next client waits as long again, or another dataset waits with it.
+
+    A process that is stopped stands for one that waits for a filesystem which does not answer.
+    """
+    front.get("/v1/datasets/tiny")
+    before = set(front.readers())
+    assert front.get("/v1/datasets/stopped/packs").status == 200
+    [reader] = set(front.readers()) - before
+    os.kill(reader, signal.SIGSTOP)
+    with contextlib.closing(socket.create_connection(("127.0.0.1", front.port))) as waiting:
+        waiting.sendall(b"GET /v1/datasets/stopped/packs?offset=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        began = time.monotonic()
+        while time.monotonic() - began < 1:
+            assert front.get("/v1/datasets/tiny/documents?limit=7").status == 200
+        assert b" 504 " in waiting.recv(100)
+    assert ends([reader], 2)
+    refused = front.get("/v1/datasets/stopped/packs?offset=2")
+    assert (refused.status, "once" in refused.body.decode()) == (503, True)
+    assert 0 < int(refused.headers["retry-after"]) <= 5
+    assert front.get("/v1/datasets/tiny").status == 200
+
+
+def test_hostile_datasets_hold_up_no_sound_one(front: Front, hostile_root: Path) -> None:
+    """Fails when a dataset crashes the service, is answered by an internal error, or leaves work or memory behind."""
+    deadline = time.monotonic() + 60
+    while (listed := front.json("/v1/datasets?limit=1000")) and not listed["complete"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    states = {entry["name"]: entry["state"] for entry in listed["items"]}
+    assert {"tiny", "other", "window-of-a-trillion", "bomb-of-documents"} <= set(states)
+    assert (states["tiny"], states["window-of-a-trillion"]) == ("whole", "damaged")
+    asked: dict[str, set[int]] = {}
+    for name in states:
+        if name in KINDS:
+            asked[name] = {front.get(f"/v1/datasets/{quote(name)}{question}").status for question in ASKED}
+            assert front.get("/v1/datasets/other/packs").status == 200
+    assert {status for statuses in asked.values() for status in statuses} <= ANSWERED, asked
+    assert 200 not in asked["parquet-footer-of-gigabytes"]
+    assert memory_bytes(descendants(front.process.pid)) < 2 << 30
+    time.sleep(0.5)
+    before = {pid: processor_seconds(pid) for pid in descendants(front.process.pid)}
+    time.sleep(1)
+    assert sum(processor_seconds(pid) - used for pid, used in before.items()) < 0.3
+
+
+def test_headers_that_never_end_are_cut_off(front: Front) -> None:
+    """Fails when a connection is held by headers that come drop by drop, or a slow but whole request is refused."""
+    with contextlib.closing(socket.create_connection(("127.0.0.1", front.port))) as slow:
+        slow.settimeout(20)
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 15:
+                slow.sendall(b"X-A: b\r\n")
+                time.sleep(0.2)
+        assert time.monotonic() - began < 14
+    assert front.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_service(
+    root: Path, number: signal.Signals, add_stopped: Callable[[Front, str], int]
+) -> None:
+    """Fails when a signal is not heard while datasets hang, or a process that reads stays when the service is gone."""
+    with served(root) as (process, port):
+        front = Front(process, port)
+        assert front.get("/v1/datasets/two/packs").status == 200
+        hung = add_stopped(front, "one")
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as waiting:
+            waiting.sendall(b"GET /v1/datasets/one/packs?offset=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            time.sleep(0.3)
+            processes = descendants(process.pid)
+            assert hung in processes
+            began = time.monotonic()
+            process.send_signal(number)
+            process.wait(timeout=20)
+            assert time.monotonic() - began < 5
+    assert ends(processes, 5)
+
+
+@pytest.fixture
+def add_stopped() -> Callable[[Front, str], int]:
+    """Asks about a dataset and stops the process that has answered."""
+
+    def add(front: Front, name: str) -> int:
+        before = set(front.readers())
+        assert front.get(f"/v1/datasets/{name}/packs").status == 200
+        [reader] = set(front.readers()) - before
+        os.kill(reader, signal.SIGSTOP)
+        return reader
+
+    return add
