@@ -25,10 +25,10 @@ from schemas.errors import ConfigError, PreshardError
 TOKEN = "PRESHARD_TOKEN"
 """Environment variable that holds the bearer token."""
 
-GRACE_SECONDS = 3
+GRACE_SECONDS = 2
 """Time that requests in progress have to be answered before the process ends."""
 
-END_SECONDS = 4.5
+END_SECONDS = 3.5
 """Time after which the process ends whatever it is doing; a cluster or a terminal is told five seconds."""
 
 MOST_FILES = 4096

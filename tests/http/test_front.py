@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -19,6 +19,8 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
+from packer_service.http.pool.template import Template
+from packer_service.http.settings import ServiceSettings
 from tests.support.hostile_datasets import write_hostile
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served
 
@@ -77,9 +79,18 @@ def ends(pids: list[int], seconds: float) -> bool:
     return not any(map(is_running, pids))
 
 
+def stop_reader(front: Front, name: str, question: str) -> int:
+    """Asks about a dataset that has no process, and stops the one that answers."""
+    before = set(front.readers())
+    assert front.get(f"/v1/datasets/{name}{question}").status == 200
+    [reader] = set(front.readers()) - before
+    os.kill(reader, signal.SIGSTOP)
+    return reader
+
+
 @pytest.fixture(scope="module")
 def hostile_root(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
-    """Two sound datasets, ``tiny`` and ``other``, among many that are not."""
+    """Sound datasets, ``tiny``, ``other`` and ``stopped``, among many that are not."""
     root = tmp_path_factory.mktemp("hostile")
     for name in ("tiny", "other", "stopped"):
         shutil.copytree(tiny_dataset, root / name)
@@ -151,10 +162,7 @@ def test_a_dataset_that_hangs_is_given_up_and_hangs_nothing_else(front: Front) -
     A process that is stopped stands for one that waits for a filesystem which does not answer.
     """
     front.get("/v1/datasets/tiny")
-    before = set(front.readers())
-    assert front.get("/v1/datasets/stopped/packs").status == 200
-    [reader] = set(front.readers()) - before
-    os.kill(reader, signal.SIGSTOP)
+    reader = stop_reader(front, "stopped", "/packs")
     with contextlib.closing(socket.create_connection(("127.0.0.1", front.port))) as waiting:
         waiting.sendall(b"GET /v1/datasets/stopped/packs?offset=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         began = time.monotonic()
@@ -180,7 +188,7 @@ def test_hostile_datasets_hold_up_no_sound_one(front: Front, hostile_root: Path)
     for name in states:
         if name in KINDS:
             asked[name] = {front.get(f"/v1/datasets/{quote(name)}{question}").status for question in ASKED}
-            assert front.get("/v1/datasets/other/packs").status == 200
+            assert front.get("/v1/datasets/tiny/packs").status == 200
     assert {status for statuses in asked.values() for status in statuses} <= ANSWERED, asked
     assert 200 not in asked["parquet-footer-of-gigabytes"]
     assert memory_bytes(descendants(front.process.pid)) < 2 << 30
@@ -204,36 +212,29 @@ def test_headers_that_never_end_are_cut_off(front: Front) -> None:
     assert front.get("/healthz").status == 200
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_the_service(
-    root: Path, number: signal.Signals, add_stopped: Callable[[Front, str], int]
-) -> None:
-    """Fails when a signal is not heard while datasets hang, or a process that reads stays when the service is gone."""
-    with served(root) as (process, port):
-        front = Front(process, port)
-        assert front.get("/v1/datasets/two/packs").status == 200
-        hung = add_stopped(front, "one")
-        with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as waiting:
-            waiting.sendall(b"GET /v1/datasets/one/packs?offset=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            time.sleep(0.3)
-            processes = descendants(process.pid)
-            assert hung in processes
-            began = time.monotonic()
-            process.send_signal(number)
-            process.wait(timeout=20)
-            assert time.monotonic() - began < 5
+def test_nothing_outlives_the_service(front: Front) -> None:
+    """Fails when SIGTERM is not heard while a dataset hangs, or a reader stays. Last: it ends the service."""
+    hung = stop_reader(front, "other", "/rejects?limit=2")
+    with contextlib.closing(socket.create_connection(("127.0.0.1", front.port))) as waiting:
+        waiting.sendall(b"GET /v1/datasets/other/packs?offset=1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        time.sleep(0.3)
+        processes = descendants(front.process.pid)
+        assert hung in processes
+        began = time.monotonic()
+        front.process.send_signal(signal.SIGTERM)
+        front.process.wait(timeout=20)
+        assert time.monotonic() - began < 5
     assert ends(processes, 5)
 
 
-@pytest.fixture
-def add_stopped() -> Callable[[Front, str], int]:
-    """Asks about a dataset and stops the process that has answered."""
-
-    def add(front: Front, name: str) -> int:
-        before = set(front.readers())
-        assert front.get(f"/v1/datasets/{name}/packs").status == 200
-        [reader] = set(front.readers()) - before
-        os.kill(reader, signal.SIGSTOP)
-        return reader
-
-    return add
+def test_readers_end_with_what_they_were_forked_from(served_root: Path) -> None:
+    """Fails when a service that is killed leaves processes behind that nobody can reach."""
+    template = Template(ServiceSettings(root=str(served_root)))
+    with template.fork() as connection:
+        connection.settimeout(60)
+        size = int.from_bytes(connection.recv(8)[:4], "big")
+        pid = json.loads(connection.recv(size))["ready"]
+        os.kill(pid, signal.SIGSTOP)  # it notices nothing by itself
+        assert is_running(pid)
+        template.close()
+        assert ends([pid], 5)

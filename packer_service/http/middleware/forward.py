@@ -107,6 +107,8 @@ class Forward:
     async def _of_dataset(self, scope: Scope, name: str) -> Reply:
         await self.listing.fresh(name)
         known = self.listing.find(name)
+        if known is None and not self.listing.has_looked:
+            raise busy("The service still looks through the root for the first time.", 5)
         if known is None:
             raise no_dataset(name)
         if known.entry.state == "unfinished":

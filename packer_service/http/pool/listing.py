@@ -17,8 +17,8 @@ from packer_service.http.pool.template import START_SECONDS
 from packer_service.http.problems import no_dataset
 from packer_service.http.settings import ServiceSettings
 
-FIRST_WAIT_SECONDS = 10.0
-"""Longest wait of a request for the first look through the root."""
+FIRST_WAIT_SECONDS = 25.0
+"""Longest wait of a request for the first look through the root, which begins with importing what looks."""
 
 LATER_WAIT_SECONDS = 2.0
 """Longest wait of a request for another look, when the last one is old or did not find what is asked for."""
@@ -73,6 +73,11 @@ class Listing:
     def broken(self) -> dict[str, tuple[str, str]]:
         return self.pool.broken
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether a look has come to its end; until then a dataset may be there that is not known."""
+        return self._looked is not None
+
     def find(self, name: str) -> Known | None:
         """A dataset in its present state."""
         known = self._known.get(name)
@@ -120,12 +125,11 @@ class Listing:
             self._stuck = {path: known for path, known in self._stuck.items() if self._cooling.reason(path)}
             scanner.tell({"skip": list(self._stuck)})
             if await self._is_over(scanner):
+                self._known = {name: known for name, known in self._known.items() if name in self._seen}
                 break
             scanner.end("it stood still")
-            if not self._at:
-                break  # it did not start, or the root itself does not answer: the next look tries again
-            self._give_up(self._at)
-        self._known = {name: known for name, known in self._known.items() if name in self._seen}
+            if not self._give_up():
+                break
         self._known.update({known.name: known for known in self._stuck.values()})
         self._looked = time.monotonic()
         self._tell_all()
@@ -141,13 +145,21 @@ class Listing:
                 return False
         return True
 
-    def _give_up(self, path: str) -> None:
+    def _give_up(self) -> bool:
+        """Leaves out the folder over which the look stood still, if it was one.
+
+        If it did not start, or the root itself does not answer, the list stays as it is until the next look.
+        """
+        path, self.complete = self._at, False
+        if not path:
+            return False
         reason = f"looking at it took longer than {self.settings.scan_seconds:g} seconds, or ended the process"
         self._cooling.fail(path, reason)
         name = path.replace("~", "~0").replace(":", "~1").replace("/", ":") or "root"
         unknown = dict.fromkeys(("dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
         entry = DatasetEntry(name=name, state="damaged", reason=reason, shards_done=0, bytes=0, **unknown)
         self._stuck[path] = Known(name, path, "", entry)
+        return True
 
     def _told(self, frame: Frame) -> None:
         head = frame.head

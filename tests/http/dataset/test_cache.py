@@ -87,3 +87,16 @@ def test_sizes_count_what_is_inside() -> None:
     assert size_of({"key": [b"x" * 5000, ("y" * 3000,)]}) > 8000
     few, many = (image_balance(ImageLoadColumns.of([np.ones((4, size, 3), np.int64)], size), size) for size in (2, 200))
     assert size_of(many) - size_of(few) >= 2 * 198 * 24
+
+
+def test_a_smaller_limit_drops_what_was_used_longest_ago() -> None:
+    """Fails when a limit that is lowered leaves memory as it was, or drops what was just used."""
+    cache = Cache(100)
+    for key in "abcd":
+        cache.put(key, key, 25)
+    cache.peek("a")
+    cache.resize(60)
+    assert [cache.peek(key) for key in "abcd"] == ["a", None, None, "d"]
+    assert (cache.bytes, cache.limit) == (50, 60)
+    cache.resize(10)
+    assert (cache.bytes, len(cache)) == (0, 0)
