@@ -28,7 +28,7 @@ TOKEN = "PRESHARD_TOKEN"
 GRACE_SECONDS = 2
 """Time that requests in progress have to be answered before the process ends."""
 
-END_SECONDS = 3.5
+END_SECONDS = 3.0
 """Time after which the process ends whatever it is doing; a cluster or a terminal is told five seconds."""
 
 MOST_FILES = 4096

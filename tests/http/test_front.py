@@ -223,7 +223,8 @@ def test_nothing_outlives_the_service(front: Front) -> None:
         began = time.monotonic()
         front.process.send_signal(signal.SIGTERM)
         front.process.wait(timeout=20)
-        assert time.monotonic() - began < 5
+        # three seconds, and what a busy machine adds; the hung request alone would take its twelve
+        assert time.monotonic() - began < 9
     assert ends(processes, 5)
 
 
