@@ -81,6 +81,7 @@ def ends(pids: list[int], seconds: float) -> bool:
 
 def stop_reader(front: Front, name: str, question: str) -> int:
     """Asks about a dataset that has no process, and stops the one that answers."""
+    front.get("/v1/datasets")  # starts the one that looks through the root
     before = set(front.readers())
     assert front.get(f"/v1/datasets/{name}{question}").status == 200
     [reader] = set(front.readers()) - before
