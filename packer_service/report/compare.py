@@ -13,7 +13,7 @@ from packer_service.report.figures import Balances, Figures, Losses, PlanFill, S
 
 Better = Literal["less", "more"]
 
-LENGTHS = {5: "shorter than 5%", 50: "median", 95: "longer than 95%", 100: "longest"}
+LENGTHS = {5: "5% are at most", 50: "median", 95: "95% are at most", 100: "longest"}
 """Percentiles of documents' lengths, by what they are called."""
 
 MOST_SOURCES = 50
