@@ -1,6 +1,6 @@
-"""Takes the pictures of ``page.md``: the inspection page over a packed dataset, in headless Chromium.
+"""Takes the pictures of ``page.md``: the inspection page over packed datasets, in headless Chromium.
 
-    python docs/plot_page.py http://127.0.0.1:8000 demo [--out docs/page]
+    python docs/plot_page.py http://127.0.0.1:8000 demo short [--out docs/page]
 
 `preshard serve` must be running at that address, and Chromium be on the path (``tests/browser/chromium.sh``).
 """
@@ -16,10 +16,12 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 VIEWS = {
-    "balance": ("balance", 1212),
-    "pack": ("packs/3?layout=balanced_gather&ring=4", 1480),
+    "balance": ("d/{first}/balance", 1212),
+    "pack": ("d/{first}/packs/3?layout=balanced_gather&ring=4", 1480),
+    "split": ("d/{first}/split?gpus=8", 1100),
+    "compare": ("compare?first={first}&second={second}", 1000),
 }
-"""Name of a picture: its view of the dataset, and pixels from the top."""
+"""Name of a picture: the address of its view, and pixels from the top."""
 
 WIDTH = 1120
 COLOURS = 256
@@ -33,7 +35,8 @@ SHOWN = """() => document.querySelector('main').dataset.address === location.has
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address")
-    parser.add_argument("dataset")
+    parser.add_argument("first", help="the dataset that is shown")
+    parser.add_argument("second", help="the dataset that it is compared with")
     parser.add_argument("--out", type=Path, default=Path("docs/page"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +44,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, (view, height) in VIEWS.items():
             page = browser.new_page(viewport={"width": WIDTH, "height": height})
-            page.goto(f"{given.address}/#/d/{given.dataset}/{view}")
+            page.goto(f"{given.address}/#/{view.format(first=given.first, second=given.second)}")
             page.wait_for_function(SHOWN)
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
             picture.save(given.out / f"{name}.png", optimize=True)

@@ -12,12 +12,14 @@ VIEWS = {
     "datasets": "",
     "overview": "d/demo",
     "balance": "d/demo/balance",
+    "split": "d/demo/split?gpus=8&linear_efficiency=0.5",
     "shards": "d/demo/shards",
     "packs": "d/demo/packs",
     "documents": "d/demo/documents",
     "rejects": "d/demo/rejects",
     "pack": "d/demo/packs/3?ring=8",
     "document": "d/demo/packs/3/documents/0",
+    "compare": "compare?first=demo&second=hostile",
     "plan": "plan?dataset=demo&order.window=32&layouts=zigzag&cost.num_layers=30",
 }
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}
@@ -49,7 +51,7 @@ def test_no_view_shuts_anyone_out(reader: Callable[..., Any], window: dict[str, 
         person.turn_to(view)
         faults[name] = _faults(person.page)
         wide[name] = person.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        if "is_mobile" in window and name in ("overview", "pack", "shards", "plan"):
+        if "is_mobile" in window and name in ("overview", "split", "compare", "plan"):
             person.photograph(f"{name}-phone")
     assert {name: found for name, found in faults.items() if found} == {}
     assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -139,3 +140,44 @@ def test_what_if(reader: Callable[..., Any], service: str) -> None:
     page.get_by_label("Lengths").fill("many")
     person.follow("Plan it", "button")
     assert "two whole numbers" in page.get_by_role("alert").inner_text()
+
+
+def test_which_split(reader: Callable[..., Any], service: str) -> None:
+    """Fails when another split than the service's fastest is named, its time or memory is another's, or an assumption
+    that was changed is not asked for."""
+    person = reader()
+    person.open("d/demo/split?gpus=8")
+    page = person.page
+    answer = _json(f"{service}/v1/datasets/demo/advice?gpus=8&limit=10")
+    assert answer["splits"][0]["reason"] in page.locator(".verdict").inner_text()
+    rows = page.get_by_role("table", name=re.compile("The fastest splits")).locator("tbody tr")
+    assert [row.split("\t")[0] for row in rows.all_inner_texts()] == [
+        f"{split['ulysses_degree']} \u00d7 {split['ring_degree']}" for split in answer["splits"]
+    ]
+    memory = [f"{split['memory']['total']:.1f} GB" for split in answer["splits"]]
+    assert all(shown in row for shown, row in zip(memory, rows.all_inner_texts(), strict=True))
+    page.get_by_text("assumptions, to be changed").click()
+    page.get_by_label("linear_efficiency").fill("0.25")
+    person.follow("Estimate again", "button")
+    page.wait_for_function("() => location.hash.includes('linear_efficiency=0.25')")
+    person.settle()
+    slower = _json(f"{service}/v1/datasets/demo/advice?gpus=8&limit=10&linear_efficiency=0.25")
+    assert slower["splits"][0]["reason"] in page.locator(".verdict").inner_text()
+    assert page.get_by_text("given here").count() == 1
+
+
+def test_two_datasets_side_by_side(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a figure stands in the other dataset's column, or a key that differs is left out."""
+    person = reader()
+    person.open("compare?first=demo&second=hostile")
+    page = person.page
+    first, second = (_json(f"{service}/v1/datasets/{name}")["counts"] for name in ("demo", "hostile"))
+    figures = [row.split("\t") for row in page.locator(".columns tbody tr").all_inner_texts()]
+    shown = {cells[0]: cells[1:3] for cells in figures}
+    for name, key in (("packed documents", "documents"), ("tokens", "tokens"), ("packs", "packs")):
+        assert shown[name] == [f"{counts[key]:,}" for counts in (first, second)], name
+    keys = page.get_by_role("table", name="Keys of the configuration that differ").inner_text()
+    assert "seq_len" in keys
+    assert "image_format" not in keys
+    person.follow("Swap them")
+    assert page.get_by_label("First").input_value() == "hostile"

@@ -26,10 +26,10 @@ def test_a_reader_clicks_through_everything(reader: Callable[..., Any]) -> None:
     person.follow("demo")
     assert page.locator(".plot .main-svg").count() >= 6
     person.photograph("2-overview")
-    for number, part in enumerate(("Balance", "Shards", "Packs", "Documents", "Rejects"), start=3):
+    for number, part in enumerate(("Balance", "Which split?", "Shards", "Packs", "Documents", "Rejects"), start=3):
         person.follow(part)
         assert page.locator("nav.tabs [aria-current=page]").inner_text() == part
-        person.photograph(f"{number}-{part.lower()}")
+        person.photograph(f"{number}-{part.rstrip('?').replace(' ', '-').lower()}")
     person.follow("Packs")
     page.locator("tbody th a[href*='/packs/1?'], tbody th a[href$='/packs/1']").first.click()  # it has neighbours
     person.settle()
@@ -65,7 +65,7 @@ def test_a_dataset_of_nothing_draws_nothing(reader: Callable[..., Any]) -> None:
     person.open("d/empty")
     assert "Nothing was packed." in person.says()
     assert person.page.locator("figure, .plot").count() == 0
-    for part in ("Balance", "Shards", "Packs", "Documents"):
+    for part in ("Balance", "Which split?", "Shards", "Packs", "Documents"):
         person.follow(part)
         assert "This dataset holds no pack." in person.says(), part
     person.follow("Rejects")

@@ -4,6 +4,7 @@ import { Problem, forget, token } from "./api.js";
 import { announce, h } from "./dom.js";
 import { current } from "./router.js";
 import { field, takeAwaited } from "./section.js";
+import { compare } from "./views/compare.js";
 import { dataset } from "./views/dataset.js";
 import { datasets } from "./views/datasets.js";
 import { packedDocument } from "./views/document.js";
@@ -19,6 +20,7 @@ function viewOf(segments) {
   const [first, name, part, id, inside, number] = segments;
   if (!first) return { nav: "datasets", title: "Datasets", build: datasets };
   if (first === "plan" && !name) return { nav: "plan", title: "What if", build: () => whatIf(current().params) };
+  if (first === "compare" && !name) return { nav: "compare", title: "Compare", build: () => compare(current().params) };
   if (first === "d" && name && part === "packs" && id && inside === "documents" && number) {
     const title = `Document ${number} of pack ${id} of ${name}`;
     return { nav: "datasets", title, build: () => packedDocument(name, id, number, current().params) };

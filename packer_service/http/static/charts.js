@@ -74,6 +74,7 @@ export function chart({ title, note, traces, layout = {}, columns, rows, level =
   if (!rows.length) return h("figure", {}, h(level, {}, title), h("p", { class: "empty" }, "Nothing to draw."));
   const box = h("div", {
     class: "plot",
+    style: layout.height ? { height: `${layout.height}px` } : {},
     role: "img",
     "aria-label": `Chart: ${title}. The table below holds its figures.`,
   });

@@ -24,6 +24,12 @@ function scaled(value, base, units, number = tenth) {
 export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 /** A cost in GFLOP, precise enough to compare packs. */
 export const flops = (value) => scaled(value, 1000, ["GFLOP", "TFLOP", "PFLOP", "EFLOP"], fourDigits);
+/** A duration, from microseconds to hours. */
+export const seconds = (value) => {
+  if (value === 0) return "0";
+  if (value < 1) return `${fourDigits.format(1000 * value)} ms`;
+  return value < 3600 ? `${fourDigits.format(value)} s` : `${fourDigits.format(value / 3600)} h`;
+};
 /** Seconds from the start of a video. */
 export const timestamp = (value) => `${value.toFixed(2)} s`;
 /** A moment as a day and a time of the reader's own clock. */

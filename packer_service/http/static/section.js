@@ -18,7 +18,7 @@ export function problemBox(error) {
   return h("div", { class: "problem", role: "alert" }, h("p", {}, error.message));
 }
 
-/** A card with a heading; `content` is elements, or a promise of them that the card waits for. */
+/** A card with a heading; `content` is an element or several, or a promise of one that the card waits for. */
 export function card(title, content, { note = null, id = null } = {}) {
   const body = h("div", { class: "view" });
   const whole = h(
@@ -29,7 +29,7 @@ export function card(title, content, { note = null, id = null } = {}) {
     body,
   );
   if (!(content instanceof Promise)) {
-    body.append(content);
+    body.append(...[content].flat());
     return whole;
   }
   body.append(h("p", { class: "loading" }, "Loading…"));

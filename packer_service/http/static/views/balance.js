@@ -221,7 +221,9 @@ export async function balance(detail, params) {
     ),
     card("All layouts", everything(answer, chosen), { note: LEGEND }),
     card("Preferred layouts", preferred(answer), {
-      note: "The layout whose busiest rank takes the least time by the cost model: tiles at the attention kernel's speed, and keys over the link, for the better of gather and ring.",
+      note:
+        "The layout whose busiest rank takes the least time by the cost model: tiles at the attention kernel's speed, and " +
+        "keys over the link, for the better of gather and ring.",
     }),
     card("Image boundaries", imageTable(answer, chosen), { note: MEASURES.image_load.explain }),
   );

@@ -11,10 +11,12 @@ import { overview } from "./overview.js";
 import { packs } from "./packs.js";
 import { rejects } from "./rejects.js";
 import { shards } from "./shards.js";
+import { split } from "./split.js";
 
 const PARTS = {
   overview: ["Overview", overview],
   balance: ["Balance", balance],
+  split: ["Which split?", split],
   shards: ["Shards", shards],
   packs: ["Packs", packs],
   documents: ["Documents", documents],
@@ -22,7 +24,7 @@ const PARTS = {
 };
 
 /** Parts that have nothing to show where nothing was packed. */
-const OF_PACKS = new Set(["balance", "shards", "packs", "documents"]);
+const OF_PACKS = new Set(["balance", "split", "shards", "packs", "documents"]);
 const nothing = () => h("p", { class: "empty" }, "This dataset holds no pack.");
 
 export async function dataset(name, part, params) {

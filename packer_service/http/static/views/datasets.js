@@ -43,7 +43,7 @@ export async function datasets() {
       {
         label: "Written",
         className: "name",
-        value: (entry) => (entry.changed ? h("time", { datetime: entry.changed, title: entry.changed }, day(entry.changed)) : "–"),
+        value: ({ changed }) => (changed ? h("time", { datetime: changed, title: changed }, day(changed)) : "–"),
       },
     ],
     stacked: true,

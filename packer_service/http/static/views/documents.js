@@ -31,13 +31,14 @@ function search(detail, value, params) {
       }),
     );
   };
+  const sources = detail.sources.map((entry) => entry.source);
   return h(
     "form",
     { class: "controls", role: "search", onsubmit: find },
     field("Document id", input),
     h("button", { class: "main", value: "find" }, "Where did it go?"),
     h("button", { value: "list" }, "List ids with this in them"),
-    chooser("source", "Source", ["", ...detail.sources.map((entry) => entry.source)], params.get("source") ?? "", filter, (source) => source || "all sources"),
+    chooser("source", "Source", ["", ...sources], params.get("source") ?? "", filter, (name) => name || "all sources"),
   );
 }
 
@@ -113,7 +114,8 @@ async function whereabouts(detail, id, params) {
 
 async function list(detail, params) {
   const [contains, source] = [params.get("contains"), params.get("source")];
-  const page = await get(["datasets", detail.name, "documents"], { contains, source, offset: params.get("offset"), limit: 50 });
+  const asked = { contains, source, offset: params.get("offset"), limit: 50 };
+  const page = await get(["datasets", detail.name, "documents"], asked);
   const which = [contains && `whose id contains ${contains}`, source && `from the source ${source}`].filter(Boolean);
   return h(
     "section",

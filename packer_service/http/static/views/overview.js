@@ -246,6 +246,7 @@ export function overview(detail) {
     "div",
     { class: "view" },
     h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
+    detail.warnings.map((warning) => h("div", { class: "problem" }, h("p", {}, warning))),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
     packs > 0 && pictures(detail),
     detail.sources.length > 0 && card("Sources", sources(detail)),

@@ -32,7 +32,10 @@ async function staysOut(name) {
   if (!name) return null;
   const { counts } = await get(["datasets", name]);
   if (!counts.rejected) return null;
-  return `Before and after are plans of the documents that the dataset holds: ${plural(counts.rejected, "document")} that were rejected when it was packed are in neither.`;
+  return (
+    "Before and after are plans of the documents that the dataset holds: " +
+    `what packing it rejected, ${plural(counts.rejected, "document")}, is in neither.`
+  );
 }
 
 /** Plans before and after, one after the other: the service makes one at a time. */

@@ -54,7 +54,9 @@ function balanced(before, after) {
     { label: "after", ...cell(after, measure) },
   ];
   return table({
-    caption: `Balance: means over ${plural(before.balanced_packs, "pack")} before and ${integer(after.balanced_packs)} after, spread evenly over the plan; paths as multiples of the tile floor`,
+    caption:
+      `Balance: means over ${plural(before.balanced_packs, "pack")} before and ${integer(after.balanced_packs)} after, ` +
+      "spread evenly over the plan; paths as multiples of the tile floor",
     rows: [...places.values()].filter((place) => place.ring_degree > 1),
     empty: "No pack to balance on a ring.",
     columns: [
@@ -80,8 +82,8 @@ function losses(caption, of, before, after) {
 }
 
 const said = (answer) =>
-  `${plural(answer.documents, "document")} in ${plural(answer.packs, "pack")} of ${integer(answer.seq_len)} tokens, ${percent(answer.fill)} of them real; ` +
-  `${integer(answer.rejected)} rejected, ${integer(total(answer.truncated_tokens))} tokens cut off`;
+  `${plural(answer.documents, "document")} in ${plural(answer.packs, "pack")} of ${integer(answer.seq_len)} tokens, ` +
+  `${percent(answer.fill)} of them real; ${integer(answer.rejected)} rejected, ${integer(total(answer.truncated_tokens))} tokens cut off`;
 
 /** The cards of an answer. Without a change, `after` is null. */
 export function answered(before, after, stays) {
