@@ -17,6 +17,7 @@ from packer_service.layout.schemes.balanced_gather import gather_owners
 from packer_service.layout.schemes.balanced_ring import ring_owners
 from packer_service.layout.solve import solve_layouts
 from packer_service.plan.blend import blended_order
+from packer_service.plan.mixture import count_copies, take
 from packer_service.plan.order import step_order
 from packer_service.plan.pack import pack_documents
 from schemas.boundaries import image_edges
@@ -134,6 +135,14 @@ def again(count: int, salt: int) -> np.ndarray:
     return pack_documents(tokens, images, seq_len=36_864, max_images=384, salt=salt)
 
 
+def taken() -> np.ndarray:
+    """Which documents a mixture takes in each of three epochs, how often, and in which pass."""
+    hashes = (drawn(400, 9) + drawn(400, 10) * 2**31).astype(np.uint64)
+    copies = count_copies(hashes, np.resize([0.0, 0.3, 1.0, 2.5], 400), 7)
+    found = take(hashes, copies, epochs=3, seed=2**63 + 11)
+    return np.concatenate([copies, found.document, found.copy_number, found.epoch, found.pass_number])
+
+
 CASES: dict[str, Callable[[], np.ndarray]] = {
     "plan of 200": lambda: plan(200, 384),
     "plan of 3,000": lambda: plan(3_000, 384),
@@ -150,6 +159,7 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
     "order without a rest": lambda: step_order(drawn(640, 3) / 7.0, window=64, seed=1),
     "order of epochs": lambda: np.concatenate([of_epochs(5, 16), of_epochs(2**63 - 1, 64), of_epochs(0, 1)]),
     "blended orders": lambda: np.concatenate([blended(300, 64, 1), blended(90, 48, 2), blended(700, 8, 3)]),
+    "mixtures": taken,
     "other neighbours": lambda: np.concatenate([again(900, salt) for salt in (1, 2, 2**63 + 5)]),
     "layouts in blocks of 128": lambda: layouts(8_192, 1, 128),
     "layouts in blocks of 32": lambda: layouts(4_096, 2, 32),
