@@ -320,7 +320,7 @@ class Editable:
         manifest = Manifest.model_validate(self.manifest)
         if new_id:
             rows = pa.Table.from_pylist(self.tables["documents.parquet"], schema=TABLES["documents.parquet"])
-            identity = dataset_id(parse_config(manifest.config), manifest.tokenizer, manifest.model, rows)
+            identity = dataset_id(parse_config(manifest.config), manifest.tokenizer, manifest.model, [rows])
             manifest = manifest.model_copy(update={"dataset_id": identity})
         (self.path / "manifest.json").write_bytes(encode_record(seal_manifest(manifest)))
 
