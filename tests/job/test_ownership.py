@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from packer_service.job.ownership import claimed, finished_before, refuse_difference
+from packer_service.job.finished import finished_before
+from packer_service.job.job_record import refuse_difference
+from packer_service.job.ownership import claimed
 from packer_service.shards.lock import FolderInUseError, locked
 from packer_service.shards.store import Folder
 from schemas.errors import ConfigError, PreshardError

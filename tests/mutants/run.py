@@ -54,7 +54,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "resume": (
-        [f"packer_service/job/{name}.py" for name in ("records", "record_file", "resume", "ownership")],
+        [
+            f"packer_service/job/{name}.py"
+            for name in ("records", "record_file", "resume", "ownership", "finished", "job_record")
+        ],
         [
             "tests/job/test_ownership.py",
             "tests/job/test_workdir.py",

@@ -18,7 +18,7 @@ from packer_service.cli import main
 from packer_service.config import load_config
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.open import open_media
-from packer_service.job.ownership import DatasetDamagedError
+from packer_service.job.finished import DatasetDamagedError
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
@@ -68,7 +68,7 @@ def test_a_stopped_job_goes_on(
     assert again.already_done
     first.delete("shards/preshard-000001.tar.idx")
     for listed in (50_000, 1):  # where there are more shards than that, some are asked for one by one
-        monkeypatch.setattr("packer_service.job.ownership.LISTED_SHARDS", listed)
+        monkeypatch.setattr("packer_service.job.finished.LISTED_SHARDS", listed)
         with pytest.raises(DatasetDamagedError, match=r"shards/preshard-000001\.tar\.idx is missing"):
             pack([remote_source], out, tiny_config, stopping(0), progress)
 
