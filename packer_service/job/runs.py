@@ -199,7 +199,8 @@ def read_range(runs: Folder, name: str, low: int, high: int) -> pa.Table:
     start, stop = (
         len(hashes) if edge >= 2**64 else int(np.searchsorted(hashes, np.uint64(edge))) for edge in (low, high)
     )
-    return table.slice(start, stop - start)
+    # a copy, since a slice of few rows would keep its whole batches in memory, those of every run at once
+    return table if stop - start == len(table) else table.take(pa.array(np.arange(start, stop)))
 
 
 def location_of(labels: Sequence[str], file: pa.ChunkedArray, line: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
