@@ -22,7 +22,7 @@ from packer_service.job.job_record import job_record
 from packer_service.job.ownership import claimed, now
 from packer_service.job.partition import PARTITION_ROWS
 from packer_service.job.resume import FEW_BYTES
-from packer_service.job.stages import Job, plan, with_copies, write_missing
+from packer_service.job.stages import PackingJob, plan, with_copies, write_missing
 from packer_service.report.console import mixture_lines
 from packer_service.runtime.executors import Executor
 from packer_service.runtime.progress import Progress
@@ -93,7 +93,7 @@ def pack(
     with claimed(folder, record, progress) as claim:
         for note in (*found.notes(), *dataset_notes(found.files)):
             progress.note(note)
-        job = Job(
+        job = PackingJob(
             claim=claim,
             config=config,
             executor=executor,
@@ -131,7 +131,7 @@ class _Clock:
         self.last = now
 
 
-def _run(job: Job, sources: Sources, fragments: Sequence[Fragment], target: PackedFor) -> Outcome:
+def _run(job: PackingJob, sources: Sources, fragments: Sequence[Fragment], target: PackedFor) -> Outcome:
     clock = _Clock()
     planned = plan(job, with_copies(job, fragments), sources.unused, clock.lap)
     job.progress.note(
@@ -159,7 +159,7 @@ def _run(job: Job, sources: Sources, fragments: Sequence[Fragment], target: Pack
     return Outcome(manifest=finished.head, already_done=False, seconds=clock.laps)
 
 
-def _commit(job: Job, finished: Finished, figures: dict[str, Any]) -> None:
+def _commit(job: PackingJob, finished: Finished, figures: dict[str, Any]) -> None:
     """Makes the folder a dataset, which it is from the moment the manifest is there."""
     job.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
     facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **figures}

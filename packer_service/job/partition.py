@@ -28,7 +28,7 @@ from packer_service.job.survey import Survey, survey
 from packer_service.plan.make import plan_documents
 from packer_service.plan.order import whole_groups
 from packer_service.plan.plan import Plan
-from packer_service.report.mixture import SourceTotals, take_mixture
+from packer_service.report.mixture import MixtureTotals, take_mixture
 from packer_service.runtime.executors import TaskCounts
 from packer_service.shards.store import Folder
 from schemas.codec import encode_table
@@ -105,7 +105,7 @@ def _keep(
     part: Partition,
     found: Survey,
     plan: Plan,
-    totals: SourceTotals,
+    totals: MixtureTotals,
     sources: Sequence[str],
     config: PackConfig,
 ) -> None:

@@ -37,7 +37,7 @@ from packer_service.job.segments import (
     read_segment_facts,
     segment_name,
 )
-from packer_service.report.mixture import SourceTotals, check_mixture, mixture_figures
+from packer_service.report.mixture import MixtureTotals, check_mixture, mixture_figures
 from packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
@@ -60,7 +60,7 @@ class PlanFacts(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planner:
+class PartitionPlanner:
     """What every step of planning needs.
 
     Attributes:
@@ -159,9 +159,9 @@ class Planner:
 
     def _planned(self, facts: PlanFacts, files: Sequence[SourceFile]) -> Planned:
         nothing = [0.0] * len(facts.sources)
-        totals = SourceTotals(0, nothing, nothing, nothing, nothing)
+        totals = MixtureTotals(0, nothing, nothing, nothing, nothing)
         for part in facts.partitions:
-            totals += SourceTotals(*part.totals)
+            totals += MixtureTotals(*part.totals)
         return Planned(
             folder=self.folder,
             partitions=facts.partitions,

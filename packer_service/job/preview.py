@@ -17,7 +17,7 @@ from packer_service.ingest.source.listing import list_sources
 from packer_service.job.measure import measure_fragment
 from packer_service.job.measured import KeptFragment, keep_measured
 from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.partitions import Planner
+from packer_service.job.partitions import PartitionPlanner
 from packer_service.job.plan import PlannedShard, read_shard
 from packer_service.job.preview_figures import planned_report
 from packer_service.job.read import read_planned
@@ -66,7 +66,7 @@ def plan_sources(
         progress.note(note)
     fragments = list_fragments(listed.files)
     with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
-        planner = Planner(
+        planner = PartitionPlanner(
             work=Folder(temporary),
             config=config,
             executor=PlainExecutor(),  # the folder is this machine's

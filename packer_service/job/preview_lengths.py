@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from packer_service.job.arrow_files import narrow
 from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.partitions import Planner
+from packer_service.job.partitions import PartitionPlanner
 from packer_service.job.plan import Planned
 from packer_service.job.preview_figures import planned_report
 from packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
@@ -70,7 +70,7 @@ def plan_lengths(
             del table, run
             pa.default_memory_pool().release_unused()  # what a partition takes is not on top of it
             progress.step("sorted lengths", n_rows, total)
-        planner = Planner(
+        planner = PartitionPlanner(
             work=work, config=config, executor=PlainExecutor(), progress=progress, partition_rows=partition_rows
         )
         planned = planner.plan([], {}, unique=False)

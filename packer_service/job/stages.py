@@ -15,11 +15,11 @@ from packer_service.ingest.model import PackedFor
 from packer_service.ingest.source.file import Fragment
 from packer_service.job.measured import COPIES, KeptFragment, find_measured, measure_and_keep
 from packer_service.job.ownership import Claim
-from packer_service.job.partitions import Planner
+from packer_service.job.partitions import PartitionPlanner
 from packer_service.job.plan import Planned
 from packer_service.job.records import build_and_keep
 from packer_service.job.resume import kept_shards
-from packer_service.runtime.executors import Chosen, Executor, TaskCounts
+from packer_service.runtime.executors import ChosenItems, Executor, TaskCounts
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=TaskCounts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class PackingJob:
     """What every stage of a job needs."""
 
     claim: Claim
@@ -49,9 +49,9 @@ class Job:
         return self.claim.work
 
 
-def plan(job: Job, fragments: Sequence[Fragment], unused: dict[str, int], lap: Callable[[str], None]) -> Planned:
+def plan(job: PackingJob, fragments: Sequence[Fragment], unused: dict[str, int], lap: Callable[[str], None]) -> Planned:
     """The plan: that of an earlier run, or one of what this run and earlier ones have measured."""
-    planner = Planner(
+    planner = PartitionPlanner(
         work=job.work,
         config=job.config,
         executor=job.executor,
@@ -73,7 +73,7 @@ def plan(job: Job, fragments: Sequence[Fragment], unused: dict[str, int], lap: C
     return planned
 
 
-def with_copies(job: Job, fragments: Sequence[Fragment]) -> list[Fragment]:
+def with_copies(job: PackingJob, fragments: Sequence[Fragment]) -> list[Fragment]:
     """The fragments, with a place in the work folder for a copy of each compressed file."""
     files = {file: number for number, file in enumerate(dict.fromkeys(fragment.file for fragment in fragments))}
 
@@ -87,7 +87,9 @@ def with_copies(job: Job, fragments: Sequence[Fragment]) -> list[Fragment]:
     return [placed(fragment) for fragment in fragments]
 
 
-def _measure_missing(job: Job, planner: Planner, fragments: Sequence[Fragment]) -> dict[int, KeptFragment]:
+def _measure_missing(
+    job: PackingJob, planner: PartitionPlanner, fragments: Sequence[Fragment]
+) -> dict[int, KeptFragment]:
     """Measures what no earlier run has measured; by number, all fragments that are in no sorted run yet."""
     merged = {index for first, end in planner.merged().items() for index in range(first, end)}
     wanted = [index for index in range(len(fragments)) if index not in merged]
@@ -101,7 +103,7 @@ def _measure_missing(job: Job, planner: Planner, fragments: Sequence[Fragment]) 
     return kept
 
 
-def write_missing(job: Job, planned: Planned, target: PackedFor) -> int:
+def write_missing(job: PackingJob, planned: Planned, target: PackedFor) -> int:
     """Builds every shard that is not there as its record says, and returns the number of all."""
     shards = planned.shards(job.config.packs_per_shard)
     job.work.write(PLANNED, json.dumps({"shards": len(shards)}).encode())
@@ -114,12 +116,12 @@ def write_missing(job: Job, planned: Planned, target: PackedFor) -> int:
         target=target,
         out=job.folder.location,
     )
-    for _ in _run_tasks(job, "written shards", build, Chosen(shards, np.flatnonzero(~kept).tolist())):
+    for _ in _run_tasks(job, "written shards", build, ChosenItems(shards, np.flatnonzero(~kept).tolist())):
         pass
     return len(shards)
 
 
-def _run_tasks(job: Job, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
+def _run_tasks(job: PackingJob, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
     """Runs tasks that keep their results themselves, reports their progress, and yields what they counted."""
     amounts: Counter[str] = Counter()
     for done, (_, result) in enumerate(job.executor.run(function, items), start=1):

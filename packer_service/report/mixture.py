@@ -15,7 +15,7 @@ from schemas.config import PackConfig
 from schemas.errors import ConfigError
 
 
-class SourceTotals(NamedTuple):
+class MixtureTotals(NamedTuple):
     """What an epoch takes of each source, in the order of their names; those of several partitions add up.
 
     ``available`` and ``taken`` count tokens, ``documents`` rows; ``loss_weight`` is None where it is not known.
@@ -27,11 +27,11 @@ class SourceTotals(NamedTuple):
     documents: list[float]
     loss_weight: list[float] | None
 
-    def __add__(self, other: SourceTotals) -> SourceTotals:  # type: ignore[override]  # of tuples that would join them
+    def __add__(self, other: MixtureTotals) -> MixtureTotals:  # type: ignore[override]  # of tuples that would join them
         losses = None
         if self.loss_weight is not None and other.loss_weight is not None:
             losses = _sums(self.loss_weight, other.loss_weight)
-        return SourceTotals(
+        return MixtureTotals(
             self.left_out + other.left_out,
             _sums(self.available, other.available),
             _sums(self.taken, other.taken),
@@ -48,7 +48,7 @@ class Mixed(NamedTuple):
     """The documents that are packed, and what was taken of each source."""
 
     documents: pa.Table
-    totals: SourceTotals
+    totals: MixtureTotals
 
 
 def source_names(documents: pa.Table) -> list[str]:
@@ -118,7 +118,7 @@ def check_mixture(config: PackConfig, known: Collection[str]) -> None:
 
 def _totals(
     documents: pa.Table, n_sources: int, numbers: Int64[np.ndarray, "docs"], copies: Int64[np.ndarray, "docs"]
-) -> SourceTotals:
+) -> MixtureTotals:
     def by_source(values: np.ndarray) -> list[float]:
         sums: list[float] = np.bincount(numbers, weights=values, minlength=n_sources).astype(np.float64).tolist()
         return sums
@@ -127,7 +127,7 @@ def _totals(
     loss = None
     if "loss_weight" in documents.column_names:
         loss = by_source(documents["loss_weight"].cast(pa.float64()).to_numpy() * copies)
-    return SourceTotals(
+    return MixtureTotals(
         left_out=int(((copies == 0) & (documents["piece"].to_numpy() == 0)).sum()),
         available=by_source(available),
         taken=by_source(available * copies),
@@ -136,7 +136,7 @@ def _totals(
     )
 
 
-def mixture_figures(totals: SourceTotals, config: PackConfig, names: Sequence[str]) -> Mixture:
+def mixture_figures(totals: MixtureTotals, config: PackConfig, names: Sequence[str]) -> Mixture:
     """What became of the sources; every epoch takes the same."""
     weights, taken = _weights(config, names), np.array(totals.taken)
     asked, loss = np.array(totals.available) * weights, totals.loss_weight

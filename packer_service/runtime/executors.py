@@ -30,7 +30,7 @@ class Executor(Protocol):
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]: ...
 
 
-class Chosen(Sequence[T]):
+class ChosenItems(Sequence[T]):
     """Some members of a sequence, each taken from it when it is asked for: a job may have a million tasks.
 
     Args:
@@ -48,11 +48,11 @@ class Chosen(Sequence[T]):
     def __getitem__(self, index: int) -> T: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Chosen[T]: ...
+    def __getitem__(self, index: slice) -> ChosenItems[T]: ...
 
-    def __getitem__(self, index: int | slice) -> T | Chosen[T]:
+    def __getitem__(self, index: int | slice) -> T | ChosenItems[T]:
         if isinstance(index, slice):
-            return Chosen(self.items, self.indices[index])
+            return ChosenItems(self.items, self.indices[index])
         return self.items[self.indices[index]]
 
 

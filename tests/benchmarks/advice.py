@@ -45,7 +45,7 @@ from packer_service.layout.mask import MaskIndex  # noqa: E402
 from packer_service.layout.tiles import whole_tiles  # noqa: E402
 from packer_service.report.advice.answer import Advisor  # noqa: E402
 from packer_service.report.advice.loads import read_pack_loads  # noqa: E402
-from packer_service.report.advice.model import ModelSizes, configured_sizes  # noqa: E402
+from packer_service.report.advice.model import ModelDimensions, configured_sizes  # noqa: E402
 from packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
 from schemas.balance import BalanceOrder  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
@@ -59,8 +59,8 @@ def measured_config(seq_len: int) -> PackConfig:
     return PackConfig(seq_len=seq_len, ring_degrees=(1, RANKS), cp_sizes=(1, RANKS))
 
 
-def model_sizes() -> ModelSizes:
-    return ModelSizes(
+def model_sizes() -> ModelDimensions:
+    return ModelDimensions(
         hidden=HIDDEN, layers=LAYERS, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, vocab=VOCABULARY,
         inner=3 * HIDDEN, stored_inner=3 * HIDDEN, tied=False, vision_parameters=0, vision_width=0, vision_layers=0,
         source="the script",

@@ -45,7 +45,7 @@ from packer_service.ingest.source.file import Fragment, SourceFile  # noqa: E402
 from packer_service.job.measure import MEASURED, Measured  # noqa: E402
 from packer_service.job.measured import find_measured, keep_measured  # noqa: E402
 from packer_service.job.partition import PARTITION_ROWS  # noqa: E402
-from packer_service.job.partitions import Planner  # noqa: E402
+from packer_service.job.partitions import PartitionPlanner  # noqa: E402
 from packer_service.job.plan import Planned  # noqa: E402
 from packer_service.job.preview_lengths import plan_lengths  # noqa: E402
 from packer_service.job.runs import RUN_ROWS  # noqa: E402
@@ -147,7 +147,9 @@ def drive(work: Path, processes: int, partition: int) -> None:
     n_fragments = int((work / "fragments").read_text(encoding="utf-8"))
     file = SourceFile(label="rows.jsonl", uri="/rows.jsonl", kind="jsonl", size=1, mtime_ns=0)
     fragments = [Fragment(file=file, start=i, end=i + 1) for i in range(n_fragments)]
-    planner = Planner(work=folder, config=PackConfig(), executor=executor, progress=Quiet(), partition_rows=partition)
+    planner = PartitionPlanner(
+        work=folder, config=PackConfig(), executor=executor, progress=Quiet(), partition_rows=partition
+    )
     began = time.perf_counter()
 
     def lap(name: str) -> None:

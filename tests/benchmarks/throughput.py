@@ -54,7 +54,7 @@ from packer_service.ingest.source.listing import list_sources  # noqa: E402
 from packer_service.ingest.source.rows import parse_document  # noqa: E402
 from packer_service.job import pack as job  # noqa: E402
 from packer_service.job.measured import measure_and_keep  # noqa: E402
-from packer_service.job.partitions import Planner  # noqa: E402
+from packer_service.job.partitions import PartitionPlanner  # noqa: E402
 from packer_service.job.plan import Planned, PlannedShard, read_shard  # noqa: E402
 from packer_service.job.records import build_and_keep  # noqa: E402
 from packer_service.job.segments import PLAN_FOLDER  # noqa: E402
@@ -157,7 +157,7 @@ def plan_of(fragments: list[Fragment], config: PackConfig, work: Path) -> Planne
     """The plan of a source, made in this process."""
     measure = partial(measure_and_keep, config=config, work=str(work))
     kept = {number: measure((number, fragment)).kept for number, fragment in enumerate(fragments)}
-    planner = Planner(work=Folder(str(work)), config=config, executor=PlainExecutor(), progress=Quiet())
+    planner = PartitionPlanner(work=Folder(str(work)), config=config, executor=PlainExecutor(), progress=Quiet())
     planner.merge(fragments, kept)
     return planner.plan(list(dict.fromkeys(fragment.file for fragment in fragments)), {})
 

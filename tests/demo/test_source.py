@@ -20,7 +20,7 @@ from packer_service.ingest.source.files import list_fragments
 from packer_service.ingest.source.listing import list_sources
 from packer_service.job.measure import measure_fragment
 from packer_service.job.measured import keep_measured
-from packer_service.job.partitions import Planner
+from packer_service.job.partitions import PartitionPlanner
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import ConsoleProgress
 from packer_service.shards.store import Folder
@@ -36,7 +36,7 @@ def measured(
     fragments = list_fragments(list_sources([str(demo[0])]).files)
     tables = [measure_fragment(fragment, PackConfig()) for fragment in fragments]
     work = Folder(str(tmp_path_factory.mktemp("work")))
-    planner = Planner(work=work, config=PackConfig(), executor=PlainExecutor(), progress=ConsoleProgress())
+    planner = PartitionPlanner(work=work, config=PackConfig(), executor=PlainExecutor(), progress=ConsoleProgress())
     kept = [keep_measured(work, number, found, 0.0).kept for number, found in enumerate(tables)]
     planner.merge(fragments, {each.number: each for each in kept})
     planned = planner.plan(list(dict.fromkeys(fragment.file for fragment in fragments)), {})

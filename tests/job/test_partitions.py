@@ -18,7 +18,7 @@ from packer_service.job.measure import MEASURED, Measured
 from packer_service.job.measured import KeptFragment, find_measured, keep_measured
 from packer_service.job.pack import pack
 from packer_service.job.partition import Partition, count_partitions
-from packer_service.job.partitions import Planner
+from packer_service.job.partitions import PartitionPlanner
 from packer_service.job.plan import Planned, read_shard
 from packer_service.job.preview_lengths import plan_lengths
 from packer_service.job.runs import cut_runs
@@ -79,7 +79,7 @@ def measure(work: Folder) -> dict[int, KeptFragment]:
 
 
 def planned(folder: Path, config: PackConfig, progress: Progress, rows: int, executor: Any = None) -> Planned:
-    planner = Planner(
+    planner = PartitionPlanner(
         work=Folder(str(folder)),
         config=config,
         executor=executor or PlainExecutor(),
@@ -230,7 +230,7 @@ def test_shards_refer_to_the_rows_of_the_plan(tmp_path: Path, progress: Progress
 
 def test_an_empty_source_has_a_plan(tmp_path: Path, progress: Progress) -> None:
     """Fails when no document at all is a partition that cannot be planned."""
-    planner = Planner(
+    planner = PartitionPlanner(
         work=Folder(str(tmp_path)), config=configured(), executor=PlainExecutor(), progress=progress, partition_rows=5
     )
     planner.merge([], {})

@@ -16,10 +16,10 @@ from packer_service.report.advice.dataset import advised_model
 from packer_service.report.advice.figures import SplitAdvice
 from packer_service.report.advice.loads import COLUMNS, PackLoads, SlowestRank, read_pack_loads, sampled_spans
 from packer_service.report.advice.memory import MemoryEstimate
-from packer_service.report.advice.model import ModelSizes, configured_sizes, folder_sizes
+from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
 from packer_service.report.advice.question import AdviceQuestion, make_question
 from packer_service.report.advice.seconds import Estimate, PackSeconds
-from packer_service.report.advice.split import MOST, Split
+from packer_service.report.advice.split import MOST, SplitChoice
 from schemas.balance import BLOCK_ROWS, BalanceOrder
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
@@ -32,7 +32,7 @@ CONFIG = PackConfig(
     ring_degrees=(1, 2),
     cp_sizes=(1, 2),
 )
-SIZES = ModelSizes(
+SIZES = ModelDimensions(
     hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000, inner=128, stored_inner=128, tied=False,
     vision_parameters=0, vision_width=32, vision_layers=2, source="a test",
 )  # fmt: skip
@@ -70,12 +70,12 @@ def loads(
     )
 
 
-def split(ulysses: int = 1, ring: int = 1, layout: str = "zigzag", kind: Any = "none", dp: int = 1) -> Split:
-    return Split(ulysses=ulysses, ring=ring, layout=layout, kind=kind, dp=dp)
+def split(ulysses: int = 1, ring: int = 1, layout: str = "zigzag", kind: Any = "none", dp: int = 1) -> SplitChoice:
+    return SplitChoice(ulysses=ulysses, ring=ring, layout=layout, kind=kind, dp=dp)
 
 
 def seconds(
-    of: Split, question: AdviceQuestion, packs: PackLoads | None = None, recompute: str = "none"
+    of: SplitChoice, question: AdviceQuestion, packs: PackLoads | None = None, recompute: str = "none"
 ) -> PackSeconds:
     estimate = Estimate(sizes=SIZES, question=question, loads=packs or loads(), seq_len=SEQ_LEN)
     return estimate.of_packs(of, recompute)

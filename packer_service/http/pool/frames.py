@@ -52,7 +52,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
     except (asyncio.IncompleteReadError, ConnectionError):
         raise EOFError("the other end is closed") from None
     except (ValueError, RecursionError):
-        raise BrokenFrameError("a message is no JSON") from None
+        raise BrokenFrameError("a message is not JSON") from None
     if not isinstance(head, dict):
-        raise BrokenFrameError("a message is no JSON object")
+        raise BrokenFrameError("a message is not a JSON object")
     return Frame(head, body)

@@ -9,11 +9,11 @@ from packer_service.report.advice.assumptions import PREMISES, assumptions_of
 from packer_service.report.advice.figures import Advice, RankMemory, SplitAdvice, StepSeconds
 from packer_service.report.advice.loads import PackLoads
 from packer_service.report.advice.memory import RECOMPUTE, MemoryEstimate
-from packer_service.report.advice.model import ModelSizes
+from packer_service.report.advice.model import ModelDimensions
 from packer_service.report.advice.question import AdviceQuestion
 from packer_service.report.advice.reasons import reason_of
 from packer_service.report.advice.seconds import Estimate, PackSeconds
-from packer_service.report.advice.split import MOST, WHOLE, Split, possible_splits
+from packer_service.report.advice.split import MOST, WHOLE, SplitChoice, possible_splits
 from schemas.config import PackConfig
 
 MOST_RING = 64
@@ -33,7 +33,7 @@ class Advisor:
     """
 
     config: PackConfig
-    sizes: ModelSizes
+    sizes: ModelDimensions
     question: AdviceQuestion
     loads: PackLoads
     notes: tuple[str, ...] = ()
@@ -71,12 +71,12 @@ class Advisor:
             notes=[*self.notes, *self._limits(), *PREMISES],
         )
 
-    def _splits(self) -> list[Split]:
+    def _splits(self) -> list[SplitChoice]:
         asked, most = self.question, self.loads.n_packs
         splits = possible_splits(self.config, self.loads.layouts, gpus=asked.gpus, heads=self.sizes.heads)
         return [split for split in splits if split.dp <= min(asked.most_packs or most, most)]
 
-    def _estimate(self, split: Split) -> SplitAdvice:
+    def _estimate(self, split: SplitChoice) -> SplitAdvice:
         recompute, memory = self._least_recompute(split)
         estimate = Estimate(sizes=self.sizes, question=self.question, loads=self.loads, seq_len=self.config.seq_len)
         seconds = self._of_steps(estimate.of_packs(split, recompute), estimate.parameters(self.question.gpus), split.dp)
@@ -99,7 +99,7 @@ class Advisor:
             reason="",
         )
 
-    def _least_recompute(self, split: Split) -> tuple[str, RankMemory]:
+    def _least_recompute(self, split: SplitChoice) -> tuple[str, RankMemory]:
         """What is computed again: as little as fits, or everything where nothing does; and the memory with it."""
         asked = self.question
         memory = MemoryEstimate(
@@ -119,7 +119,7 @@ class Advisor:
         parts["parameters"] = max(parameters - float(packs.computing.mean()), 0.0)
         return StepSeconds(**parts, total=sum(parts.values()))
 
-    def _is_stored(self, split: Split) -> bool:
+    def _is_stored(self, split: SplitChoice) -> bool:
         layout = split.ring == 1 or (split.layout in self.config.layouts and split.ring in self.config.ring_degrees)
         return layout and split.cp_size in self.config.cp_sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packer_service.report.advice.figures import Assumption
 from packer_service.report.advice.hardware import Device
-from packer_service.report.advice.model import ModelSizes
+from packer_service.report.advice.model import ModelDimensions
 from packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 
 PREMISES = (
@@ -18,7 +18,7 @@ PREMISES = (
 _OF_MODEL = dict(zip(MODEL_KEYS, ("hidden", "layers", "heads", "kv_heads", "head_dim", "inner", "vocab"), strict=True))
 
 
-def assumptions_of(question: AdviceQuestion, sizes: ModelSizes) -> list[Assumption]:
+def assumptions_of(question: AdviceQuestion, sizes: ModelDimensions) -> list[Assumption]:
     """Each value with its meaning and where it is from."""
     device = question.device
     found = []

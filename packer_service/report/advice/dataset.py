@@ -5,7 +5,7 @@ from __future__ import annotations
 from packer_service.report.advice.answer import Advisor
 from packer_service.report.advice.figures import Advice
 from packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
-from packer_service.report.advice.model import ModelSizes, configured_sizes, folder_sizes
+from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
 from packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from packer_service.report.dataset import open_dataset
 from packer_service.report.loads import read_loads
@@ -42,7 +42,7 @@ def advise_dataset(location: str, question: AdviceQuestion, model: str | None = 
 
 def advised_model(
     manifest: Manifest, config: PackConfig, question: AdviceQuestion, folder: str | None = None
-) -> tuple[ModelSizes, tuple[str, ...]]:
+) -> tuple[ModelDimensions, tuple[str, ...]]:
     """The model that the advice is for, and what is to be said of it.
 
     Raises:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from packer_service.report.advice.figures import RankMemory
 from packer_service.report.advice.loads import PackLoads
-from packer_service.report.advice.model import ModelSizes
+from packer_service.report.advice.model import ModelDimensions
 from packer_service.report.advice.question import AdviceQuestion
-from packer_service.report.advice.split import Split
+from packer_service.report.advice.split import SplitChoice
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again, the least first."""
@@ -30,13 +30,13 @@ BLOCKS_GATHERED = 2
 class MemoryEstimate:
     """Estimates for one model. All in bytes until the end."""
 
-    sizes: ModelSizes
+    sizes: ModelDimensions
     question: AdviceQuestion
     loads: PackLoads
     seq_len: int
     gpus: int
 
-    def of_rank(self, split: Split, recompute: str) -> RankMemory:
+    def of_rank(self, split: SplitChoice, recompute: str) -> RankMemory:
         """Memory of the rank that holds most, over the sampled packs."""
         sizes, asked = self.sizes, self.question
         number, sums = asked.compute_bytes, asked.sum_bytes
@@ -51,7 +51,7 @@ class MemoryEstimate:
         in_gb = {name: value / 1e9 for name, value in parts.items()}
         return RankMemory(**in_gb, total=sum(in_gb.values()))
 
-    def _decoder(self, split: Split, recompute: str) -> float:
+    def _decoder(self, split: SplitChoice, recompute: str) -> float:
         sizes, number = self.sizes, self.question.compute_bytes
         heads = (QUERIES_KEPT * sizes.heads + KEYS_KEPT * sizes.kv_heads) * sizes.head_dim
         layer = number * (HIDDEN_KEPT * sizes.hidden + heads + INNER_KEPT * sizes.inner)
@@ -63,7 +63,7 @@ class MemoryEstimate:
         in_use = 0.0 if recompute == "none" else layer
         return self.seq_len / split.cp_size * (sizes.layers * kept + in_use)
 
-    def _encoder(self, split: Split, recompute: str) -> float:
+    def _encoder(self, split: SplitChoice, recompute: str) -> float:
         """Of the patches of the busiest rank."""
         work, patches = self.loads.columns["load"], self.loads.columns["n_patches"]
         if not work.any():
@@ -74,7 +74,7 @@ class MemoryEstimate:
         kept = self.sizes.vision_layers * (layer if recompute == "none" else width)
         return float((patches * share).max()) * (kept + (0.0 if recompute == "none" else layer))
 
-    def _keys(self, split: Split) -> float:
+    def _keys(self, split: SplitChoice) -> float:
         """A ring holds two slices of keys, a gather all that a rank needs; gradients of either beside them."""
         if split.ring == 1:
             return 0.0

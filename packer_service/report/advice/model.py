@@ -15,7 +15,7 @@ from schemas.layout import TILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSizes:
+class ModelDimensions:
     """Dimensions of the model that will train.
 
     Attributes:
@@ -72,7 +72,9 @@ class ModelSizes:
         return 4 * TILE * TILE * self.heads * self.head_dim * self.layers
 
 
-def configured_sizes(cost: CostConfig, vision: VisionConfig, encoder: VisionEncoder | None, source: str) -> ModelSizes:
+def configured_sizes(
+    cost: CostConfig, vision: VisionConfig, encoder: VisionEncoder | None, source: str
+) -> ModelDimensions:
     """The dimensions of a configuration's ``cost``.
 
     Args:
@@ -82,7 +84,7 @@ def configured_sizes(cost: CostConfig, vision: VisionConfig, encoder: VisionEnco
         source: where the dimensions are from.
     """
     of_encoder = _encoder_parameters(encoder) if encoder else _configured_encoder(cost, vision)
-    return ModelSizes(
+    return ModelDimensions(
         hidden=cost.hidden_size,
         layers=cost.num_layers,
         heads=cost.num_attention_heads,
@@ -99,7 +101,7 @@ def configured_sizes(cost: CostConfig, vision: VisionConfig, encoder: VisionEnco
     )
 
 
-def folder_sizes(folder: str) -> ModelSizes:
+def folder_sizes(folder: str) -> ModelDimensions:
     """The dimensions of a model folder. No weights are read.
 
     Raises:
@@ -113,7 +115,7 @@ def folder_sizes(folder: str) -> ModelSizes:
     experts = next((text[name] for name in ("num_experts", "num_local_experts") if text.get(name)), None)
     expert_width = _positive(text, "moe_intermediate_size", width) if experts else width
     encoder = encoder_of(load_family(folder).family.settings)
-    return ModelSizes(
+    return ModelDimensions(
         hidden=hidden,
         layers=_positive(text, "num_hidden_layers"),
         heads=heads,

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from packer_service.report.advice.loads import PackLoads
-from packer_service.report.advice.model import ModelSizes
+from packer_service.report.advice.model import ModelDimensions
 from packer_service.report.advice.question import AdviceQuestion
-from packer_service.report.advice.split import Split
+from packer_service.report.advice.split import SplitChoice
 
 PerPack = Float64[np.ndarray, "packs"]
 
@@ -80,12 +80,12 @@ class Estimate:
         seq_len: tokens of a pack.
     """
 
-    sizes: ModelSizes
+    sizes: ModelDimensions
     question: AdviceQuestion
     loads: PackLoads
     seq_len: int
 
-    def of_packs(self, split: Split, recompute: str) -> PackSeconds:
+    def of_packs(self, split: SplitChoice, recompute: str) -> PackSeconds:
         """Seconds for each sampled pack.
 
         Args:
@@ -116,20 +116,20 @@ class Estimate:
         between = sent * (1 - 1 / nodes) / (near * device.network_gb_per_s)
         return max(inside, between) / (1e9 * asked.link_efficiency)
 
-    def _linear(self, split: Split, recompute: str) -> float:
+    def _linear(self, split: SplitChoice, recompute: str) -> float:
         """The logits are computed again in any case: they are never kept."""
         times = 3 if recompute == "none" else 4
         products = times * self.sizes.layers * self.sizes.layer_products + 4 * self.sizes.head_products
         return 2 * products * self.seq_len / split.cp_size / self._speed(self.question.linear_efficiency)
 
-    def _vision(self, split: Split, recompute: str) -> tuple[PerPack, PerPack]:
+    def _vision(self, split: SplitChoice, recompute: str) -> tuple[PerPack, PerPack]:
         """An even share, and the share of the busiest rank."""
         times = 3 if recompute == "none" else 4
         each = 2 * times / self._speed(self.question.vision_efficiency)
         whole = self.loads.columns["load"].astype(np.float64)
         return whole / split.cp_size * each, self.loads.largest_image_load(split.cp_size) * each
 
-    def _attention(self, split: Split, recompute: str) -> tuple[PerPack, PerPack, PerPack]:
+    def _attention(self, split: SplitChoice, recompute: str) -> tuple[PerPack, PerPack, PerPack]:
         """An even share of the tiles, the critical path, and the exchanges of keys that nothing hides."""
         asked = self.question
         tile = self.sizes.tile_flops / split.ulysses / self._speed(asked.attention_efficiency)
@@ -153,7 +153,7 @@ class Estimate:
             self._ring(split, recompute),
         )
 
-    def _ring(self, split: Split, recompute: str) -> PerPack:
+    def _ring(self, split: SplitChoice, recompute: str) -> PerPack:
         """Transfers of a ring that take longer than the step they run beside, and the last one, beside which none runs.
 
         The backward pass sends keys round again, and their gradients one step behind.
@@ -172,7 +172,7 @@ class Estimate:
         backward = np.maximum(hops[:, None] - steps * tile * asked.ring_backward, 0).sum(axis=0) + gradients
         return layers * (forward * (1 if recompute == "none" else 2) + backward)
 
-    def _heads(self, split: Split, recompute: str) -> float:
+    def _heads(self, split: SplitChoice, recompute: str) -> float:
         """The heads of queries, keys, values and outputs, dealt among the ranks of Ulysses and back."""
         if split.ulysses == 1:
             return 0.0
@@ -184,7 +184,7 @@ class Estimate:
         messages = times * 2 * sizes.layers * asked.latency_us * 1e-6
         return float(Links(question=asked).spread(sent, split.ulysses, asked.device.gpus_per_node)) + messages
 
-    def _features(self, split: Split) -> PerPack:
+    def _features(self, split: SplitChoice) -> PerPack:
         """Image features on their way to the ranks of their tokens, and gradients back."""
         rows = self.loads.columns["n_pooled_tokens"] / split.cp_size
         sent = 2 * rows * self.sizes.hidden * self.question.compute_bytes
@@ -193,12 +193,12 @@ class Estimate:
         waiting = Links(question=self.question).spread(sent, split.cp_size, self.question.device.gpus_per_node)
         return np.where(rows > 0, waiting, 0.0)
 
-    def _key_bytes(self, split: Split) -> float:
+    def _key_bytes(self, split: SplitChoice) -> float:
         """Numbers of a token's keys and values on one rank, over all layers."""
         heads = split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses
         return 2 * heads * self.sizes.head_dim * self.sizes.layers
 
-    def _near_in_ring(self, split: Split) -> int:
+    def _near_in_ring(self, split: SplitChoice) -> int:
         """Ranks of a ring in the same node; they stand ``ulysses`` apart."""
         return max(self.question.device.gpus_per_node // split.ulysses, 1)
 

@@ -15,7 +15,7 @@ WHOLE = "contiguous"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class SplitChoice:
     """One way: ``ulysses * ring * dp`` devices. Ranks of a pack are neighbours, those of Ulysses nearest."""
 
     ulysses: int
@@ -43,7 +43,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def possible_splits(config: PackConfig, rings: Iterable[tuple[str, int]], *, gpus: int, heads: int) -> list[Split]:
+def possible_splits(
+    config: PackConfig, rings: Iterable[tuple[str, int]], *, gpus: int, heads: int
+) -> list[SplitChoice]:
     """Every split that a trainer could run, over fewest ranks first; both kinds of attention where there is a ring.
 
     Args:
@@ -54,7 +56,7 @@ def possible_splits(config: PackConfig, rings: Iterable[tuple[str, int]], *, gpu
     """
     known = [(scheme, ring) for scheme, ring in rings if ring > 1]
     known.sort(key=lambda entry: (entry[1], SCHEMES.index(entry[0])))
-    found: list[Split] = []
+    found: list[SplitChoice] = []
     for ulysses in divisors(gpus):
         if heads % ulysses:
             continue
@@ -63,5 +65,7 @@ def possible_splits(config: PackConfig, rings: Iterable[tuple[str, int]], *, gpu
             if gpus % ranks or config.seq_len % ranks:
                 continue
             kinds: tuple[Kind, ...] = ("gather", "ring") if ring > 1 else ("ulysses",) if ulysses > 1 else ("none",)
-            found += [Split(ulysses=ulysses, ring=ring, layout=layout, kind=kind, dp=gpus // ranks) for kind in kinds]
+            found += [
+                SplitChoice(ulysses=ulysses, ring=ring, layout=layout, kind=kind, dp=gpus // ranks) for kind in kinds
+            ]
     return sorted(found, key=lambda split: split.cp_size)
