@@ -48,12 +48,19 @@ def tokens_by_source(
         tokens: of each document.
         n_packs: number of packs.
     """
-    by_size = np.argsort(-np.bincount(source, weights=tokens), kind="stable")
-    n_sources = min(len(by_size), _SOURCES)
-    column = np.full(len(by_size), n_sources - 1)
-    column[by_size[:n_sources]] = np.arange(n_sources)
-    sums = np.bincount(pack * n_sources + column[source], weights=tokens, minlength=n_packs * n_sources)
+    column = source_columns(source, tokens)
+    n_sources = int(column.max(initial=0)) + 1
+    sums = np.bincount(pack * n_sources + column, weights=tokens, minlength=n_packs * n_sources)
     return sums.astype(np.int64).reshape(n_packs, n_sources)
+
+
+def source_columns(source: Int[np.ndarray, "docs"], tokens: Int64[np.ndarray, "docs"]) -> Int64[np.ndarray, "docs"]:
+    """Sources that are told apart, numbered from the one with the most tokens; the smallest of more share a number."""
+    by_size = np.argsort(-np.bincount(source, weights=tokens), kind="stable")
+    column = np.full(len(by_size), min(len(by_size), _SOURCES) - 1)
+    column[by_size[:_SOURCES]] = np.arange(min(len(by_size), _SOURCES))
+    found: Int64[np.ndarray, "docs"] = column[source]
+    return found
 
 
 def blended_order(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[np.ndarray, "groups"]:

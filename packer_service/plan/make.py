@@ -94,6 +94,7 @@ def make_plan(
             patches=None if patches is None else patches[part],
             max_patches=max_patches,
             salt=number or None,
+            sources=None if sources is None else np.asarray(sources)[part],
         )
         n_packs = int(opened_in[part].max()) + 1
     loads = images * cost_model.vision_work_per_crop if loads is None else np.asarray(loads, np.int64)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
 from packer_service.plan.best_fit import best_fit
+from packer_service.plan.even_pack import even_packs
 from packer_service.plan.guided_fit import UNGUIDED, guided_fit
 from packer_service.plan.kinds import Kinds, kinds_of, lower_bound
 from packer_service.plan.neighbours import other_neighbours
@@ -67,13 +68,15 @@ def pack_documents(
     patches: Int64[np.ndarray, "docs"] | None = None,
     max_patches: int | None = None,
     salt: int | None = None,
+    sources: Int[np.ndarray, "docs"] | None = None,
 ) -> Int64[np.ndarray, "docs"]:
     """The pack of each document, so that no pack holds more than ``seq_len`` tokens, ``max_images`` images or
     ``max_patches`` patches.
 
     Takes the best of several packings: plain best-fit decreasing, so that no plan has more packs than that, then guided
     fit by several sets of recipes. It stops as soon as it is near enough to the lower bound, the larger of
-    ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``.
+    ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``. Of a thousand packs or more, each then holds every
+    source in its share, for at most one pack more in a thousand; see :mod:`~packer_service.plan.even_pack`.
 
     Args:
         tokens: tokens that each document takes up, including its alignment.
@@ -84,6 +87,7 @@ def pack_documents(
         max_patches: patches that a pack may hold; None for no limit.
         salt: gives documents other neighbours than without it, and than with another one, for no more packs; see
             :mod:`~packer_service.plan.neighbours`.
+        sources: number of each document's source; None for one.
 
     Returns:
         Pack numbers from 0, without gaps. They depend only on the arguments; the order of the documents decides nothing
@@ -100,7 +104,15 @@ def pack_documents(
     if len(tokens):
         kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
         found = _fewest(kinds)
-        if salt is None:
+        even = None
+        if sources is not None:
+            n_packs = int(found.max()) + 1
+            even = even_packs(
+                tokens, images, sources, max_tokens=seq_len, max_images=max_images, n_packs=n_packs, salt=salt
+            )
+        if even is not None:
+            packs = even
+        elif salt is None:
             packs[kinds.documents] = found
         else:
             packs[kinds.documents] = other_neighbours(kinds, found, salt)
