@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from packer_service.job.plan import Planned
 from packer_service.report.figures import PlanReport
-from packer_service.report.fill import PlanTotals, fill_of
+from packer_service.report.fill import PlanTotals
 from packer_service.report.losses import losses_of
 from packer_service.report.what_if import SampledPack, plan_report
 from schemas.config import PackConfig
@@ -36,19 +36,12 @@ def planned_report(
         images=sum(part.images for part in parts),
         patches=sum(part.patches for part in parts),
     )
-    fill = fill_of(
+    return plan_report(
         totals,
         planned.costs(),
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        max_patches=config.max_patches,
-        window=config.order.window,
-        dp_sizes=dp_sizes,
-    )
-    return plan_report(
-        fill,
         sampled,
         config,
+        dp_sizes=dp_sizes,
         seconds=seconds,
         source_documents=planned.n_rows,
         documents=documents,

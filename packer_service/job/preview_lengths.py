@@ -8,32 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.job.arrow_files import narrow
 from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.partitions import PartitionPlanner
-from packer_service.job.plan import Planned
-from packer_service.job.preview_figures import planned_report
-from packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
-from packer_service.plan.cost import causal_area
+from packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
-from packer_service.report.what_if import SampledPack, sampled_packs, solve_lengths, with_patches, within_budgets
-from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig
-from schemas.document_ids import hash_ids
 from schemas.errors import ConfigError
 
 LENGTHS = ("doc_id", "tokens", "images")
-
-READ_ROWS = 250_000
-"""Rows that are read at a time: their wide columns stay below what planning a partition takes."""
 
 
 def plan_lengths(
@@ -61,49 +49,13 @@ def plan_lengths(
     """
     check_dp_sizes(dp_sizes, config.order.window)
     with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
-        work = Folder(temporary)
-        began, n_rows, total = time.perf_counter(), 0, _n_rows(file)
-        for number, table in enumerate(read_lengths(file, min(READ_ROWS, partition_rows))):
-            run = run_of_lengths(table, n_rows, config)
-            write_run(work / RUNS, run_name(number, number + 1), run, count_run(run))
-            n_rows += len(table)
-            del table, run
-            pa.default_memory_pool().release_unused()  # what a partition takes is not on top of it
-            progress.step("sorted lengths", n_rows, total)
-        planner = PartitionPlanner(
-            work=work, config=config, executor=PlainExecutor(), progress=progress, partition_rows=partition_rows
-        )
-        planned = planner.plan([], {}, unique=False)
-        seconds = time.perf_counter() - began
-        sampled = [_solve(planned, pack, config) for pack in sampled_packs(planned.n_packs)]
-        return planned_report(planned, sampled, config, dp_sizes=dp_sizes, seconds=seconds)
-
-
-def run_of_lengths(table: pa.Table, rows_before: int, config: PackConfig) -> pa.Table:
-    """Documents of which lengths are known as they can be packed, in columns of a run; rejected ones among them.
-
-    Args:
-        table: as :func:`read_lengths` gives it.
-        rows_before: rows of the file before these.
-        config: the job's configuration.
-    """
-    line = pa.array(np.arange(rows_before + 1, rows_before + len(table) + 1))
-    table = table.append_column("id_hash", pa.array(hash_ids(table["doc_id"]))).append_column("line", line)
-    kept, lost = within_budgets(with_patches(table, config), config)
-    lost = lost.append_column("stage", pa.repeat("plan", len(lost)))
-    kept = kept.append_column("area", pa.array(causal_area(kept["tokens"].to_numpy())))
-    joined = pa.concat_tables([kept, lost], promote_options="permissive")
-    columns = {name: narrow(joined[name]) for name in LOCATED.names if name in joined.column_names}
-    nothing = {name: pa.nulls(len(joined)) for name in ("stage", "code", "message") if name not in columns}
-    source = joined["source"].combine_chunks().dictionary_encode()
-    return pa.table({**columns, **nothing, "file": pa.repeat(pa.scalar(0, pa.int8()), len(joined)), "source": source})
-
-
-def _solve(planned: Planned, pack: int, config: PackConfig) -> SampledPack:
-    rows = planned.pack(pack)
-    wanted = ("start", "length", "aligned_length", "images")
-    starts, lengths, aligned, crops = (rows[name].to_numpy().astype(np.int64) for name in wanted)
-    return solve_lengths(pack, starts, lengths, aligned, crops, config)
+        began, total = time.perf_counter(), _n_rows(file)
+        sizes = SizeRuns(Folder(temporary), config)
+        for table in read_lengths(file, min(READ_ROWS, partition_rows)):
+            sizes.add(table)
+            progress.step("sorted lengths", sizes.n_rows, total)
+        planned = sizes.plan(progress, partition_rows, unique=False)
+        return sized_report(planned, config, dp_sizes=dp_sizes, began=began)
 
 
 def _n_rows(file: Path) -> int:

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from packer_service.ingest.packed.manifest import manifest_of
 from packer_service.ingest.packed.notes import dataset_notes
 from packer_service.ingest.packed.settings import packed_target
 from packer_service.ingest.source.file import DATASET, SourceFile
 from packer_service.ingest.source.listing import list_sources
-from packer_service.job.duplicates import repeated
+from packer_service.job.partition import PARTITION_ROWS
+from packer_service.job.plan import Planned
+from packer_service.job.preview_pieces import join_pieces
+from packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
+from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
-from packer_service.report.stored_lengths import stored_lengths
-from packer_service.report.what_if import plan_table
+from packer_service.report.stored_lengths import PLACE, STORED_SIZES, stored_lengths
+from packer_service.report.tables import table_parts
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig, stored_config
-from schemas.document_ids import hash_ids
 
 DOCUMENTS_FILE = "documents.parquet"
 
 
 def plan_tables(
-    sources: Sequence[str], config: PackConfig, progress: Progress, dp_sizes: Sequence[int] = ()
+    sources: Sequence[str],
+    config: PackConfig,
+    progress: Progress,
+    dp_sizes: Sequence[int] = (),
+    *,
+    partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport | None:
     """The figures of packing datasets again, as far as their tables give the same packs as packing them.
+
+    Tables are read some hundred thousand rows at a time, and what is sorted waits in a temporary folder.
+
+    Args:
+        sources: datasets: paths or URIs.
+        config: the job's configuration.
+        progress: hears what is done.
+        dp_sizes: data-parallel sizes to give the straggler ratio for.
+        partition_rows: documents that are planned together.
 
     Returns:
         None where the documents themselves have to be looked at: a source is no dataset, a document would be cut or was
@@ -38,19 +56,29 @@ def plan_tables(
     Raises:
         ConfigError: a key would ask for a dataset's source again.
         PlanError: a data-parallel size does not divide the window.
+        FormatError: a table is broken.
     """
     files = list_sources(sources, config).files
     if not files or any(file.kind != DATASET for file in files):
         return None
     packed_target(config, files)  # so that keys that need the source are refused
+    check_dp_sizes(dp_sizes, config.order.window)
     if any(_was_cut(file) for file in files):
         return None
-    table = pa.concat_tables([_lengths(file) for file in files])
-    if _would_be_cut(table, config) or repeated(table["doc_id"], hash_ids(table["doc_id"])).any():
-        return None
-    for note in dataset_notes(files):
-        progress.note(note)
-    return plan_table(table, config, dp_sizes)
+    with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
+        work, began = Folder(temporary), time.perf_counter()
+        sizes, total = SizeRuns(work, config), sum(manifest_of(file).counts.documents for file in files)
+        for table in _sizes(files, work, min(READ_ROWS, partition_rows)):
+            if _would_be_cut(table, config):
+                return None
+            sizes.add(table)
+            progress.step("sorted lengths", sizes.n_rows, total)
+        planned = sizes.plan(progress, partition_rows, unique=True)
+        if _has_duplicates(planned):
+            return None
+        for note in dataset_notes(files):
+            progress.note(note)
+        return sized_report(planned, config, dp_sizes=dp_sizes, began=began)
 
 
 def _was_cut(file: SourceFile) -> bool:
@@ -60,14 +88,33 @@ def _was_cut(file: SourceFile) -> bool:
     return stored_config(manifest).oversize == "split" and bool(counts.rejected or counts.truncated_tokens)
 
 
-def _lengths(file: SourceFile) -> pa.Table:
-    documents = pq.read_table(io.BytesIO(Folder(file.uri).read(DOCUMENTS_FILE)))
-    return stored_lengths(documents, stored_config(manifest_of(file)))
+def _sizes(files: Sequence[SourceFile], work: Folder, rows: int) -> Iterator[pa.Table]:
+    """The sizes of each document, in tables of some rows; ``line`` counts the rows of all files."""
+    before = 0
+    for file in files:
+        config, n_rows = stored_config(manifest_of(file)), manifest_of(file).counts.pieces
+        parts = _numbered(table_parts(Folder(file.uri), DOCUMENTS_FILE, [*PLACE, *STORED_SIZES], rows), before)
+        joined = join_pieces(parts, work, n_rows, rows) if config.oversize == "split" else parts
+        for table in joined:
+            found = stored_lengths(table, config)
+            if len(found):
+                yield found
+        before += n_rows
+
+
+def _numbered(parts: Iterator[pa.Table], before: int) -> Iterator[pa.Table]:
+    for part in parts:
+        yield part.append_column("line", pa.array(np.arange(before + 1, before + len(part) + 1)))
+        before += len(part)
 
 
 def _would_be_cut(table: pa.Table, config: PackConfig) -> bool:
-    if config.oversize == "reject" or not len(table):
+    if config.oversize == "reject":
         return False
     limits = {"tokens": config.seq_len, "images": config.max_images, "patches": config.max_patches}
     most = {name: pc.max(table[name]).as_py() for name in limits}
     return any(limit is not None and most[name] > limit for name, limit in limits.items())
+
+
+def _has_duplicates(planned: Planned) -> bool:
+    return any(pc.any(pc.equal(part["code"], "duplicate_id")).as_py() for part in planned.rejects())

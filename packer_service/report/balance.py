@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.report.figures import Balances, ImageBalance, LayoutBalance, RankLoads, Spread
+from packer_service.report.figures import Balances, ImageBalance, LayoutBalance, RankLoads
 from packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from packer_service.report.spreads import PartedMean, PartedSpread
 from schemas.balance import LoadGroup, load_groups
 from schemas.config import PackConfig
 
@@ -19,29 +21,55 @@ RANK_MEAN_DIGITS = 3
 def balances(
     read: Callable[[LoadGroup], Iterable[Block]], tiles: Int64[np.ndarray, "packs"], config: PackConfig
 ) -> Balances:
-    """The balance of everything that a configuration stores. One group's loads are in memory at a time.
+    """The balance of everything that a configuration stores. One block of one degree is in memory at a time.
 
     Args:
-        read: the loads of a group for all packs, in blocks of packs.
+        read: the loads of a group for all packs, in blocks of packs that are the same for every group.
         tiles: attention tiles of every pack in natural order, the floor of the critical paths.
         config: the configuration that the packs were made with.
     """
-    balance: dict[str, dict[int, LayoutBalance]] = {}
+    groups = load_groups(config)
+    layouts: dict[int, dict[str, LayoutBalance]] = {}
+    preferred: dict[int, dict[str, int]] = {}
+    for degree in sorted({group.degree for group in groups if group.scheme}):
+        of_degree = [group for group in groups if group.scheme and group.degree == degree]
+        layouts[degree], preferred[degree] = _of_degree(of_degree, read, tiles, config)
     images: dict[int, ImageBalance] = {}
-    cheapest: dict[int, Cheapest] = {}
-    for group in load_groups(config):
+    for group in groups:
         if group.scheme is None:
-            images[group.degree] = image_balance(ImageLoadColumns.of(read(group), group.degree), group.degree)
-            continue
-        loads = LayoutLoadColumns.of(read(group), tiles, group.degree, config)
-        balance.setdefault(group.scheme, {})[group.degree] = layout_balance(loads, group.scheme, group.degree)
-        cheapest.setdefault(group.degree, Cheapest(len(tiles))).add(group.scheme, loads.cost)
+            sums = ImageSums(group.degree, len(tiles))
+            for block in read(group):
+                sums.add(ImageLoadColumns.of([block], group.degree))
+            images[group.degree] = sums.balance()
+    schemes = dict.fromkeys(group.scheme for group in groups if group.scheme)
     return Balances(
         balanced_packs=len(tiles),
-        balance=balance,
+        balance={scheme: {degree: layouts[degree][scheme] for degree in layouts} for scheme in schemes},
         images=images,
-        preferred={degree: cheapest[degree].counts() for degree in sorted(cheapest)},
+        preferred=preferred,
     )
+
+
+def _of_degree(
+    groups: Sequence[LoadGroup],
+    read: Callable[[LoadGroup], Iterable[Block]],
+    tiles: Int64[np.ndarray, "packs"],
+    config: PackConfig,
+) -> tuple[dict[str, LayoutBalance], dict[str, int]]:
+    """The layouts of one ring degree, and how many packs the cost model prefers each of them for."""
+    sums = {group.scheme or "": LayoutSums(group.scheme or "", group.degree, len(tiles)) for group in groups}
+    counts, first = Counter[str](), 0
+    for blocks in zip(*map(read, groups), strict=True):
+        end = first + blocks[0].shape[2]
+        cheapest = Cheapest(end - first)
+        for of_layout, group, block in zip(sums.values(), groups, blocks, strict=True):
+            loads = LayoutLoadColumns.of([block], tiles[first:end], group.degree, config)
+            of_layout.add(loads)
+            cheapest.add(of_layout.layout, loads.cost)
+        counts.update(cheapest.counts())
+        first = end
+    in_order = {scheme: counts[scheme] for scheme in sums if counts[scheme]}
+    return {scheme: each.balance() for scheme, each in sums.items()}, _most_frequent(in_order)
 
 
 class Cheapest:
@@ -61,65 +89,111 @@ class Cheapest:
     def counts(self) -> dict[str, int]:
         """Packs of each layout that is preferred for any, the most frequent first."""
         counts = np.bincount(self._best, minlength=len(self._schemes)).tolist()
-        preferred = [(scheme, count) for scheme, count in zip(self._schemes, counts, strict=True) if count]
-        return dict(sorted(preferred, key=lambda entry: -entry[1]))
+        return _most_frequent({scheme: count for scheme, count in zip(self._schemes, counts, strict=True) if count})
+
+
+def _most_frequent(counts: dict[str, int]) -> dict[str, int]:
+    """The same with the most frequent first; of equally frequent ones in the order that they have."""
+    return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+class LayoutSums:
+    """One layout at one ring degree, over packs that come in parts.
+
+    Args:
+        layout, ring_degree: which it is.
+        most_packs: the most packs that come.
+    """
+
+    def __init__(self, layout: str, ring_degree: int, most_packs: int) -> None:
+        self.layout, self.ring_degree = layout, ring_degree
+        self._means = {name: PartedMean() for name in ("tile_floor", "gather_path_tiles", "ring_path_tiles", "cost")}
+        self._spreads = {
+            name: PartedSpread(most_packs) for name in ("gather_path", "ring_path", "traffic", "attention", "tiles")
+        }
+        self._ranks = {name: np.zeros(ring_degree, np.int64) for name in ("attention", "tiles", "keys")}
+
+    def add(self, loads: LayoutLoadColumns) -> None:
+        """Adds the loads of some packs."""
+        for name, mean in self._means.items():
+            mean.add(getattr(loads, name))
+        for name, spread in self._spreads.items():
+            spread.add(getattr(loads, name))
+        for name in self._ranks:
+            self._ranks[name] += getattr(loads, f"rank_{name}")
+
+    def balance(self) -> LayoutBalance:
+        packs = self._means["cost"].count
+        means = {name: mean.mean() or 0.0 for name, mean in self._means.items()}
+        spreads = {name: each.spread() for name, each in self._spreads.items()}
+        ranks = {name: _rank_mean(total, packs) for name, total in self._ranks.items()}
+        return LayoutBalance(
+            layout=self.layout,
+            ring_degree=self.ring_degree,
+            packs=packs,
+            **means,
+            **{name: spreads[name] for name in ("gather_path", "ring_path", "traffic")},
+            **{name: RankLoads(rank_mean=ranks[name], imbalance=spreads[name]) for name in ("attention", "tiles")},
+            keys_fetched=ranks["keys"],
+        )
 
 
 def layout_balance(loads: LayoutLoadColumns, layout: str, ring_degree: int) -> LayoutBalance:
     """One layout at one ring degree over the packs of ``loads``."""
-    packs = len(loads.cost)
-    return LayoutBalance(
-        layout=layout,
-        ring_degree=ring_degree,
-        packs=packs,
-        tile_floor=_mean(loads.tile_floor),
-        gather_path=spread(loads.gather_path),
-        ring_path=spread(loads.ring_path),
-        traffic=spread(loads.traffic),
-        gather_path_tiles=_mean(loads.gather_path_tiles),
-        ring_path_tiles=_mean(loads.ring_path_tiles),
-        attention=RankLoads(rank_mean=_rank_mean(loads.rank_attention, packs), imbalance=spread(loads.attention)),
-        tiles=RankLoads(rank_mean=_rank_mean(loads.rank_tiles, packs), imbalance=spread(loads.tiles)),
-        keys_fetched=_rank_mean(loads.rank_keys, packs),
-        cost=_mean(loads.cost),
-    )
+    sums = LayoutSums(layout, ring_degree, len(loads.cost))
+    sums.add(loads)
+    return sums.balance()
+
+
+class ImageSums:
+    """The image boundaries of one CP size, over packs that come in parts.
+
+    Args:
+        cp_size: the CP size.
+        most_packs: the most packs that come.
+    """
+
+    SHARED = ("images", "pooled_tokens", "image_load")
+
+    def __init__(self, cp_size: int, most_packs: int) -> None:
+        self.cp_size = cp_size
+        self._totals = {name: PartedMean() for name in ("largest_load", "mean_load", "least_load")}
+        self._spreads = {name: PartedSpread(most_packs) for name in self.SHARED}
+        self._ranks = {name: np.zeros(cp_size) for name in self.SHARED}
+
+    def add(self, loads: ImageLoadColumns) -> None:
+        """Adds the loads of some packs."""
+        for name, total in self._totals.items():
+            total.add(getattr(loads, name))
+        for name in self.SHARED:
+            self._spreads[name].add(getattr(loads, name))
+            self._ranks[name] += getattr(loads, f"rank_{name}")
+
+    def balance(self) -> ImageBalance:
+        packs = self._totals["mean_load"].count
+        shared = {
+            name: RankLoads(rank_mean=_rank_mean(self._ranks[name], packs), imbalance=self._spreads[name].spread())
+            for name in self.SHARED
+        }
+        return ImageBalance(
+            cp_size=self.cp_size,
+            packs=packs,
+            **shared,
+            weighted_imbalance=self._ratio("mean_load"),
+            excess=self._ratio("least_load"),
+        )
+
+    def _ratio(self, of: str) -> float | None:
+        """Sum over sum: a pack counts by what it has to share, so that one with a single unit hardly counts."""
+        whole = self._totals[of].total
+        return self._totals["largest_load"].total / whole if whole else None
 
 
 def image_balance(loads: ImageLoadColumns, cp_size: int) -> ImageBalance:
     """The image boundaries of one CP size over the packs of ``loads``."""
-    packs = len(loads.images)
-    return ImageBalance(
-        cp_size=cp_size,
-        packs=packs,
-        images=RankLoads(rank_mean=_rank_mean(loads.rank_images, packs), imbalance=spread(loads.images)),
-        pooled_tokens=RankLoads(
-            rank_mean=_rank_mean(loads.rank_pooled_tokens, packs), imbalance=spread(loads.pooled_tokens)
-        ),
-        image_load=RankLoads(rank_mean=_rank_mean(loads.rank_image_load, packs), imbalance=spread(loads.image_load)),
-        weighted_imbalance=_ratio(loads.largest_load, loads.mean_load),
-        excess=_ratio(loads.largest_load, loads.least_load),
-    )
-
-
-def _ratio(loads: Float64[np.ndarray, "packs"], of: Float64[np.ndarray, "packs"]) -> float | None:
-    """Sum over sum: a pack counts by what it has to share, so that one with a single unit hardly counts."""
-    whole = float(of.sum())
-    return float(loads.sum()) / whole if whole else None
-
-
-def spread(values: Float64[np.ndarray, "packs"]) -> Spread:
-    """Mean, 95% and largest of the values that are not nan; the 95% is the least value that so many do not exceed."""
-    real = values[~np.isnan(values)]
-    if not len(real):
-        return Spread(packs=0, mean=None, p95=None, max=None)
-    at = -(-len(real) * 95 // 100) - 1
-    return Spread(
-        packs=len(real), mean=float(real.mean()), p95=float(np.partition(real, at)[at]), max=float(real.max())
-    )
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
+    sums = ImageSums(cp_size, len(loads.images))
+    sums.add(loads)
+    return sums.balance()
 
 
 def _rank_mean(total: np.ndarray, packs: int) -> list[float]:

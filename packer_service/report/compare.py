@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-from jaxtyping import Int64
 from pydantic import Field
 
+from packer_service.report.document_sums import LengthCounts
 from packer_service.report.figures import Balances, Figures, Losses, PlanFill, SourceShare
 
 Better = Literal["less", "more"]
@@ -122,7 +121,7 @@ def compared_side(
     losses: Losses,
     shares: Mapping[str, SourceShare],
     balances: Balances,
-    lengths: Int64[np.ndarray, "documents"] | None = None,
+    lengths: LengthCounts | None = None,
     configuration: Mapping[str, Any] | None = None,
 ) -> ComparedSide:
     """What is compared of one dataset or plan.
@@ -132,7 +131,7 @@ def compared_side(
         source_documents: documents of the source.
         documents: those of them that are packed.
         fill, losses, shares, balances: its figures.
-        lengths: tokens of each packed document; None where they are not known.
+        lengths: how many packed documents have each number of tokens; None where they are not known.
         configuration: sections and keys as the manifest has them.
     """
     found = [
@@ -164,14 +163,12 @@ def _contents(source_documents: int, documents: int, fill: PlanFill) -> Iterator
     yield "contents", "tokens of a pack", "tokens", fill.seq_len, None
 
 
-def _lengths(lengths: Int64[np.ndarray, "documents"] | None) -> Iterator[Entry]:
+def _lengths(lengths: LengthCounts | None) -> Iterator[Entry]:
     if lengths is None or not len(lengths):
         return
-    places = {percent: (len(lengths) - 1) * percent // 100 for percent in LENGTHS}
-    ordered = np.partition(lengths, sorted(set(places.values())))
     for percent, label in LENGTHS.items():
-        yield "lengths", label, "tokens", int(ordered[places[percent]]), None
-    yield "lengths", "mean", "tokens", float(lengths.mean()), None
+        yield "lengths", label, "tokens", lengths.percentile(percent), None
+    yield "lengths", "mean", "tokens", lengths.mean(), None
 
 
 def _padding(fill: PlanFill) -> Iterator[Entry]:

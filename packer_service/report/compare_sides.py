@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
 from packer_service.report.compare import ComparedSide, Comparison, compare, compared_side
-from packer_service.report.dataset import open_dataset, report_dataset
+from packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
+from packer_service.report.document_sums import LengthCounts
 from packer_service.report.figures import PlanReport
-from packer_service.report.loads import numbers_of
-from packer_service.report.tables import read_column
 from schemas.errors import ConfigError
 from schemas.validation import first_violation
 
@@ -32,13 +30,12 @@ def compare_locations(first: str, second: str) -> Comparison:
 def _side(location: str) -> ComparedSide:
     if location.endswith(".json") and Path(location).is_file():
         return _of_report(location, _read_report(Path(location)))
-    folder, manifest = open_dataset(location)
-    lengths = numbers_of(read_column(folder, "documents.parquet", "length"))
-    return _of_report(location, report_dataset(location), lengths, manifest.config)
+    _, manifest = open_dataset(location)
+    return _of_report(location, report_dataset(location), dataset_lengths(location), manifest.config)
 
 
 def _of_report(
-    name: str, report: PlanReport, lengths: np.ndarray | None = None, configuration: dict[str, object] | None = None
+    name: str, report: PlanReport, lengths: LengthCounts | None = None, configuration: dict[str, object] | None = None
 ) -> ComparedSide:
     return compared_side(
         name,

@@ -40,15 +40,8 @@ def plan_fill(
     Raises:
         PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
     """
-    totals = PlanTotals(
-        documents=plan.n_documents,
-        tokens=int(plan.length.sum()),
-        aligned=int(plan.aligned_length.sum()),
-        images=int(images[plan.document].sum()),
-        patches=0 if patches is None else int(patches[plan.document].sum()),
-    )
     return fill_of(
-        totals,
+        plan_totals(plan, images, patches),
         plan.cost,
         seq_len=plan.seq_len,
         max_images=max_images,
@@ -66,6 +59,19 @@ class PlanTotals(NamedTuple):
     aligned: int
     images: int
     patches: int
+
+
+def plan_totals(
+    plan: Plan, images: Int64[np.ndarray, "measured"], patches: Int64[np.ndarray, "measured"] | None = None
+) -> PlanTotals:
+    """The sums of a plan, from the crops and patches of each measured document."""
+    return PlanTotals(
+        documents=plan.n_documents,
+        tokens=int(plan.length.sum()),
+        aligned=int(plan.aligned_length.sum()),
+        images=int(images[plan.document].sum()),
+        patches=0 if patches is None else int(patches[plan.document].sum()),
+    )
 
 
 def fill_of(

@@ -20,7 +20,8 @@ def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:
         documents: ``source`` of each packed document, and the tokens that it lost.
         truncated: the column of ``documents`` that holds those tokens.
     """
-    return losses_of([rejects], _truncated_by_source(documents, truncated))
+    summed = documents.group_by("source", use_threads=False).aggregate([(truncated, "sum")]).to_pylist()
+    return losses_of([rejects], {row["source"]: row[f"{truncated}_sum"] for row in summed if row[f"{truncated}_sum"]})
 
 
 def losses_of(rejects: Iterable[pa.Table], truncated_tokens: dict[str, int]) -> Losses:
@@ -45,9 +46,3 @@ def count_by(table: pa.Table, *columns: str) -> Sequence[tuple[Any, ...]]:
     """The values that columns have together in a table's rows, each with its number of rows, sorted."""
     counted = table.group_by(list(columns), use_threads=False).aggregate([([], "count_all")]).to_pylist()
     return sorted(tuple(row.values()) for row in counted)
-
-
-def _truncated_by_source(documents: pa.Table, column: str) -> dict[str, int]:
-    """Truncated tokens of each source that lost any."""
-    summed = documents.group_by("source", use_threads=False).aggregate([(column, "sum")]).to_pylist()
-    return dict(sorted((row["source"], row[f"{column}_sum"]) for row in summed if row[f"{column}_sum"]))

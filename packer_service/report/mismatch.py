@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from schemas.config import PackConfig
 from schemas.encoder import encoder_of
-from schemas.manifest import Manifest, ModelEntry, TokenizerEntry
+from schemas.manifest import ManifestHead, ModelEntry, TokenizerEntry
 
 PADDED_VOCABULARY = 1.03
 """A model's vocabulary is padded to a round number: Qwen3-8B's has 151,936 rows for 151,669 tokens, 1.002 times as
 many. One that is larger than this belongs to another tokenizer."""
 
 
-def warnings_of(manifest: Manifest, config: PackConfig) -> list[str]:
+def warnings_of(manifest: ManifestHead, config: PackConfig) -> list[str]:
     """What a report of a dataset warns of: dimensions of another model than its tokens are for."""
     found = cost_contradiction(manifest.tokenizer, manifest.model, config)
     if found is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.tiles import whole_tiles
@@ -20,8 +20,8 @@ from packer_service.plan.make import plan_documents
 from packer_service.plan.order import check_dp_sizes
 from packer_service.plan.plan import Plan
 from packer_service.report.balance import balances
-from packer_service.report.figures import Balances, Losses, Mixture, PlanFill, PlanReport
-from packer_service.report.fill import plan_fill
+from packer_service.report.figures import Balances, Losses, Mixture, PlanReport
+from packer_service.report.fill import PlanTotals, fill_of, plan_totals
 from packer_service.report.loads import Block, block_of, numbers_of
 from packer_service.report.losses import losses
 from packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
@@ -66,20 +66,12 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
     started = time.perf_counter()
     plan = plan_documents(columns, config)
     seconds = time.perf_counter() - started
-    sampled = [_solve_planned(plan, pack, images, config) for pack in sampled_packs(plan.n_packs)]
-    fill = plan_fill(
-        plan,
-        images=images,
-        max_images=config.max_images,
-        patches=columns["patches"],
-        max_patches=config.max_patches,
-        window=config.order.window,
-        dp_sizes=dp_sizes,
-    )
     return plan_report(
-        fill,
-        sampled,
+        plan_totals(plan, images, columns["patches"]),
+        plan.cost,
+        [_solve_planned(plan, pack, images, config) for pack in sampled_packs(plan.n_packs)],
         config,
+        dp_sizes=dp_sizes,
         seconds=seconds,
         source_documents=len(table),
         documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
@@ -111,10 +103,12 @@ def sampled_packs(n_packs: int) -> list[int]:
 
 
 def plan_report(
-    fill: PlanFill,
+    totals: PlanTotals,
+    cost: Float64[np.ndarray, "packs"],
     sampled: Sequence[SampledPack],
     config: PackConfig,
     *,
+    dp_sizes: Sequence[int],
     seconds: float,
     source_documents: int,
     documents: int,
@@ -122,12 +116,14 @@ def plan_report(
     lost: Losses,
     mixture: Mixture,
 ) -> PlanReport:
-    """The figures of a plan, with the balance of the packs whose layouts were solved.
+    """The figures of a plan, whether it is in memory or in partitions: from sums over its documents and its packs.
 
     Args:
-        fill: how full its packs are.
-        sampled: the packs of :func:`sampled_packs`, solved.
+        totals: sums over its documents.
+        cost: of each of its packs, in step order.
+        sampled: the packs of :func:`sampled_packs`, solved; the balance is theirs.
         config: the job's configuration.
+        dp_sizes: data-parallel sizes to give the straggler ratio for.
         seconds: time that planning took.
         source_documents: documents of the source.
         documents: those of them that are packed, however many pieces each has.
@@ -135,6 +131,15 @@ def plan_report(
         lost: what is lost.
         mixture: what each source got.
     """
+    fill = fill_of(
+        totals,
+        cost,
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        max_patches=config.max_patches,
+        window=config.order.window,
+        dp_sizes=dp_sizes,
+    )
     found = [fill, lost, mixture, _sample_balances(sampled, config)]
     return PlanReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},

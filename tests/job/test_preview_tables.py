@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.job.preview_tables import plan_tables
-from packer_service.report.dataset import report_dataset
+from packer_service.report.dataset import open_dataset, report_dataset
+from packer_service.report.stored_lengths import stored_lengths
+from packer_service.report.what_if import plan_table
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import Progress
+from schemas.config import stored_config
 from schemas.errors import ConfigError
+from schemas.manifest import ManifestHead
+
+SMALL = ("block_size=16", "ring_degrees=[1,2]", "cp_sizes=[1,2]")
 
 EXACT = (
     "packs",
@@ -47,6 +56,37 @@ def test_the_tables_answer_as_packing_does(
     assert {name: (share.share, share.asked) for name, share in planned.shares.items() if share.tokens} == {
         name: (share.share, share.asked) for name, share in given.shares.items() if share.tokens
     }
+
+
+def test_tables_are_planned_in_partitions(tmp_path: Path, progress: Progress) -> None:
+    """Fails when parts of a table give other figures than the whole, or pieces that lie far apart are not joined.
+
+    The dataset's documents are split and taken in two epochs, so that a document has its pieces in several packs and
+    each of them twice.
+    """
+    rows = [{"text": "a few words " * (1 + number * 7 % 90)} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    own = [*SMALL, "seq_len=128", "oversize=split", "epochs=2", "order.window=2"]
+    pack([str(tmp_path / "rows.jsonl")], str(tmp_path / "split"), load_config(None, own), PlainExecutor(), progress)
+    sources = [str(tmp_path / "split")]
+    documents = pq.read_table(tmp_path / "split" / "documents.parquet")
+    assert pc.max(documents["piece"]).as_py() > 0
+    for settings in (["seq_len=512"], ["seq_len=256", "oversize=reject", "epochs=1"]):
+        config = load_config(None, settings, sources)
+        whole = plan_table(stored_lengths(documents, stored_config(manifest_at(sources[0]))), config, (2,))
+        one = plan_tables(sources, config, progress, (2,))
+        assert one is not None
+        assert one.model_dump(exclude={"plan_seconds"}) == whole.model_dump(exclude={"plan_seconds"})
+        assert bool(one.rejects) == ("oversize=reject" in settings)
+        five = plan_tables(sources, config, progress, (2,), partition_rows=10)
+        assert five is not None
+        assert five.packs != one.packs or five.straggler_ratio != one.straggler_ratio
+        same = ("documents", "tokens", "rejected", "rejects_by_source", "truncated_tokens", "shares")
+        assert [getattr(five, name) for name in same] == [getattr(one, name) for name in same]
+
+
+def manifest_at(location: str) -> ManifestHead:
+    return open_dataset(location)[1]
 
 
 def test_what_tables_do_not_tell_is_measured(tiny_dataset: Path, tiny_source: Path, progress: Progress) -> None:

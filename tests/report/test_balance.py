@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.report.balance import balances, image_balance, spread
+from packer_service.report.balance import balances, image_balance
 from packer_service.report.figures import Balances
 from packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from packer_service.report.spreads import spread
 from schemas.balance import LoadGroup
 from schemas.config import CostConfig, PackConfig
 

@@ -8,6 +8,7 @@ from packer_service.http.answers.measures import image_balance, layout_balance
 from packer_service.http.dataset.reader import Dataset
 from packer_service.report.compare import ComparedSide, compared_side
 from packer_service.report.dataset import mixture_of
+from packer_service.report.document_sums import DocumentSums, LengthCounts
 from packer_service.report.figures import Balances
 from packer_service.report.fill import plan_as_written, plan_fill
 from packer_service.report.losses import losses
@@ -41,9 +42,9 @@ def compared(dataset: Dataset) -> ComparedSide:
         documents=counts.documents,
         fill=fill,
         losses=losses(rejects, documents, "truncated_tokens"),
-        shares=mixture_of(None, documents, config, counts.left_out).shares,
+        shares=mixture_of(None, DocumentSums.of([documents]), config, counts.left_out).shares,
         balances=_balances(dataset),
-        lengths=columns["length"],
+        lengths=LengthCounts.of([columns["length"]]),
         configuration=dataset.manifest.config,
     )
 

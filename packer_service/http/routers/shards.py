@@ -16,7 +16,7 @@ from packer_service.http.models.balance import MEASURES, Chosen, ShardPage, Shar
 from packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute
-from packer_service.report.balance import spread
+from packer_service.report.spreads import spread
 from schemas.manifest import ShardEntry
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=DatasetRoute)

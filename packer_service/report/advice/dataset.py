@@ -16,7 +16,7 @@ from schemas.balance import BalanceOrder
 from schemas.config import PackConfig, stored_config
 from schemas.encoder import encoder_of
 from schemas.errors import ConfigError
-from schemas.manifest import Manifest
+from schemas.manifest import ManifestHead
 
 
 def advise_dataset(location: str, question: AdviceQuestion, model: str | None = None) -> Advice:
@@ -41,7 +41,7 @@ def advise_dataset(location: str, question: AdviceQuestion, model: str | None = 
 
 
 def advised_model(
-    manifest: Manifest, config: PackConfig, question: AdviceQuestion, folder: str | None = None
+    manifest: ManifestHead, config: PackConfig, question: AdviceQuestion, folder: str | None = None
 ) -> tuple[ModelDimensions, tuple[str, ...]]:
     """The model that the advice is for, and what is to be said of it.
 
@@ -60,7 +60,7 @@ def advised_model(
     return configured_sizes(cost, config.vision, encoder, "the dataset's cost"), tuple(warnings)
 
 
-def _read(folder: Folder, manifest: Manifest, config: PackConfig, gpus: int) -> PackLoads:
+def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int) -> PackLoads:
     order = BalanceOrder.of(config, manifest.counts.packs)
     packs = read_packs(folder, COLUMNS)
     with open_balance(folder, order) as file:
