@@ -8,48 +8,48 @@ from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from packer_service.runtime.progress import Progress
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
-from packer_service.verify.folder import (
-    check_counts,
-    check_dataset_id,
-    check_files,
-    check_manifest,
-    check_shard_list,
-)
+from packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
+from packer_service.verify.folder import check_files, check_manifest, check_shard_list
+from packer_service.verify.id_partitions import PARTITION_ROWS
 from packer_service.verify.independent.sample import chosen_packs
+from packer_service.verify.row_reader import DocumentRows, RowReader
 from packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
-from packer_service.verify.tables import BALANCE_FILE, BalanceReader, check_documents, read_tables
-from packer_service.verify.verdict import Fault, Faults, Finding, Verdict
+from packer_service.verify.tables import TableCheck, TablesFound
+from packer_service.verify.verdict import Fault, Faults, Verdict
 from schemas.balance import BalanceOrder
 from schemas.codec import decode_manifest
 from schemas.config import PackConfig, stored_config
-from schemas.errors import BalanceInvalid, ConfigError, DocumentRowInvalid, FormatError, ManifestMissing, PreshardError
+from schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
 from schemas.manifest import MANIFEST, Manifest, TableEntry
 
 
 def verify_dataset(
-    location: str, *, thorough: bool = False, processes: int | None = None, progress: Progress
+    location: str,
+    *,
+    thorough: bool = False,
+    processes: int | None = None,
+    progress: Progress,
+    partition_rows: int = PARTITION_ROWS,
 ) -> Verdict:
     """Checks every rule of ``docs/format.md`` and names each that is broken, with the file, the sample and the value.
 
-    Never stops at the first fault. A shard is read once, by one process, with one sample in memory at a time. Rules
-    that rest on a broken one are skipped: a manifest or configuration that cannot be read is the only fault named. The
-    figures of most masks are derived by the functions that packing uses, those of a sample of packs by code that
-    shares nothing with the writer.
+    Never stops at the first fault. A shard is read once, by one process, with one sample in memory at a time, and
+    tables are read in parts. Rules that rest on a broken one are skipped: a manifest or configuration that cannot be
+    read is the only fault named. The figures of most masks are derived by the functions that packing uses, those of a
+    sample of packs by code that shares nothing with the writer.
 
     Args:
         location: path or URI of the dataset.
         thorough: derives the figures of every pack independently of the writer's functions, not of a sample.
         processes: processes that read shards at once, the machine's CPUs by default; with 1 this one reads them.
         progress: told how many shards are done.
+        partition_rows: documents whose ids are compared at a time; of more, all wait in a temporary folder.
 
     Raises:
         ConfigError: there is no such folder.
@@ -66,7 +66,7 @@ def verify_dataset(
         faults.add(Fault.of(type(error), MANIFEST, error.detail))
     else:
         dataset = _Dataset(folder=folder, manifest=manifest, config=config, faults=faults, checked=checked)
-        dataset.check_tables(progress)
+        dataset.check_tables(progress, partition_rows)
         chosen = chosen_packs(manifest.counts.packs, thorough=thorough)
         dataset.check_shards(chosen, processes or os.cpu_count() or 1, progress)
     return Verdict(dataset=location, checked=dict(checked), broken=faults.listed, unlisted=faults.unlisted())
@@ -87,13 +87,13 @@ class _Dataset:
     config: PackConfig
     faults: Faults
     checked: Counter[str]
-    tables: dict[str, pa.Table] = field(default_factory=dict)
+    found: TablesFound = field(default_factory=TablesFound)
 
     @property
     def _entries(self) -> dict[str, TableEntry]:
         return {entry.name: entry for entry in self.manifest.tables}
 
-    def check_tables(self, progress: Progress) -> None:
+    def check_tables(self, progress: Progress, partition_rows: int) -> None:
         """The manifest, the files that are there, and all tables but the balance, which is read with the shards."""
         manifest, config, faults = self.manifest, self.config, self.faults
         faults.extend(check_manifest(manifest), MANIFEST)
@@ -101,17 +101,10 @@ class _Dataset:
         for file, finding in check_files(manifest, self.folder.names()):
             faults.extend([finding], file)
         progress.note(f"reading the tables of {manifest.counts.packs} packs")
-        self.tables = read_tables(self.folder, self._entries, faults)
-        faults.extend(check_counts(manifest, self.tables), MANIFEST)
-        documents, rejects = self.tables.get("documents.parquet"), self.tables.get("rejects.parquet")
-        if documents is not None:
-            faults.extend(_check_order(documents, manifest), "documents.parquet")
-        if documents is not None and rejects is not None:
-            faults.extend(check_documents(documents, rejects, config), "documents.parquet")
-            faults.extend(check_dataset_id(manifest, config, documents, rejects), MANIFEST)
+        self.found = TableCheck(self.folder, manifest, config, faults, partition_rows).run()
         self.checked.update(shards=0, packs=0, independent=0, images=0)
-        counted = {name: table for name, table in self.tables.items() if name != "packs.parquet"}
-        self.checked.update({name.removesuffix(".parquet"): len(table) for name, table in counted.items()})
+        counted = {name: rows for name, rows in self.found.rows.items() if name != "packs.parquet"}
+        self.checked.update({name.removesuffix(".parquet"): rows for name, rows in counted.items()})
 
     def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
         """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""
@@ -131,51 +124,30 @@ class _Dataset:
 
     def _tasks(self, reader: BalanceReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
         """One task per shard, made when a process is free for it, so that few shards' rows are in memory twice."""
-        packs, total = self.tables.get("packs.parquet"), self.manifest.counts.packs
-        documents = _DocumentRows(self.tables.get("documents.parquet"))
-        for entry in self.manifest.shards:
-            # What a damaged manifest says may be more than any table holds, and more than Arrow can count.
-            first, n_packs = (min(number, total) for number in (entry.first_pack, entry.packs))
-            yield ShardTask(
-                location=self.folder.location,
-                entry=entry,
-                config=self.config,
-                tokenizer=self.manifest.tokenizer,
-                model=self.manifest.model,
-                pack_rows=None if packs is None else packs[min(first, len(packs)) :][:n_packs].to_pylist(),
-                document_rows=documents.of_packs(first, first + n_packs),
-                balance_rows=reader.take(first * per_pack, n_packs * per_pack),
-                balance_per_pack=per_pack,
-                independent=independent,
-            )
+        total = self.manifest.counts.packs
+        with ExitStack() as stack:
 
+            def opened(name: str) -> RowReader:
+                return stack.enter_context(closing(RowReader(self.folder, name)))
 
-def _check_order(documents: pa.Table, manifest: Manifest) -> Iterator[Finding]:
-    packs, starts = documents["pack_id"].to_numpy(), documents["start"].to_numpy()
-    ordered = np.lexsort((starts, packs))
-    moved = np.flatnonzero(ordered != np.arange(len(ordered)))
-    if len(moved):
-        yield DocumentRowInvalid, f"row {moved[0]} is out of order; rows are sorted by pack_id and start"
-    outside = np.flatnonzero((packs < 0) | (packs >= manifest.counts.packs))
-    if len(outside):
-        yield DocumentRowInvalid, f"row {outside[0]} has pack_id {packs[outside[0]]} of {manifest.counts.packs} packs"
-
-
-class _DocumentRows:
-    """Rows of ``documents.parquet`` by pack, also where they are out of order."""
-
-    def __init__(self, documents: pa.Table | None) -> None:
-        self.documents = documents
-        packs = np.zeros(0, np.int64) if documents is None else documents["pack_id"].to_numpy()
-        self.order = np.argsort(packs, kind="stable")
-        self.packs = packs[self.order]
-
-    def of_packs(self, first: int, end: int) -> list[dict[str, Any]] | None:
-        if self.documents is None:
-            return None
-        start, stop = np.searchsorted(self.packs, [first, end])
-        rows: list[dict[str, Any]] = self.documents.take(pa.array(self.order[start:stop])).to_pylist()
-        return rows
+            packs = opened("packs.parquet") if "packs.parquet" in self.found.rows else None
+            spans = self.found.spans
+            documents = None if spans is None else DocumentRows(opened("documents.parquet"), spans)
+            for entry in self.manifest.shards:
+                # What a damaged manifest says may be more than any table holds, and more than Arrow can count.
+                first, n_packs = (min(number, total) for number in (entry.first_pack, entry.packs))
+                yield ShardTask(
+                    location=self.folder.location,
+                    entry=entry,
+                    config=self.config,
+                    tokenizer=self.manifest.tokenizer,
+                    model=self.manifest.model,
+                    pack_rows=None if packs is None else packs.rows(first, first + n_packs).to_pylist(),
+                    document_rows=None if documents is None else documents.of_packs(first, first + n_packs),
+                    balance_rows=reader.take(first * per_pack, n_packs * per_pack),
+                    balance_per_pack=per_pack,
+                    independent=independent,
+                )
 
 
 def _run(tasks: Iterable[ShardTask], processes: int) -> Iterator[ShardVerdict]:

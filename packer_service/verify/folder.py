@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from packer_service.verify.tables import count_documents, rejected_rows
 from packer_service.verify.verdict import Finding
 from schemas.codec import shard_name
 from schemas.config import PackConfig
@@ -19,7 +15,6 @@ from schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from schemas.identity import dataset_id
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
 from schemas.tables import TABLES
 
@@ -72,31 +67,24 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")
 
 
-def check_counts(manifest: Manifest, tables: Mapping[str, pa.Table]) -> Iterator[Finding]:
-    """The manifest's totals follow from the tables that can be read."""
-    packs, documents, rejects = (tables.get(f"{name}.parquet") for name in ("packs", "documents", "rejects"))
-    counts, derived = manifest.counts, {}
-    if packs is not None:
-        derived["packs"] = len(packs)
-        columns = {"tokens": "n_tokens", "padding_tokens": "n_padding", "images": "n_images", "patches": "n_patches"}
-        for name, column in columns.items():
-            derived[name] = pc.sum(packs[column]).as_py() or 0
-    if documents is not None:
-        derived["documents"] = pc.count_distinct(documents["doc_id"]).as_py()
-        derived["pieces"] = len(documents)
-        derived["truncated_tokens"] = pc.sum(documents["truncated_tokens"]).as_py() or 0
+def check_counts(manifest: Manifest, derived: Mapping[str, int]) -> Iterator[Finding]:
+    """The manifest's totals follow from the tables that can be read.
+
+    Args:
+        manifest: the manifest.
+        derived: counts that the tables give.
+    """
+    counts = manifest.counts
     for name, value in derived.items():
         if getattr(counts, name) != value:
             yield ManifestContradiction, f"counts.{name} is {getattr(counts, name)}; the tables hold {value}"
     if counts.documents + counts.rejected + counts.left_out != counts.source_documents:
         given = f"documents {counts.documents}, rejected {counts.rejected} and left_out {counts.left_out}"
         yield ManifestContradiction, f"counts.source_documents is {counts.source_documents}, not the sum of {given}"
-    if documents is not None and rejects is not None:
-        yield from _check_total(manifest, documents, rejects)
 
 
-def _check_total(manifest: Manifest, documents: pa.Table, rejects: pa.Table) -> Iterator[Finding]:
-    packed, rejected = count_documents(documents, rejects)
+def check_total(manifest: Manifest, packed: int, rejected: int) -> Iterator[Finding]:
+    """Every document of the source is packed or rejected."""
     source = manifest.counts.source_documents - manifest.counts.left_out
     if packed + rejected < source:
         yield DocumentLost, f"of {source} source documents {packed} are packed and {rejected} rejected"
@@ -104,16 +92,7 @@ def _check_total(manifest: Manifest, documents: pa.Table, rejects: pa.Table) -> 
         yield ManifestContradiction, f"{packed} documents are packed and {rejected} rejected, of {source} in the source"
 
 
-def check_dataset_id(
-    manifest: Manifest, config: PackConfig, documents: pa.Table, rejects: pa.Table
-) -> Iterator[Finding]:
-    """``dataset_id`` hashes configuration, tokenizer, model and plan.
-
-    The plan is ``documents.parquet`` unless a document was lost between plan and writing: the place that it had is not
-    stored, and the id cannot be derived.
-    """
-    if len(rejected_rows(rejects)[2]):
-        return
-    derived = dataset_id(config, manifest.tokenizer, manifest.model, [documents])
+def check_dataset_id(manifest: Manifest, derived: str) -> Iterator[Finding]:
+    """``dataset_id`` hashes configuration, tokenizer, model and plan."""
     if manifest.dataset_id != derived:
         yield ManifestContradiction, f"dataset_id is {manifest.dataset_id!r}, not {derived!r}"

@@ -7,13 +7,14 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
 from packer_service.report.spreads import PartedSpread, spread
 
 
+@settings(deadline=None)
 @given(
     values=st.lists(st.one_of(st.integers(0, 9).map(float), st.floats(0, 1e9), st.just(float("nan"))), max_size=130),
     cuts=st.lists(st.integers(0, 130), max_size=4),
@@ -33,6 +34,7 @@ def test_parts_have_the_spread_of_the_whole(values: list[float], cuts: list[int]
         assert spread(whole).mean == whole[~np.isnan(whole)].mean()
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_size=5))
 def test_counts_of_lengths_have_the_percentiles_of_the_lengths(parts: list[list[int]]) -> None:
     """Fails when a percentile is another document's length, or a part replaces one before it."""

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packer_service.shards.store import Folder
-from packer_service.verify.tables import BalanceReader, check_documents, count_documents
+from packer_service.verify.balance_reader import BalanceReader
+from packer_service.verify.documents import check_documents, count_documents
 from packer_service.verify.verdict import Faults
 from schemas.balance import BalanceOrder, LoadGroup
 from schemas.config import PackConfig, parse_config

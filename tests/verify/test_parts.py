@@ -1,0 +1,81 @@
+"""What verifying knows of tables that it reads in parts, against the whole table."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer_service.shards.store import Folder
+from packer_service.verify.document_order import DocumentOrder
+from packer_service.verify.id_partitions import IdPartitions
+from packer_service.verify.row_reader import DocumentRows, PackSpan, RowReader
+
+N_PACKS = 6
+
+
+@settings(deadline=None)
+@given(
+    places=st.lists(st.tuples(st.integers(-1, N_PACKS), st.integers(0, 3)), max_size=12),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    ordered=st.booleans(),
+)
+def test_the_first_row_out_of_order_is_that_of_sorting(
+    places: list[tuple[int, int]], cuts: list[int], ordered: bool
+) -> None:
+    """Fails when a row out of order is not seen across parts, or another than sorting would move first is named."""
+    places = sorted(places) if ordered else places
+    table = pa.table({"pack_id": pa.array([p for p, _ in places], pa.int64()),
+                      "start": pa.array([s for _, s in places], pa.int64())})  # fmt: skip
+    edges = [0, *sorted(min(cut, len(places)) for cut in cuts), len(places)]
+    parts = [table.slice(a, b - a) for a, b in pairwise(edges)]
+    order = DocumentOrder(N_PACKS)
+    for part in parts:
+        order.add(part)
+    packs, starts = table["pack_id"].to_numpy(), table["start"].to_numpy()
+    moved = np.flatnonzero(np.lexsort((starts, packs)) != np.arange(len(packs)))
+    outside = np.flatnonzero((packs < 0) | (packs >= N_PACKS))
+    expected = [f"row {moved[0]} is out"] if len(moved) else []
+    expected += [f"row {outside[0]} has pack_id {packs[outside[0]]} of"] if len(outside) else []
+    found = [detail for _, detail in order.findings(lambda: parts)]
+    assert [detail[: len(start)] for detail, start in zip(found, expected, strict=True)] == expected
+
+
+def test_ids_meet_in_their_partition() -> None:
+    """Fails when rows of one id lie in two partitions, change their order, or are lost."""
+    ids = [f"d{number % 40}" for number in range(300)]
+    table = pa.table({"doc_id": ids, "piece": np.arange(300), "more": np.arange(300)})
+    schema = pa.schema([("doc_id", pa.string()), ("piece", pa.int64())])
+    with IdPartitions(schema, 7) as parted, IdPartitions(schema, 1) as whole:
+        for first in range(0, 300, 90):
+            parted.add(table.slice(first, 90))
+            whole.add(table.slice(first, 90))
+        found = list(parted.tables())
+        assert [each.to_pydict() for each in whole.tables()] == [table.select(["doc_id", "piece"]).to_pydict()]
+    assert len(found) == 7
+    assert sum(len(set(each["doc_id"].to_pylist())) for each in found) == 40
+    assert sorted(row for each in found for row in each["piece"].to_pylist()) == list(range(300))
+    assert all(each["piece"].to_pylist() == sorted(each["piece"].to_pylist()) for each in found)
+    assert len([each for each in found if len(each)]) > 3
+
+
+def test_rows_are_found_by_pack_wherever_they_lie(tmp_path: Path) -> None:
+    """Fails when rows at the edge of a row group are lost, or rows out of order are not found."""
+    packs = [0, 0, 1, 1, 1, 4, 2, 2, 3, 0]
+    table = pa.table({"pack_id": pa.array(packs, pa.int64()), "row": np.arange(10)})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=4)
+    reader = RowReader(Folder(str(tmp_path)), "t.parquet")
+    assert reader.rows(3, 9)["row"].to_pylist() == [3, 4, 5, 6, 7, 8]
+    assert [len(reader.rows(*place)) for place in ((10, 12), (8, 40), (0, 0))] == [0, 2, 0]
+    spans = [PackSpan(a, a + 3, min(packs[a : a + 3]), max(packs[a : a + 3])) for a in range(0, 10, 3)]
+    spans[-1] = spans[-1]._replace(end_row=10)
+    rows = DocumentRows(reader, spans)
+    assert [row["row"] for row in rows.of_packs(0, 2)] == [0, 1, 9, 2, 3, 4]
+    assert [row["row"] for row in rows.of_packs(2, 5)] == [6, 7, 8, 5]
+    assert rows.of_packs(7, 9) == []
+    reader.close()
