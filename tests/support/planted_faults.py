@@ -87,13 +87,11 @@ def _late_deep_features(batch: RankBatch, family: ModelFamily) -> Made | None:
     if not (batch.pool_ids >= 0).any():
         return None
 
-    def hand_in(features: Tensor, width: int) -> Any:
-        outputs = family.hand_in(features, width)
-        deep = outputs.deepstack_features
-        outputs.deepstack_features = [(torch.zeros_like(deep[0][0]),), *deep]
-        return outputs
+    def layers(features: Tensor, width: int) -> list[Tensor]:
+        first, *deep = family.layers(features, width)
+        return [first, torch.zeros_like(first), *deep]
 
-    return batch, replace(family, hand_in=hand_in)
+    return batch, replace(family, layers=layers)
 
 
 FAULTS: dict[str, Fault] = {

@@ -1,17 +1,21 @@
-"""What differs between families of vision-language models: how features are made, and how they are handed in.
+"""What differs between families of vision-language models: how features are made, and how they reach the language model.
 
 A row has one vector, or several side by side: that of the last layer, then those of Qwen3-VL's deep layers. So a rank's
 features are one matrix, which one exchange moves, whatever the family.
+
+Sizes and places of units are on the host, where they are known. The encoders of ``transformers`` work them out from the
+grids, wherever these lie; on a device the host would wait for each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -21,11 +25,16 @@ NO_PATCH = -1
 """Stands in Molmo2's pooling where a window has fewer patches."""
 
 Inputs = Mapping[str, Tensor]
-"""A rank's vision inputs in the model's own names: ``RankBatch.model_inputs()``."""
+"""A rank's vision inputs in the model's own names, on the CPU: ``RankBatch.model_inputs()``."""
 
 Features = Float[Tensor, "rows wide"]
-Marks = dict[str, Bool[Tensor, "local"]]
-"""For ``image`` and ``video``, as far as the model tells them apart: which tokens are filled by their rows."""
+Hidden = Float[Tensor, "local hidden"]
+Slots = Int64[Tensor, "rows"]
+
+
+def by_layer(features: Features, width: int) -> list[Float[Tensor, "rows hidden"]]:
+    """The vectors of each row: those for the embeddings, then those for the first layers of the language model."""
+    return list(features.split(width, dim=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,36 +43,100 @@ class ModelFamily:
 
     Attributes:
         encode: features of a rank's images, then of its videos, by one call of the encoder: where its parameters are
-            sharded, each call is a collective, and ranks hold different kinds.
+            sharded, each call is a collective, and ranks hold different kinds. Inputs are on the CPU, features where the
+            model is.
         stand_in: the smallest inputs that the encoder takes, for a rank that holds no unit.
-        marks: which tokens are filled.
-        hand_in: features of one kind, as the model takes them from elsewhere. They are in the order of tokens.
-        extra: more arguments of the model's call.
+        fill: embeddings of the local tokens with rows in the slots that they fill.
+        layers: which part of the features is for which layer.
     """
 
     encode: Callable[[Any, Inputs], Features]
     stand_in: Callable[[Any], dict[str, Tensor]]
-    marks: Callable[[Any, Int64[Tensor, "local"]], Marks]
-    hand_in: Callable[[Features, int], Any]
-    extra: Callable[[Int64[Tensor, "local"]], dict[str, Tensor]] = lambda _tokens: {}
+    fill: Callable[[Hidden, Slots, Features], Hidden]
+    layers: Callable[[Features, int], list[Features]] = by_layer
+
+    def embedded(self, embeddings: Hidden, features: Features, slots: Slots) -> dict[str, Any]:
+        """Tokens and features as arguments of the language model's call, in place of token ids.
+
+        ``transformers`` would look for the tokens that the features fill, once for each kind of unit and once for each
+        deep layer, and the host would wait for the answer. The pack says where they are.
+
+        Args:
+            embeddings: of this rank's tokens.
+            features: of the rows that fill some of them.
+            slots: the token that each row fills.
+        """
+        first, *deep = self.layers(features.to(embeddings.dtype), embeddings.shape[-1])
+        given: dict[str, Any] = {"inputs_embeds": self.fill(embeddings, slots, first)[None]}
+        if deep:
+            # Layers take this as an index of what they add to. Of the sequences, the only one has all tokens.
+            given["visual_pos_masks"] = torch.zeros(1, dtype=torch.int64, device=embeddings.device)
+            nothing = torch.zeros_like(embeddings)
+            given["deepstack_visual_embeds"] = [nothing.index_copy(0, slots, layer)[None] for layer in deep]
+        return given
 
 
-def _outputs(features: Any, **more: Any) -> Any:
-    from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-    outputs = BaseModelOutputWithPooling(pooler_output=features)
-    for name, value in more.items():
-        setattr(outputs, name, value)
-    return outputs
+def _replaced(embeddings: Hidden, slots: Slots, features: Features) -> Hidden:
+    return embeddings.index_copy(0, slots, features)
 
 
-def _qwen_encode(core: Any, inputs: Inputs) -> Features:
+def _added(embeddings: Hidden, slots: Slots, features: Features) -> Hidden:
+    return embeddings.index_add(0, slots, features)
+
+
+def _there(core: Any, tensor: Tensor) -> Tensor:
+    """A tensor of the host where a model is. Only from page-locked memory a device takes it without waiting."""
+    device = next(core.parameters()).device
+    on_host = tensor.device.type == "cpu" and device.type == "cuda"
+    return (tensor.pin_memory() if on_host else tensor).to(device, non_blocking=True)
+
+
+def _qwen_encode(core: Any, inputs: Inputs, *, places: Callable[[Any, Tensor], dict[str, Tensor]]) -> Features:
     # Images and videos have the same kind of patches and go through the same encoder.
     names = ("pixel_values", "pixel_values_videos"), ("image_grid_thw", "video_grid_thw")
     pixels, grids = (torch.cat([inputs[name] for name in both if name in inputs]) for both in names)
-    made = core.get_image_features(pixels, grids, return_dict=True)
+    made = core.get_image_features(_there(core, pixels), grids, return_dict=True, **places(core, grids))
     deep = getattr(made, "deepstack_features", None) or ()
     return torch.cat([torch.cat(list(layer)) for layer in (made.pooler_output, *deep)], dim=1)
+
+
+def _qwen3_places(core: Any, grids: Tensor) -> dict[str, Tensor]:
+    """What the encoder works out of grids, and takes if it is there already: places of patches among learnt ones."""
+    from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+
+    tower = core.visual
+    indices, weights = get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=tower.num_grid_per_side,
+        mode=tower.interpolation_mode,
+        align_corners=tower.interpolation_align_corners,
+        spatial_merge_size=tower.spatial_merge_size,
+    )
+    found = {
+        "position_ids": get_vision_position_ids(grids, tower.spatial_merge_size),
+        "interp_indices": indices,
+        "interp_weights": weights,
+    }
+    return {name: _there(core, tensor) for name, tensor in found.items()}
+
+
+def _qwen2_5_places(core: Any, grids: Tensor) -> dict[str, Tensor]:
+    """The same for an encoder whose attention is in windows. Their edges stay on the host, which cuts at them."""
+    from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+    tower = core.visual
+    order, edges = get_vision_window_index(
+        grids,
+        spatial_merge_size=tower.spatial_merge_size,
+        window_size=tower.window_size,
+        patch_size=tower.patch_size,
+    )
+    positions = get_vision_position_ids(grids, tower.spatial_merge_size)
+    return {
+        "position_ids": _there(core, positions),
+        "window_index": _there(core, order),
+        "cu_window_seqlens": edges,
+    }
 
 
 def _qwen_stand_in(config: Any) -> dict[str, Tensor]:
@@ -73,17 +146,8 @@ def _qwen_stand_in(config: Any) -> dict[str, Tensor]:
     return {"pixel_values": torch.zeros(merge**2, numbers), "image_grid_thw": torch.tensor([[1, merge, merge]])}
 
 
-def _qwen_marks(config: Any, tokens: Int64[Tensor, "local"]) -> Marks:
-    return {"image": tokens == config.image_token_id, "video": tokens == config.video_token_id}
-
-
-def _qwen_hand_in(features: Features, width: int) -> Any:
-    last, *deep = features.split(width, dim=1)
-    return _outputs((last,), deepstack_features=[(layer,) for layer in deep])
-
-
 def _internvl_encode(core: Any, inputs: Inputs) -> Features:
-    pixels = inputs["pixel_values"]
+    pixels = _there(core, inputs["pixel_values"])
     made: Tensor = core.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
     return made.flatten(0, 1)
 
@@ -92,16 +156,9 @@ def _internvl_stand_in(config: Any) -> dict[str, Tensor]:
     return {"pixel_values": torch.zeros(1, config.vision_config.num_channels, *config.vision_config.image_size)}
 
 
-def _one_mark(config: Any, tokens: Int64[Tensor, "local"]) -> Marks:
-    return {"image": tokens == config.image_token_id}
-
-
-def _internvl_hand_in(features: Features, _width: int) -> Any:
-    return _outputs(features[None])
-
-
 def _molmo2_encode(core: Any, inputs: Inputs) -> Features:
-    made = core.get_image_features(*_molmo2_joined(inputs))
+    pixels, pooling, grids = _molmo2_joined(inputs)
+    made = core.get_image_features(_there(core, pixels), _there(core, pooling), grids)
     return torch.cat(list(made.pooler_output))
 
 
@@ -135,34 +192,16 @@ def _molmo2_stand_in(config: Any) -> dict[str, Tensor]:
     }
 
 
-def _no_types(tokens: Int64[Tensor, "local"]) -> dict[str, Tensor]:
-    # Molmo2 asks for them in training, to make the mask that packs have already.
-    return {"mm_token_type_ids": torch.zeros_like(tokens)[None]}
-
-
-def _tuple_hand_in(features: Features, _width: int) -> Any:
-    return _outputs((features,))
-
-
-_QWEN = ModelFamily(encode=_qwen_encode, stand_in=_qwen_stand_in, marks=_qwen_marks, hand_in=_qwen_hand_in)
+_QWEN3 = ModelFamily(encode=partial(_qwen_encode, places=_qwen3_places), stand_in=_qwen_stand_in, fill=_replaced)
 
 FAMILIES: dict[str, ModelFamily] = {
-    "qwen3_vl": _QWEN,
-    "qwen3_vl_moe": _QWEN,
-    "qwen2_5_vl": _QWEN,
-    "internvl": ModelFamily(
-        encode=_internvl_encode,
-        stand_in=_internvl_stand_in,
-        marks=_one_mark,
-        hand_in=_internvl_hand_in,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+    "qwen2_5_vl": ModelFamily(
+        encode=partial(_qwen_encode, places=_qwen2_5_places), stand_in=_qwen_stand_in, fill=_replaced
     ),
-    "molmo2": ModelFamily(
-        encode=_molmo2_encode,
-        stand_in=_molmo2_stand_in,
-        marks=_one_mark,
-        hand_in=_tuple_hand_in,
-        extra=_no_types,
-    ),
+    "internvl": ModelFamily(encode=_internvl_encode, stand_in=_internvl_stand_in, fill=_replaced),
+    "molmo2": ModelFamily(encode=_molmo2_encode, stand_in=_molmo2_stand_in, fill=_added),
 }
 """Vision-language models by the ``model_type`` of their configuration."""
 

@@ -44,7 +44,7 @@ class FeatureExchange:
         send_sizes: number of features for each rank.
         receive_sizes: number of features from each rank.
         pool_edges: rank r makes the pooled rows ``pool_edges[r]:pool_edges[r + 1]``.
-        rows: the pooled row of each received feature.
+        places: where each received feature lies among the padded parts of all ranks, of the way ``gather``.
         group: the ranks of the pack; None for a single rank.
     """
 
@@ -54,7 +54,7 @@ class FeatureExchange:
     send_sizes: list[int]
     receive_sizes: list[int]
     pool_edges: list[int]
-    rows: Int64[Tensor, "filled"]
+    places: Int64[Tensor, "filled"]
     group: dist.ProcessGroup | None
 
     def __call__(self, features: Float[Tensor, "made hidden"]) -> Float[Tensor, "filled hidden"]:
@@ -87,9 +87,15 @@ def bind_features(batch: RankBatch, cp: ContextParallel, way: str = "route") -> 
         send_sizes=np.bincount(made, minlength=cp.cp_size).tolist(),
         receive_sizes=np.diff(np.searchsorted(mine, edges)).tolist(),
         pool_edges=edges.tolist(),
-        rows=torch.from_numpy(mine).to(device),
+        places=torch.from_numpy(_places(mine, edges)).to(device),
         group=cp.cp_group,
     )
+
+
+def _places(rows: Int64[np.ndarray, "rows"], edges: Int64[np.ndarray, "cp_plus_1"]) -> Int64[np.ndarray, "rows"]:
+    """Where pooled rows lie among parts of equal length, one part per rank."""
+    maker = np.searchsorted(edges, rows, side="right") - 1
+    return maker * np.diff(edges).max() + rows - edges[maker]
 
 
 def token_places(
@@ -118,12 +124,10 @@ def gather_features(
     features: Float[Tensor, "made hidden"], exchange: FeatureExchange
 ) -> Float[Tensor, "filled hidden"]:
     """Sends every feature to every rank by one all-gather of equal, padded parts, then picks this rank's rows."""
-    edges = torch.tensor(exchange.pool_edges, device=features.device)
     most = int(max(np.diff(exchange.pool_edges)))
     padded = torch.cat([features, features.new_zeros(most - len(features), features.shape[1])])
     parts: Tensor = _AllGather.apply(padded, exchange.group)
-    maker = torch.searchsorted(edges, exchange.rows, right=True) - 1
-    return parts[maker * most + exchange.rows - edges[maker]]
+    return parts[exchange.places]
 
 
 class _AllToAll(Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from trainer.attention.listed import ListedKernel, TileLister
 from trainer.data.batch import RankBatch
 from trainer.distributed.mesh import ContextParallel
 from trainer.models.blocks import block_paths
-from trainer.models.families import Features, ModelFamily, family_of
+from trainer.models.families import Features, Inputs, ModelFamily, family_of
 from trainer.models.features import FeatureExchange, bind_features
 from trainer.models.folder import model_sizes
 from trainer.models.interface import PACKED
@@ -100,9 +101,13 @@ class PackedModel(nn.Module):
         if batch.tiles is not None and batch.tiles.lister == wanted:
             kernel = ListedKernel(kernel_for(device.type), batch.tiles.calls)
         attend = bind(attention, batch.layout, mask, cp, exchange=exchange, overlap=overlap, kernel=kernel)
-        batch = batch.to(device, non_blocking=True)
-        outputs = self._vision(batch, bind_features(batch, cp, features)) if self.family is not None else {}
-        hidden = self._hidden(batch, attend, outputs)
+        inputs = self._vision_inputs(batch)
+        # pictures have become inputs
+        batch = replace(batch, pixels=batch.pixels[:0]).to(device, non_blocking=True)
+        given = {"input_ids": batch.tokens[None]}
+        if self.family is not None:
+            given = self._embedded(batch, inputs, bind_features(batch, cp, features))
+        hidden = self._hidden(batch, attend, given)
         head: Any = self.model
         return loss_sum(
             hidden,
@@ -126,29 +131,17 @@ class PackedModel(nn.Module):
                 "with --set model=DIR"
             )
 
-    def _vision(self, batch: RankBatch, exchange: FeatureExchange) -> dict[str, Any]:
-        """Features of the local tokens, as arguments of the model's call."""
-        assert self.family is not None
-        received = exchange(self._encode(batch))
-        features = received[torch.argsort(exchange.slots)]
-        width = self.config.get_text_config().hidden_size
-        found = self.family.marks(self.config, batch.tokens)
-        filled = batch.pool_ids >= 0
-        which = {kind: mark[filled] for kind, mark in found.items()}
-        return {
-            "mm_encoder_outputs": {kind: self.family.hand_in(features[mask], width) for kind, mask in which.items()},
-            **self.family.extra(batch.tokens),
-        }
+    def _vision_inputs(self, batch: RankBatch) -> Inputs:
+        """The inputs of this rank's encoder, on the CPU; empty for a model of text."""
+        if self.family is None:
+            return {}
+        return batch.model_inputs() if batch.units else self.family.stand_in(self.config)
 
-    def _encode(self, batch: RankBatch) -> Features:
+    def _encode(self, batch: RankBatch, inputs: Inputs) -> Features:
         """Features of this rank's units, in the order of the pack's rows."""
         assert self.family is not None
-        family, core = self.family, self.core
-        if not batch.units:
-            device = batch.tokens.device
-            stand_in = {name: tensor.to(device) for name, tensor in family.stand_in(self.config).items()}
-            return family.encode(core, stand_in)[:0]
-        return family.encode(core, batch.model_inputs())[self._row_order(batch)]
+        made = self.family.encode(self.core, inputs)
+        return made[self._row_order(batch)] if batch.units else made[:0]
 
     def _row_order(self, batch: RankBatch) -> Tensor:
         """Where each row of this rank's units lies among the rows of its images, then of its videos."""
@@ -156,15 +149,17 @@ class PackedModel(nn.Module):
         by_kind = torch.argsort(torch.tensor(kinds, dtype=torch.int8), stable=True)
         return torch.argsort(by_kind).to(batch.tokens.device)
 
-    def _hidden(self, batch: RankBatch, attend: Attend, vision: dict[str, Any]) -> Float[Tensor, "local hidden"]:
+    def _embedded(self, batch: RankBatch, inputs: Inputs, exchange: FeatureExchange) -> dict[str, Any]:
+        """The local tokens with the features that fill some of them, as arguments of the language model's call."""
+        assert self.family is not None
+        embeddings = self.core.get_input_embeddings()(batch.tokens)
+        return self.family.embedded(embeddings, exchange(self._encode(batch, inputs)), exchange.slots)
+
+    def _hidden(self, batch: RankBatch, attend: Attend, given: dict[str, Any]) -> Float[Tensor, "local hidden"]:
+        language = self.core if self.family is None else self.core.language_model
         positions = batch.position_ids[:, None] if len(batch.position_ids) > 1 else batch.position_ids
-        outputs = self.core(
-            input_ids=batch.tokens[None],
-            position_ids=positions,
-            use_cache=False,
-            attend=attend,
-            pack_length=batch.seq_len,
-            **vision,
+        outputs = language(
+            **given, position_ids=positions, use_cache=False, attend=attend, pack_length=batch.seq_len
         )
         hidden: Tensor = outputs.last_hidden_state[0]
         return hidden

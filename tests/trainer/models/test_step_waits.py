@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.attention.kernels.flash_cpu import FlashCPU
@@ -19,7 +21,8 @@ from trainer.data import PackedDataset, RankBatch
 from trainer.data.loader import make_loader
 from trainer.distributed.mesh import ContextParallel
 from trainer.models import PackedModel, load_model
-from trainer.step import LocalTotals, join_totals
+from trainer.models.load import load_sharded
+from trainer.step import LocalTotals, apply_gradients, join_totals
 from trainer.throughput import StepWork
 
 pytestmark = pytest.mark.process  # the packs are made by a job
@@ -78,7 +81,7 @@ def first_batch(made: Callable[[str], Made], **given: Any) -> RankBatch:
 
 @pytest.mark.parametrize("kind", ["gather", "ring", "ulysses"])
 def test_a_step_makes_no_host_wait(made: Callable[[str], Made], packed: PackedModel, alone: None, kind: str) -> None:
-    """Fails when the loss, the attention, the totals or anything between them reads a value of a tensor: on an
+    """Fails when the loss, the attention, the totals, clipping or the optimizer reads a value of a tensor: on an
     accelerator the host would stop until all that was started has ended, in every layer.
     """
     batch = first_batch(made, list_tiles=lister(kind))
@@ -87,10 +90,48 @@ def test_a_step_makes_no_host_wait(made: Callable[[str], Made], packed: PackedMo
         loss = packed(batch, ContextParallel(), attention=kind)
         loss.backward()
         local.add(batch, loss)
-        totals = join_totals(local, list(packed.parameters()), replica=[0], cp_size=1, stop=False)
-    packed.zero_grad()
+        parameters = list(packed.parameters())
+        totals = join_totals(local, parameters, replica=[0], cp_size=1, stop=False)
+        apply_gradients(AdamW(parameters, fused=True), parameters, totals, lr=0.0, clip=1e-3)
     assert mode.seen > 100
     assert totals.loss_weight > 0
+
+
+@pytest.fixture(scope="module")
+def on_meta(made: Callable[[str], Made]) -> Callable[[str], PackedModel]:
+    """``on_meta(family)``: a model whose tensors have no values, so that nothing can be read of them."""
+
+    def make(family: str) -> PackedModel:
+        return load_sharded(made(family)[0] / "model", PackedModel, weights="none", device="meta")
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "molmo2"])
+def test_nothing_of_images_makes_the_host_wait(
+    made: Callable[[str], Made], on_meta: Callable[[str], PackedModel], family: str
+) -> None:
+    """Fails when something looks for the tokens of images, reads a grid on the device, indexes by a mask, or gives a
+    tensor of the host to the device's operators: for tensors without values, each of these is an error.
+
+    The projector of Molmo2 in ``transformers`` does index by a mask, so its encoder is left out.
+    """
+    packed, kinds = on_meta(family), set()
+    if family == "molmo2":
+        packed.family = replace(packed.family, encode=features_alone)
+    for batch in PackedDataset(made(family)[0] / "dataset"):
+        loss = packed(batch, ContextParallel(), attention="reference")
+        loss.backward()
+        assert loss.is_meta
+        kinds |= {unit.kind for unit in batch.units}
+    assert len(kinds) > 1, "no image and video"
+    assert all(each.grad is not None for each in packed.parameters()) or family == "molmo2"
+
+
+def features_alone(core: Any, inputs: Any) -> Tensor:
+    """In place of an encoder: as many features as it would give."""
+    rows = sum(len(inputs[name]) for name in ("image_token_pooling", "video_token_pooling") if name in inputs)
+    return torch.zeros(rows, core.language_model.config.hidden_size, device="meta")
 
 
 def test_waiting_is_noticed() -> None:
