@@ -71,12 +71,20 @@ class MetricsFile:
         whole = path.with_name(f"{path.name}.tmp")
         whole.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         whole.replace(path)
+        self._path = path
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, figures: StepFigures) -> None:
-        """Appends a step. It is in the file when this returns, even if the process is killed next."""
-        self._file.write(json.dumps(asdict(figures)) + "\n")
-        self._file.flush()
+        """Appends a step. It is in the file when this returns, even if the process is killed next.
+
+        Raises:
+            OSError: it cannot be written; names the file.
+        """
+        try:
+            self._file.write(json.dumps(asdict(figures)) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def close(self) -> None:
         self._file.close()

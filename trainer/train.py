@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -102,9 +104,11 @@ def train(job: Job, here: Processes) -> int:
             click.echo(_line(figures))
 
     stop = StopRequest()
-    done = run(job, mesh, here.device, report, stop)
-    for writer in writers:
-        writer.close()
+    try:
+        done = run(job, mesh, here.device, report, stop)
+    finally:
+        for writer in writers:
+            writer.close()
     if done < config.steps:
         if here.rank == 0:
             saved = (
@@ -159,10 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(2)
     try:
         _leave(train(job, here))
-    except (PreshardError, OSError) as error:
-        # the other ranks are in the middle of a step and cannot be waited for: torchrun ends them
-        click.echo(f"trainer: rank {here.rank}: {_one_line(error)}", err=True)
-        sys.exit(1)
+    except Exception as error:  # whatever it is, the other ranks are in the middle of a step
+        _end(here, error)
 
 
 def _parse(arguments: Sequence[str] | None) -> TrainConfig:
@@ -191,7 +193,49 @@ def _attempt(what: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    message = str(error).strip()
+    if IN_WORKER in message:  # the last line is the error's name and its message
+        message = message.rpartition("\n")[2].partition(": ")[2]
+    return " ".join(message.split())
+
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""What gloo says when a rank that it exchanges with is gone."""
+
+WORKER_GONE = "DataLoader worker (pid"
+"""What torch's loader says of a worker that was killed."""
+
+IN_WORKER = "Original Traceback"
+"""What stands in an error that a loader's worker has met, between its kind and its own message."""
+
+
+def _end(here: Processes, error: Exception) -> NoReturn:
+    """Says what has ended the run, if no other rank has said it, and ends this process.
+
+    The others are in the middle of a step: they cannot be waited for, and find out when their next exchange with this
+    one breaks off. Python's own way to end would wait for threads that write a checkpoint together with them.
+    """
+    if here.fails_first():
+        if (line := _known(error)) is not None:
+            click.echo(f"trainer: rank {here.rank}: {line}", err=True)
+        else:
+            traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _known(error: Exception) -> str | None:
+    """What a user needs to know of an error; None if it is a mistake of ours, which its traceback shows."""
+    if isinstance(error, PreshardError | OSError):
+        return _one_line(error)
+    if isinstance(error, RuntimeError) and any(lost in str(error) for lost in LOST):
+        return ("another rank is gone without a word; if it was killed for its memory, the machine's log says so: "
+                "give --resume to continue")  # fmt: skip
+    if isinstance(error, RuntimeError) and str(error).startswith(WORKER_GONE):
+        return ("a process that reads ahead is gone without a word; if it was killed for its memory, the machine's log "
+                "says so: take fewer --workers, and --resume to continue")  # fmt: skip
+    return None
 
 
 def _leave(status: int) -> NoReturn:

@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,15 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, PreshardError
+from trainer.distributed.processes import first_problem
 
 RUN = "run.json"
 """File of a checkpoint that holds its :class:`RunState`; the other files are torch's."""
+
+
+class SaveError(PreshardError):
+    """A checkpoint cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,47 +117,86 @@ class Checkpoints:
         self._writing: tuple[Any, RunState] | None = None
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: RunState) -> None:
-        """Writes the state after a step, or begins to. A save that is still being written is waited for first."""
+        """Writes the state after a step, or begins to. A save that is still being written is waited for first.
+
+        Raises:
+            SaveError: a rank cannot write its part. Every rank raises it.
+        """
         self.finish()
         unfinished = self._path(state, unfinished=True)
-        if dist.get_rank() == 0:
-            _remove(self._folder.glob("unfinished-*"))
-            unfinished.mkdir(parents=True)
-        dist.barrier()
+        self._on_rank_0(state, self._make_room, unfinished)
         parameters, moments = _states(model, optimizer)
         stored = {"model": parameters, "optimizer": moments}
         if self._group is None:
-            dcp.save(stored, checkpoint_id=unfinished)
-            self._publish(state)
+            try:
+                dcp.save(stored, checkpoint_id=unfinished)
+            except CheckpointException as error:
+                raise self._failed(state, _reason(error)) from None
+            self._on_rank_0(state, self._publish, state)
         else:
             self._writing = dcp.async_save(stored, checkpoint_id=unfinished, process_group=self._group), state
 
     def look(self) -> None:
-        """Gives a checkpoint its name if it is whole by now. Called between steps; waits for nothing."""
+        """Gives a checkpoint its name if it is whole by now. Called between steps; waits for nothing.
+
+        Raises:
+            SaveError: it could not be written. A rank raises it when it looks, or finishes, for the first time after.
+        """
         if self._writing is not None and self._writing[0].done():
             self.finish()
 
     def finish(self) -> None:
-        """Waits until nothing is being written any more."""
-        if self._writing is not None:
-            writing, state = self._writing
+        """Waits until nothing is being written any more.
+
+        Raises:
+            SaveError: see :meth:`look`.
+        """
+        if self._writing is None:
+            return
+        writing, state = self._writing
+        self._writing = None
+        try:
             writing.result()
-            self._writing = None
-            self._publish(state)
+            if dist.get_rank() == 0:
+                self._publish(state)
+        except (CheckpointException, OSError) as error:
+            raise self._failed(state, _reason(error)) from None
+
+    def _on_rank_0(self, state: RunState, what: Callable[..., None], *arguments: Any) -> None:
+        """Does something on rank 0 while the others wait, and fails on all ranks if it fails there."""
+        problem = None
+        if dist.get_rank() == 0:
+            try:
+                what(*arguments)
+            except OSError as error:
+                problem = _reason(error)
+        if (problem := first_problem(problem)) is not None:
+            raise self._failed(state, problem)
+
+    def _failed(self, state: RunState, reason: str) -> SaveError:
+        newest = find_checkpoint(self._folder)
+        left = "no checkpoint is there yet" if newest is None else f"{newest.name} is whole"
+        return SaveError(
+            f"the checkpoint after step {state.step} cannot be written to {self._folder} ({reason}), and {left}: make "
+            "room there, then give --resume"
+        )
 
     def _path(self, state: RunState, *, unfinished: bool = False) -> Path:
         return self._folder / ("unfinished-" * unfinished + f"step-{state.step:08d}")
 
+    def _make_room(self, unfinished: Path) -> None:
+        _remove(self._folder.glob("unfinished-*"))
+        unfinished.mkdir(parents=True)
+
     def _publish(self, state: RunState) -> None:
-        """Rank 0's part of a save ends after all others'."""
-        if dist.get_rank() == 0:
-            unfinished = self._path(state, unfinished=True)
-            (unfinished / RUN).write_text(json.dumps(asdict(state)), encoding="utf-8")
-            _sync(unfinished / RUN)
-            _sync(unfinished)
-            unfinished.rename(self._path(state))
-            _sync(self._folder)
-            _remove(sorted(_whole(self._folder), key=_step)[: -self._keep])
+        """Of rank 0, whose part of a save ends after all others'."""
+        unfinished = self._path(state, unfinished=True)
+        (unfinished / RUN).write_text(json.dumps(asdict(state)), encoding="utf-8")
+        _sync(unfinished / RUN)
+        _sync(unfinished)
+        unfinished.rename(self._path(state))
+        _sync(self._folder)
+        _remove(sorted(_whole(self._folder), key=_step)[: -self._keep])
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -174,9 +218,7 @@ def load_parameters(checkpoint: Path, model: nn.Module) -> None:
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
             dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        reason = f"{type(first).__name__} {' '.join(str(first).split())[:200]}".strip()
-        raise ConfigError(f"{checkpoint} cannot be read ({reason}); take the checkpoint before it") from None
+        raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); take the checkpoint before it") from None
     set_model_state_dict(model, parameters)
 
 
@@ -205,6 +247,13 @@ def _states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dic
             moments["step"].zero_()
     parameters, of_optimizer = get_state_dict(model, optimizer)
     return parameters, dict(of_optimizer)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in one line: on the first rank that failed, if torch has asked all."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__} {' '.join(str(error).split())[:200]}".strip()
 
 
 def _remove(folders: Iterable[Path]) -> None:

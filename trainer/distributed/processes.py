@@ -13,11 +13,30 @@ from schemas.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process and its place among those of the job."""
+    """This process and its place among those of the job.
+
+    Attributes:
+        rank: this process.
+        world_size: how many there are.
+        device: where it computes.
+        store: what all of them read and write, without waiting for each other.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    store: dist.Store
+
+    def fails_first(self) -> bool:
+        """Whether no other process has failed before this one.
+
+        Others fail because this one does: their next exchange with it breaks off. A store that is gone went with the
+        process that kept it, whose own words may be lost.
+        """
+        try:
+            return self.store.add("failed", 1) == 1
+        except RuntimeError:
+            return True
 
 
 def start_processes(device: str) -> Processes:
@@ -52,12 +71,14 @@ def start_processes(device: str) -> Processes:
         world_size=world_size,
         device_id=place if on_cuda else None,
     )
-    return Processes(rank=rank, world_size=world_size, device=place)
+    return Processes(rank=rank, world_size=world_size, device=place, store=store)
 
 
 def joined() -> Processes:
     """This process among those that have met, where they compute nothing because something does not fit."""
-    return Processes(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"))
+    return Processes(
+        rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"), store=dist.HashStore()
+    )
 
 
 def agree_on_device(store: dist.Store, rank: int, world_size: int, device: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""What differs between families of vision-language models: how features are made, and how they reach the language model.
+"""What differs between families of vision-language models: how features are made, and how they reach their tokens.
 
 A row has one vector, or several side by side: that of the last layer, then those of Qwen3-VL's deep layers. So a rank's
 features are one matrix, which one exchange moves, whatever the family.
@@ -43,8 +43,8 @@ class ModelFamily:
 
     Attributes:
         encode: features of a rank's images, then of its videos, by one call of the encoder: where its parameters are
-            sharded, each call is a collective, and ranks hold different kinds. Inputs are on the CPU, features where the
-            model is.
+            sharded, each call is a collective, and ranks hold different kinds. Inputs are on the CPU, features where
+            the model is.
         stand_in: the smallest inputs that the encoder takes, for a rank that holds no unit.
         fill: embeddings of the local tokens with rows in the slots that they fill.
         layers: which part of the features is for which layer.

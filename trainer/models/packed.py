@@ -158,9 +158,7 @@ class PackedModel(nn.Module):
     def _hidden(self, batch: RankBatch, attend: Attend, given: dict[str, Any]) -> Float[Tensor, "local hidden"]:
         language = self.core if self.family is None else self.core.language_model
         positions = batch.position_ids[:, None] if len(batch.position_ids) > 1 else batch.position_ids
-        outputs = language(
-            **given, position_ids=positions, use_cache=False, attend=attend, pack_length=batch.seq_len
-        )
+        outputs = language(**given, position_ids=positions, use_cache=False, attend=attend, pack_length=batch.seq_len)
         hidden: Tensor = outputs.last_hidden_state[0]
         return hidden
 

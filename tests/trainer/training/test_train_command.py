@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -166,6 +168,29 @@ def test_under_torchrun_one_line_says_it_and_all_end(train: Command) -> None:
     assert done.stderr.count("trainer: layout is 'spiral'; the dataset was packed for contiguous, zigzag") == 1
     assert "trainer/train.py" not in done.stderr
     assert "exitcode  : 2" in done.stderr
+
+
+def test_what_one_rank_meets_ends_all_with_one_line(train: Command, lessons: Path, tmp_path: Path) -> None:
+    """Fails when ranks wait for one that met a damaged crop, when they add what they think of its end, or when an error
+    from a loader's worker comes with a traceback.
+    """
+    damaged = Path(shutil.copytree(lessons.parent, tmp_path / "copy")) / "dataset"
+    for shard in (damaged / "shards").glob("*.tar"):
+        with tarfile.open(shard) as tar:
+            pictures = [member for member in tar.getmembers() if member.name.endswith((".jpg", ".png"))]
+        with shard.open("r+b") as file:
+            for picture in pictures:
+                file.seek(picture.offset_data + picture.size // 2)
+                file.write(b"damaged")
+    began = time.monotonic()
+    done = train("--steps", 30, "--ring", 2, "--attention", "ring", "--workers", 1, processes=2, data=damaged)
+    assert time.monotonic() - began < 90, "the ranks have waited for one that is gone"
+    assert done.returncode != 0
+    ours = [line for line in done.stderr.splitlines() if line.startswith("trainer: rank")]
+    assert len(ours) == 1, done.stderr
+    assert "CRC-32C" in ours[0]
+    assert ".tar" in ours[0]
+    assert "Traceback (most recent call last)" not in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "--rings"])
