@@ -178,14 +178,16 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
 def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, str]) -> None:
     """Gives the parameters of a model on the meta device the sharding of others of the same names.
 
-    Those that are made of several tensors, or of a transposed one, stay whole: a part of them is not made of parts.
+    Those that are made of other tensors stay whole, unless each row is made of the same rows. One that has no row here
+    stays whole, too, as nothing can be made of nothing.
     """
     made = _made_of_others(model)
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{path}.{name}".lstrip(".")
             like = sharded.get(tied.get(full, full))
-            if like is None or any(fragment in full for fragment in made):
+            by_rows = [keeps for fragment, keeps in made if fragment in full]
+            if like is None or not all(by_rows) or (by_rows and not _has_rows_alone(like)):
                 continue
             local = torch.empty(like.to_local().shape, dtype=parameter.dtype, device="meta")
             part = DTensor.from_local(
@@ -194,14 +196,37 @@ def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, 
             module._parameters[name] = nn.Parameter(part, requires_grad=False)
 
 
-def _made_of_others(model: Any) -> list[str]:
-    """The longest literal part of each pattern of names whose values ``transformers`` makes of other tensors."""
+def _has_rows_alone(sharded: DTensor) -> bool:
+    """Whether a parameter is sharded by rows and this rank has some."""
+    by_rows = all(placement.dim == 0 for placement in sharded.placements if isinstance(placement, Shard))
+    return by_rows and len(sharded.to_local()) > 0
+
+
+def _made_of_others(model: Any) -> list[tuple[str, bool]]:
+    """The longest literal part of each pattern of names whose values ``transformers`` makes of other tensors, and
+    whether a row of them is made of the same row of each, or of the tensor of its number, as an expert's.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
     converters = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightConverter)]
-    patterns = [pattern for each in converters for pattern in each.target_patterns]
-    return [max(re.split(r"[^\w.]|\\.", pattern), key=len) for pattern in patterns]
+    return [
+        (max(re.split(r"[^\w.]|\\.", pattern), key=len), all(map(_keeps_rows, each.operations)))
+        for each in converters
+        for pattern in each.target_patterns
+    ]
+
+
+def _keeps_rows(operation: Any) -> bool:
+    """Whether an operation of ``transformers`` on some rows gives those rows of what it gives on all."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
+
+    if isinstance(operation, MergeModulelist):
+        return bool(operation.dim == 0)
+    if isinstance(operation, Concatenate):
+        return bool(operation.dim >= 1)
+    # one that compares shapes would take those of some rows for transposed ones
+    return isinstance(operation, Transpose) and min(operation.dim0, operation.dim1) >= 1 and not operation.check_dims
 
 
 @contextmanager

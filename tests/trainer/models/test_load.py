@@ -29,7 +29,7 @@ CONFIGS: dict[str, Any] = {
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
-        "num_experts": 4,
+        "num_experts": 3,  # so that one of four ranks has none
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
     },
@@ -76,8 +76,9 @@ def test_parts_are_those_of_the_whole_model(gloo_pool: Any, tmp_path: Path, fami
     write_model_folder(tmp_path, known, vocabulary=300, files={"config.json": CONFIGS.get(family, {})})
     original: Any = load_model(tmp_path, from_scratch=True, seed=1)
     original.save_pretrained(tmp_path)
-    for degrees in ({"ring": 2}, {"dp_replicate": 2, "dp_shard": 2}):
-        assert gloo_pool.run(unequal_on_a_rank, str(tmp_path), **degrees) == [[]] * (4 if "dp_shard" in degrees else 2)
+    four = {"dp_shard": 4} if family == "qwen3_moe" else {"dp_replicate": 2, "dp_shard": 2}
+    assert gloo_pool.run(unequal_on_a_rank, str(tmp_path), ring=2) == [[]] * 2
+    assert gloo_pool.run(unequal_on_a_rank, str(tmp_path), **four) == [[]] * 4
 
 
 def anonymous_bytes() -> int:
@@ -177,6 +178,20 @@ def test_a_rank_reads_its_rows_alone(gloo_pool: Any, tmp_path: Path) -> None:
     original: Any = load_model(tmp_path, from_scratch=True)
     original.save_pretrained(tmp_path)
     whole = sum(parameter.nbytes for parameter in original.parameters())
+    read = gloo_pool.run(bytes_on_a_rank, str(tmp_path), dp_shard=4)
+    assert sum(read) == whole
+    assert max(read) == pytest.approx(whole / 4, rel=0.01)
+
+
+def test_a_rank_reads_its_experts_alone(gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when each rank reads all experts, which are nearly all of such a model, and keeps its own."""
+    large = {**CONFIGS["qwen3_moe"], "num_experts": 8, "moe_intermediate_size": 256}
+    write_model_folder(tmp_path, "qwen3", vocabulary=300, files={"config.json": large})
+    original: Any = load_model(tmp_path, from_scratch=True)
+    original.save_pretrained(tmp_path)
+    whole = sum(parameter.nbytes for parameter in original.parameters())
+    experts = sum(parameter.nbytes for name, parameter in original.named_parameters() if ".experts." in name)
+    assert experts > whole / 2
     read = gloo_pool.run(bytes_on_a_rank, str(tmp_path), dp_shard=4)
     assert sum(read) == whole
     assert max(read) == pytest.approx(whole / 4, rel=0.01)
