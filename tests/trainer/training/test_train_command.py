@@ -190,7 +190,7 @@ def test_what_one_rank_meets_ends_all_with_one_line(train: Command, lessons: Pat
     assert len(ours) == 1, done.stderr
     assert "CRC-32C" in ours[0]
     assert ".tar" in ours[0]
-    assert "Traceback (most recent call last)" not in done.stderr
+    assert "trainer/" not in done.stderr.replace(ours[0], "")  # torchrun adds a traceback of its own
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "--rings"])
