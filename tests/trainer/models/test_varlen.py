@@ -19,7 +19,7 @@ from trainer.distributed.mesh import ContextParallel, Mesh
 pytestmark = pytest.mark.process  # the packs are made by a job
 
 PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-[CODE] = re.findall(r"```python\n(.*?)```", PAGE.partition("### A kernel of variable length")[2], re.DOTALL)[:1]
+[CODE] = re.findall(r"```python\n(.*?)```", PAGE.partition("## A kernel of variable length")[2], re.DOTALL)[:1]
 kernel = varlen.varlen_attn
 
 
