@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from packer_service.isolation.limits import Limits
 from packer_service.isolation.process import CallFailedError, HelperProcess, KilledError
+
+T = TypeVar("T")
 
 
 class Isolated:
@@ -31,6 +33,17 @@ class Isolated:
         A call that breaks the process is tried again in a new one, from the beginning.
 
         Raises:
+            CallFailedError, KilledError, PreshardError, OSError: as in :meth:`gather`.
+        """
+        return self.gather(list, function, *args, **kwargs)
+
+    def gather(self, keep: Callable[[Iterator[Any]], T], function: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
+        """What ``keep`` makes of the values, which it is given one at a time as they come.
+
+        A call that breaks the process is tried again in a new one, and ``keep`` is called again from the beginning. It
+        need not take all values; the process is ended then.
+
+        Raises:
             CallFailedError: it broke every process in which it was tried; the text says how.
             KilledError: the process was ended from outside in every try; an ``OSError``.
             PreshardError, OSError: as the function raised it.
@@ -39,7 +52,7 @@ class Isolated:
             reasons: list[str] = []
             while True:
                 try:
-                    return self._try(function, *args, **kwargs)
+                    return self._try(keep, function, *args, **kwargs)
                 except KilledError:
                     if len(reasons) + 1 >= self.limits.tries:
                         raise
@@ -49,10 +62,10 @@ class Isolated:
                     if len(reasons) >= self.limits.tries:
                         raise error.rejection or CallFailedError(self._all(reasons)) from None
 
-    def _try(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def _try(self, keep: Callable[[Iterator[Any]], T], function: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
         helper = self._helper = self._helper or HelperProcess(self.limits)
         try:
-            return list(helper.call(function, *args, **kwargs))
+            return keep(helper.call(function, *args, **kwargs))
         finally:
             if not helper.is_idle:
                 self._end()

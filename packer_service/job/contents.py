@@ -2,7 +2,8 @@
 
 Layouts follow from tokens alone, so they are solved while the decoder works; and while a pack is encoded and written,
 the documents of the next one are read and probed. No crop is decoded before the pack in front of it is written, so
-there is never more than one pack's pixels in memory.
+there is never more than one pack's pixels in memory. A video that several documents show is decoded for all of them at
+once; what later packs show of it waits on the disk.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from packer_service.job.plan import PlannedDocument
-from packer_service.job.read import planned_crops, read_planned
+from packer_service.job.read import planned_crops
+from packer_service.job.videos import Rendered, ShardVideos
 from packer_service.packs.crop import Crop
-from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
 
@@ -31,7 +32,7 @@ class ReadDocument:
     """A planned document and what became of it: rendered, or lost by an error."""
 
     planned: PlannedDocument
-    rendered: RenderedDocument | DocumentError
+    rendered: Rendered
 
     @property
     def n_units(self) -> int:
@@ -42,49 +43,48 @@ Decoded = list[list[Crop] | DocumentError]
 """For each document its crops, whose units count from 0 in the document, or why it has none."""
 
 
-def read_documents(planned: Sequence[PlannedDocument], config: PackConfig, ended: Event) -> list[ReadDocument]:
+def read_documents(planned: Sequence[PlannedDocument], videos: ShardVideos, ended: Event) -> list[ReadDocument]:
     """Reads documents again, and renders them; no pixel is decoded.
 
     Args:
         planned: references to them.
-        config: the job's configuration.
+        videos: reads them.
         ended: set when nobody waits for the result any more, which then may lack the last documents.
 
     Raises:
         OSError: the file system failed; no document is at fault.
     """
     wanted = takewhile(lambda _: not ended.is_set(), planned)
-    return [ReadDocument(planned=document, rendered=_rendered(document, config)) for document in wanted]
+    return [ReadDocument(planned=document, rendered=videos.read(document)) for document in wanted]
 
 
-def _rendered(planned: PlannedDocument, config: PackConfig) -> RenderedDocument | DocumentError:
-    try:
-        return read_planned(planned, config)
-    except DocumentError as error:
-        return error
-
-
-def decode_documents(documents: Sequence[ReadDocument], config: PackConfig, ended: Event) -> Decoded:
-    """The crops of all documents.
+def decode_documents(
+    documents: Sequence[ReadDocument], config: PackConfig, videos: ShardVideos, ended: Event
+) -> Decoded:
+    """The crops of all documents of a pack.
 
     Args:
         documents: documents that were read.
         config: the job's configuration.
+        videos: those of the shard.
         ended: as of :func:`read_documents`.
 
     Raises:
         OSError: as there.
     """
+    videos.begin((document.planned, document.rendered) for document in documents)
     wanted = takewhile(lambda _: not ended.is_set(), documents)
-    return [_crops(document, config) for document in wanted]
+    return [_crops(document, config, videos) for document in wanted]
 
 
-def _crops(document: ReadDocument, config: PackConfig) -> list[Crop] | DocumentError:
-    rendered = document.rendered
+def _crops(document: ReadDocument, config: PackConfig, videos: ShardVideos) -> list[Crop] | DocumentError:
+    planned, rendered = document.planned, document.rendered
     if isinstance(rendered, DocumentError):
         return rendered
+    if not len(rendered.units):
+        return []
     try:
-        return list(planned_crops(document.planned, rendered, config, first_unit=0)) if len(rendered.units) else []
+        return list(planned_crops(planned, rendered, config, first_unit=0, decode=videos.decoder(planned)))
     except DocumentError as error:
         return error
 

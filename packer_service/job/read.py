@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from cachetools import LRUCache
 
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.decode import decode_crops
+from packer_service.ingest.document import Document, Medium
 from packer_service.ingest.packed.crops import stored_crops
 from packer_service.ingest.packed.pieces import stored_pieces
 from packer_service.ingest.pieces import render_pieces
@@ -62,9 +64,14 @@ def _pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
 
 
 def planned_crops(
-    planned: PlannedDocument, rendered: RenderedDocument, config: PackConfig, *, first_unit: int
+    planned: PlannedDocument,
+    rendered: RenderedDocument,
+    config: PackConfig,
+    *,
+    first_unit: int,
+    decode: Callable[..., list[Crop]],
 ) -> Iterator[Crop]:
-    """The crops of a planned document, decoded, or copied from where they are stored.
+    """The crops of a planned document, decoded by ``decode``, or copied from where they are stored.
 
     Raises:
         DocumentError: an image or video is missing, cannot be decoded, or is damaged where it is stored.
@@ -72,7 +79,22 @@ def planned_crops(
     """
     if planned.file.kind == DATASET:
         return stored_crops(rendered, doc_id=planned.doc_id, first_unit=first_unit)
-    return decode_crops(rendered, planned.file.folder, config, doc_id=planned.doc_id, first_unit=first_unit)
+    return decode_crops(
+        rendered, planned.file.folder, config, doc_id=planned.doc_id, first_unit=first_unit, decode=decode
+    )
+
+
+def named_media(planned: PlannedDocument, config: PackConfig) -> list[Medium]:
+    """The images and videos that a planned document names, by its row alone; none if it cannot be read any more.
+
+    Raises:
+        OSError: the file system failed; no document is at fault.
+    """
+    try:
+        row = read_row(planned.file, planned.reference)
+        return [] if isinstance(row, DocumentError) else _document(row, planned, config).media()
+    except (FileNotFoundError, DocumentError):
+        return []
 
 
 def _taken_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
@@ -80,6 +102,10 @@ def _taken_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
         return [piece for piece, _ in stored_pieces(planned.file, planned.reference, planned.doc_id, config)]
     except DocumentError as error:
         raise DocumentError("decode_failed", f"changed since it was measured: {error}") from None
+
+
+def _document(row: Any, planned: PlannedDocument, config: PackConfig) -> Document:
+    return parse_document(row, planned.file.form, config.ignore_columns)
 
 
 def _read_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
@@ -92,6 +118,6 @@ def _read_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     given_id, _ = row_identity(row)
     if given_id not in (None, planned.doc_id):
         raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
-    document = parse_document(row, planned.file.form, config.ignore_columns)
+    document = _document(row, planned, config)
     pieces = render_pieces(document, planned.file.folder, config, configured_tokenizer(config))
     return [piece for piece, _ in pieces]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from packer_service.ingest.model import PackedFor
 from packer_service.job.contents import Aside, ReadDocument, aside, decode_documents, placed_crops, read_documents
 from packer_service.job.plan import PlannedDocument, PlannedShard
+from packer_service.job.videos import ShardVideos
 from packer_service.packs.balance import BalanceRows
 from packer_service.packs.figures import UnitTotals, pack_figures
 from packer_service.packs.pack import Pack, build_pack
@@ -110,14 +111,15 @@ def _samples(
     Text is read in turn: it keeps this thread's CPU busy, and two threads would only wait for each other.
     """
     following: Future[list[ReadDocument]] | None = None
+    videos = ShardVideos(task.packs, config, other.ended)
     for number, planned in enumerate(task.packs):
-        documents = read_documents(planned, config, other.ended) if following is None else following.result()
+        documents = read_documents(planned, videos, other.ended) if following is None else following.result()
         shows_media = any(document.n_units for document in documents)
-        sample = _build_sample(task.first_pack + number, documents, config, target, rows, other)
+        sample = _build_sample(task.first_pack + number, documents, config, target, rows, videos, other)
         is_last = number + 1 == len(task.packs)
         following = None
         if shows_media and not is_last:
-            following = other.start(partial(read_documents, task.packs[number + 1], config, other.ended))
+            following = other.start(partial(read_documents, task.packs[number + 1], videos, other.ended))
         yield sample
         del sample  # the next one's crops are decoded now
 
@@ -128,9 +130,10 @@ def _build_sample(
     config: PackConfig,
     target: PackedFor,
     rows: _ShardRows,
+    videos: ShardVideos,
     other: Aside,
 ) -> Sample:
-    decode = partial(decode_documents, documents, config, other.ended)
+    decode = partial(decode_documents, documents, config, videos, other.ended)
     decoding = other.start(decode) if any(document.n_units for document in documents) else None
     read = [not isinstance(document.rendered, DocumentError) for document in documents]
     pack = _build_pack([document for document, is_read in zip(documents, read, strict=True) if is_read], config, target)

@@ -6,16 +6,16 @@ import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from packer_service.job import contents
-from packer_service.job.contents import aside, decode_documents, read_documents
+from packer_service.job.contents import ReadDocument, aside, decode_documents, read_documents
 from packer_service.job.pack import pack
 from packer_service.job.plan import PlannedDocument
+from packer_service.job.videos import ShardVideos
 from packer_service.packs.crop import Crop
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify.dataset import verify_dataset
@@ -87,7 +87,7 @@ def test_nothing_more_is_read_or_decoded_when_nobody_waits(tiny_config: PackConf
     with aside() as other:
         pass
     assert other.ended.is_set()
-    assert read_documents([None], tiny_config, other.ended) == []  # type: ignore[list-item]
-    ended = Event()
-    ended.set()
-    assert decode_documents([None], tiny_config, ended) == []  # type: ignore[list-item]
+    videos = ShardVideos([], tiny_config, other.ended)
+    assert read_documents([None], videos, other.ended) == []  # type: ignore[list-item]
+    document = ReadDocument(planned=None, rendered=None)  # type: ignore[arg-type]
+    assert decode_documents([document], tiny_config, videos, other.ended) == []

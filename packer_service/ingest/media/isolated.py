@@ -5,13 +5,14 @@ Decoders are large C libraries, and nobody has looked at the files beforehand. T
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.crops import encoded_crops
 from packer_service.ingest.media.image import probe_image
 from packer_service.ingest.media.shape import MediumShape, PlacedMedium
+from packer_service.ingest.media.shared import Picture, encoded_pictures
 from packer_service.ingest.media.video import probe_video
 from packer_service.isolation.isolated import Isolated
 from packer_service.isolation.limits import Limits
@@ -19,6 +20,8 @@ from packer_service.isolation.process import CallFailedError
 from packer_service.packs.crop import Crop
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
+
+T = TypeVar("T")
 
 _DECODER = Isolated(Limits())
 """The packing process's only one; the first image or video starts its process."""
@@ -67,8 +70,36 @@ def crops(
     )
 
 
+def pictures(
+    keep: Callable[[Iterator[tuple[Picture, bytes]]], T],
+    medium: Medium,
+    base: str,
+    shown: Collection[Picture],
+    config: PackConfig,
+) -> T:
+    """What ``keep`` makes of the pictures that clips of a video show, given to it one at a time.
+
+    Raises:
+        DocumentError: as in :func:`~packer_service.ingest.media.shared.encoded_pictures` and :func:`crops`.
+        OSError: as in :func:`probe`, or raised by ``keep``.
+    """
+    options: dict[str, Any] = {"image_format": config.image_format, "jpeg_quality": config.jpeg_quality}
+    return _gather(keep, "decode_failed", encoded_pictures, medium, base, list(shown), **options)
+
+
 def _call(code: str, function: Callable[..., Any], medium: Medium, *args: Any, **options: Any) -> list[Any]:
+    return _gather(list, code, function, medium, *args, **options)
+
+
+def _gather(
+    keep: Callable[[Iterator[Any]], T],
+    code: str,
+    function: Callable[..., Any],
+    medium: Medium,
+    *args: Any,
+    **options: Any,
+) -> T:
     try:
-        return _DECODER.call(function, medium, *args, **options)
+        return _DECODER.gather(keep, function, medium, *args, **options)
     except CallFailedError as error:
         raise DocumentError(code, f"{medium.label}: the decoder {error}") from None

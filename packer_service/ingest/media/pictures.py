@@ -71,7 +71,8 @@ def _has_one_layer(extradata: bytes | None) -> bool:
 class PictureReader:
     """Feeds a decoder just enough packets to get the pictures asked for, in ascending order.
 
-    It uses one thread: a task holds one CPU, and results must not depend on their number.
+    It uses one thread: a task holds one CPU, and results must not depend on their number. A decoder that was used for
+    an earlier part of the video forgets what it saw there.
 
     Args:
         video: an open video.
@@ -87,7 +88,11 @@ class PictureReader:
         self.fed: list[int | None] = []
         self.reason = ""
         self._decoder = video.stream.codec_context
-        self._decoder.thread_count = 1
+        if self._decoder.is_open:
+            self._decoder.flush_buffers()
+            self._decoder.skip_frame = EVERYTHING
+        else:
+            self._decoder.thread_count = 1
         self._packets = packets
         self._wanted = None if leaving_out is None else frozenset(leaving_out)
         self._skipping = EVERYTHING

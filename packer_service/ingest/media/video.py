@@ -16,7 +16,7 @@ from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Scaling
 from packer_service.ingest.media.demux import display_size, open_at, seek_to
 from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.pictures import PictureReader, can_gain
+from packer_service.ingest.media.passes import LostPictureError, read_pictures
 from packer_service.ingest.media.pixels import FrameScaler
 from packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
 from packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
@@ -130,9 +130,7 @@ def decode_video(
 ) -> Iterator[Image.Image]:
     """Decodes the chosen frames once, in order, each as an RGB image of one size.
 
-    Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
-    the last key frame before it, and pictures to which no other refers. Should a decoder lose a wanted picture by that,
-    the rest of the clip is decoded without leaving any out.
+    On the way to each, :func:`~packer_service.ingest.media.passes.read_pictures` decodes no more than it has to.
 
     Args:
         medium: the video that was probed.
@@ -150,16 +148,10 @@ def decode_video(
     """
     scaler, done = FrameScaler(size, scaling), 0
     with open_media(medium, base) as file:
-        for sparing in (True, False):
-            with open_at(file, int(frames.pts[done])) as (video, packets):
-                ticks = frames.pts[done:].tolist()
-                left_out = sparing and can_gain(video, ticks)
-                reader = PictureReader(video, packets, leaving_out=ticks if left_out else None)
-                for image in reader.read(ticks, scaler.image):
-                    yield image
-                    done += 1
-            if done == frames.n_frames:
-                return
-            if not left_out:
-                which = f"frame {done} of {frames.n_frames} ({frames.timestamps[done]:.3f} s into the clip)"
-                raise DocumentError("decode_failed", f"{medium.label}: {which} cannot be decoded{reader.reason}")
+        try:
+            for image in read_pictures(file, frames.pts.tolist(), scaler.image):
+                yield image
+                done += 1
+        except LostPictureError as lost:
+            which = f"frame {done} of {frames.n_frames} ({frames.timestamps[done]:.3f} s into the clip)"
+            raise DocumentError("decode_failed", f"{medium.label}: {which} cannot be decoded{lost}") from None

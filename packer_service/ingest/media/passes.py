@@ -1,0 +1,74 @@
+"""One pass through a video, from the first picture asked for to the last: opened once, each of them decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from packer_service.ingest.media.demux import Video, open_at, seek_to
+from packer_service.ingest.media.open import MediaFile
+from packer_service.ingest.media.pictures import PictureReader, can_gain
+
+T = TypeVar("T")
+
+SEEK_SECONDS = 10
+"""Shortest gap between wanted pictures that is jumped over. A seek throws away what was read ahead, some hundred
+kilobytes, which is what a shorter gap holds; and key frames are seldom further apart."""
+
+SEEKABLE = ("mov", "matroska")
+"""Containers whose index says where key frames are, and whose times are the same after a seek."""
+
+
+class LostPictureError(Exception):
+    """A picture that packets promise cannot be decoded. The text is empty, or follows a message and says why."""
+
+
+def read_pictures(file: MediaFile, ticks: Sequence[int], use: Callable[[Any], T]) -> Iterator[T]:
+    """What ``use`` makes of the picture shown at each tick.
+
+    Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
+    the last key frame before it, and pictures to which no other refers; a long gap is not even read, where the
+    container has an index. Should a wanted picture be lost by that, the rest is decoded with nothing left out.
+
+    Args:
+        file: the video.
+        ticks: times of pictures in the stream's time base, ascending and distinct.
+        use: takes a decoded picture, which is not valid any more when the next one is asked for.
+
+    Raises:
+        LostPictureError: after the pictures before it.
+        DocumentError: ``bad_video``: not a video that can be read.
+    """
+    done, sparing = 0, True
+    while done < len(ticks):
+        with open_at(file, ticks[done]) as (video, packets):
+            for number, run in enumerate(_runs(video, ticks[done:]) if sparing else [ticks[done:]]):
+                sought = packets if number == 0 else seek_to(video, run[0])
+                if sought is None:  # it is opened there once more, which tries other ways to get there
+                    break
+                leaving_out = sparing and can_gain(video, run)
+                reader = PictureReader(video, sought, leaving_out=run if leaving_out else None)
+                end = done + len(run)
+                for used in reader.read(run, use):
+                    yield used
+                    done += 1
+                if done < end:
+                    if not leaving_out and number == 0:
+                        raise LostPictureError(reader.reason)
+                    sparing = False
+                    break
+
+
+def _runs(video: Video, ticks: Sequence[int]) -> list[Sequence[int]]:
+    """The pictures in groups, between which the container is sought."""
+    if not set(SEEKABLE).intersection(video.container.format.name.split(",")):
+        return [ticks]
+    gap, index = SEEK_SECONDS / video.time_base, video.stream.index_entries
+    cuts = [0]
+    for number in range(1, len(ticks)):
+        before, tick = ticks[number - 1], ticks[number]
+        if tick - before > gap:
+            key = index.search_timestamp(tick)
+            if key >= 0 and index[key].timestamp > before:  # else it needs pictures from before the gap
+                cuts.append(number)
+    return [ticks[first:end] for first, end in zip(cuts, [*cuts[1:], len(ticks)], strict=True)]

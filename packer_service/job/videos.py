@@ -1,0 +1,250 @@
+"""Videos that a shard shows more than once, each decoded in one pass, however its clips lie among the packs.
+
+When the first clip of such a video is wanted, the documents of later packs that show it are read ahead, and all of
+their pictures are decoded together. What is not wanted yet waits as encoded crops in a nameless file in the folder for
+temporary files, so that no pack's crops are in memory before its turn, and nothing is left behind by a kill. The bytes
+are those that each clip alone would give; where a pass fails, clips are decoded alone, so that a broken place rejects
+only the documents that show it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import dropwhile
+from os import SEEK_END
+from threading import Event
+from typing import IO
+
+from packer_service.ingest.decode import wanted_media
+from packer_service.ingest.document import Medium
+from packer_service.ingest.media import isolated
+from packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
+from packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
+from packer_service.ingest.source.file import DATASET
+from packer_service.isolation.process import CallFailedError
+from packer_service.job.plan import PlannedDocument
+from packer_service.job.read import named_media, read_planned
+from packer_service.packs.crop import Crop
+from packer_service.packs.rendered import RenderedDocument
+from schemas.config import PackConfig
+from schemas.errors import DocumentError
+from schemas.filesystem import is_uri
+
+AHEAD_TOKENS = 2**20
+"""Most tokens of documents that are read ahead: at some 40 bytes per token, 40 MiB, and more than most shards have."""
+
+AHEAD_PIXELS = 2**30
+"""Most pixels that wait for later packs, of one video: some 250 MB as JPEG, and more than most shards have."""
+
+Rendered = RenderedDocument | DocumentError
+"""What became of a document: rendered, or lost by an error."""
+
+VideoName = tuple[str, str]
+"""Which video it is: the folder that its URI is relative to, and the URI."""
+
+Shows = dict[VideoName, dict[PlannedDocument, None]]
+"""For each video that is shown more than once, the documents that show it, in the shard's order."""
+
+
+class ShardVideos:
+    """Reads the documents of a shard and decodes their media, one pack after the other. For one thread at a time.
+
+    Args:
+        packs: the documents of each pack.
+        config: the job's configuration.
+        ended: set when nobody waits for a result any more.
+    """
+
+    def __init__(self, packs: Sequence[Sequence[PlannedDocument]], config: PackConfig, ended: Event) -> None:
+        self._planned = [document for pack in packs for document in pack if document.file.kind != DATASET]
+        self._config, self._ended = config, ended
+        self._here: dict[PlannedDocument, Rendered] = {}
+        """The documents of the pack that is decoded."""
+        self._ahead: dict[PlannedDocument, Rendered] = {}
+        self._ahead_tokens = 0
+        self._shows: Shows | None = None
+        self._waiting: dict[VideoName, _WaitingPictures] = {}
+
+    def read(self, planned: PlannedDocument) -> Rendered:
+        """A document, read and rendered, or why it is lost.
+
+        Raises:
+            OSError: the file system failed; no document is at fault.
+        """
+        rendered = self._ahead.pop(planned, None)
+        if rendered is None:
+            return _read(planned, self._config)
+        self._ahead_tokens -= _tokens(rendered)
+        return rendered
+
+    def begin(self, documents: Iterable[tuple[PlannedDocument, Rendered]]) -> None:
+        """Tells what the pack consists of whose crops are asked for from now on."""
+        self._here = dict(documents)
+
+    def decoder(self, planned: PlannedDocument) -> Callable[..., list[Crop]]:
+        """What decodes the images and videos of a document: called as ``isolated.crops`` is, it gives the same."""
+        return partial(self._crops, planned)
+
+    def _crops(
+        self,
+        planned: PlannedDocument,
+        medium: Medium,
+        base: str,
+        placed: PlacedMedium,
+        config: PackConfig,
+        *,
+        doc_id: str,
+        first_unit: int,
+    ) -> list[Crop]:
+        name = _name(medium, base)
+        if name is not None and planned in self._shared().get(name, ()):
+            shown = shown_pictures(placed)
+            waiting = self._pictures(name, planned, medium, base, {one.picture for one in shown})
+            found = waiting.take(shown)
+            if not waiting.n_uses:
+                self._waiting.pop(name).close()
+            if found is not None:
+                return [_crop(one, data, doc_id, first_unit) for one, data in zip(shown, found, strict=True)]
+        return isolated.crops(medium, base, placed, config, doc_id=doc_id, first_unit=first_unit)
+
+    def _shared(self) -> Shows:
+        """The first video sends for the shard's rows, which is little beside decoding it; texts are not read twice."""
+        if self._shows is None:
+            shows: Shows = {}
+            times = Counter[VideoName]()
+            for planned in self._planned:
+                media = () if self._ended.is_set() else named_media(planned, self._config)
+                names = [name for medium in media if (name := _name(medium, planned.file.folder)) is not None]
+                times.update(names)
+                for name in dict.fromkeys(names):
+                    shows.setdefault(name, {})[planned] = None
+            self._shows = {name: documents for name, documents in shows.items() if times[name] > 1}
+        return self._shows
+
+    def _pictures(
+        self, name: VideoName, planned: PlannedDocument, medium: Medium, base: str, own: set[Picture]
+    ) -> _WaitingPictures:
+        """The pictures of a video, of this document and of as many later ones as there is room for."""
+        waiting = self._waiting.get(name)
+        if waiting is not None and own <= waiting.asked:
+            return waiting
+        if waiting is not None:
+            waiting.close()
+        waiting = self._waiting[name] = self._asked(name, planned)
+        with suppress(DocumentError):  # what came before it is sound, and the rest is decoded alone
+            isolated.pictures(partial(waiting.keep, self._ended), medium, base, waiting.asked, self._config)
+        return waiting
+
+    def _asked(self, name: VideoName, planned: PlannedDocument) -> _WaitingPictures:
+        asked, n_uses, pixels = set[Picture](), 0, 0
+        for document in dropwhile(lambda document: document != planned, self._shared()[name]):
+            rendered = self._rendered(document)
+            if rendered is None:
+                break
+            uses = [shown_pictures(placed) for placed in _placed(rendered, name, document.file.folder)]
+            new = {one.picture for use in uses for one in use} - asked
+            pixels += sum(picture.size[0] * picture.size[1] for picture in new)
+            if asked and pixels > AHEAD_PIXELS:
+                break
+            asked |= new
+            n_uses += len(uses)
+        return _WaitingPictures(asked, n_uses)
+
+    def _rendered(self, planned: PlannedDocument) -> Rendered | None:
+        """A document of this pack or a later one; None where too many wait already."""
+        rendered = self._here.get(planned, self._ahead.get(planned))
+        if rendered is None and self._ahead_tokens < AHEAD_TOKENS:
+            rendered = self._ahead[planned] = _read(planned, self._config)
+            self._ahead_tokens += _tokens(rendered)
+        return rendered
+
+
+class _WaitingPictures:
+    """Encoded pictures of a video that wait in a file until ``n_uses`` clips have taken theirs."""
+
+    def __init__(self, asked: Collection[Picture], n_uses: int) -> None:
+        self.asked = frozenset(asked)
+        self.n_uses = n_uses
+        self._places: dict[Picture, tuple[int, int]] = {}
+        self._file: IO[bytes] | None = None
+
+    def keep(self, ended: Event, pictures: Iterator[tuple[Picture, bytes]]) -> None:
+        """Takes pictures as they come, until the disk is full or nobody waits any more; from the beginning again."""
+        self._places.clear()
+        with suppress(OSError):
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # closed when all are taken
+        try:
+            for picture, data in pictures:
+                if ended.is_set() or not self._add(picture, data):
+                    return
+        except CallFailedError:  # what it gave before it broke is not trusted
+            self._places.clear()
+            raise
+
+    def _add(self, picture: Picture, data: bytes) -> bool:
+        """Whether there is room for it."""
+        if self._file is None:
+            return False
+        try:
+            place = self._file.seek(0, SEEK_END)
+            self._file.write(data)
+            self._file.flush()
+        except OSError:
+            return False
+        self._places[picture] = place, len(data)
+        return True
+
+    def take(self, shown: Sequence[ShownPicture]) -> list[bytes] | None:
+        """The pictures of a clip, or None if one of them is not there."""
+        self.n_uses -= 1
+        places = [self._places.get(one.picture) for one in shown]
+        if self._file is None or None in places:
+            return None
+        return [self._read(self._file, *place) for place in places if place is not None]
+
+    @staticmethod
+    def _read(file: IO[bytes], place: int, size: int) -> bytes:
+        file.seek(place)
+        return file.read(size)
+
+    def close(self) -> None:
+        """Gives the room on the disk back."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _read(planned: PlannedDocument, config: PackConfig) -> Rendered:
+    try:
+        return read_planned(planned, config)
+    except DocumentError as error:
+        return error
+
+
+def _tokens(rendered: Rendered) -> int:
+    return 0 if isinstance(rendered, DocumentError) else len(rendered)
+
+
+def _name(medium: Medium, folder: str) -> VideoName | None:
+    """What is equal for clips of one video; None for an image, and for a video whose bytes are in its row."""
+    if medium.kind != "video" or medium.uri is None or medium.data is not None:
+        return None
+    return ("" if is_uri(medium.uri) or posixpath.isabs(medium.uri) else folder, medium.uri)
+
+
+def _placed(rendered: Rendered, name: VideoName, folder: str) -> list[PlacedMedium]:
+    """The clips of a video in a document."""
+    if isinstance(rendered, DocumentError):
+        return []
+    media: Iterable[ProbedMedium] = (probed for probed, _ in wanted_media(rendered))
+    return [placed for medium, placed in media if _name(medium, folder) == name]
+
+
+def _crop(shown: ShownPicture, data: bytes, doc_id: str, first_unit: int) -> Crop:
+    width, height = shown.picture.size
+    unit = first_unit + shown.unit
+    return Crop(doc_id=doc_id, unit=unit, width=width, height=height, timestamp=shown.timestamp, data=data)
