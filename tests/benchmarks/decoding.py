@@ -13,11 +13,12 @@ key frame before a wanted picture up to it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +33,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from machine import hardware  # noqa: E402
 
 from packer_service.ingest.document import Medium  # noqa: E402
+from packer_service.ingest.media import pictures as reading  # noqa: E402
 from packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
 from packer_service.ingest.media.open import open_media  # noqa: E402
-from packer_service.ingest.media.pictures import SKIPPING, PictureReader, can_gain  # noqa: E402
+from packer_service.ingest.media.passes import read_pictures  # noqa: E402
+from packer_service.ingest.media.pictures import SKIPPING, PictureReader  # noqa: E402
 from packer_service.ingest.media.video import probe_video  # noqa: E402
 
 FRAME_RATE = 30
@@ -81,9 +84,9 @@ def make_clip(path: Path, codec: str, options: dict[str, str], seconds: int, siz
 def every(path: Path, ticks: list[int], use: Use) -> list[Any]:
     """Each picture up to the last wanted one."""
     wanted, found = set(ticks), []
-    with path.open("rb") as file, av.open(file) as container:
-        container.streams.video[0].codec_context.thread_count = 1
-        for picture in container.decode(video=0):
+    with open_media(Medium(kind="video", uri=path.name), str(path.parent)) as file, open_video(file) as video:
+        video.stream.codec_context.thread_count = 1
+        for picture in video.container.decode(video.stream):
             if picture.pts in wanted:
                 found.append(use(picture))
             if picture.pts >= ticks[-1]:
@@ -93,20 +96,44 @@ def every(path: Path, ticks: list[int], use: Use) -> list[Any]:
 
 def from_keys(path: Path, ticks: list[int], use: Use) -> list[Any]:
     """All pictures after the key frame before each wanted one."""
-    return read(path, ticks, use, leave_out=False)[0]
+    medium = Medium(kind="video", uri=path.name)
+    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
+        return list(PictureReader(video, packets).read(ticks, use))
 
 
 def as_packed(path: Path, ticks: list[int], use: Use) -> list[Any]:
     """As packing does it."""
-    return read(path, ticks, use, leave_out=True)[0]
+    with open_media(Medium(kind="video", uri=path.name), str(path.parent)) as file:
+        return list(read_pictures(file, ticks, use))
 
 
-def read(path: Path, ticks: list[int], use: Use, *, leave_out: bool) -> tuple[list[Any], list[int | None]]:
-    """What ``use`` makes of the pictures, and the ticks of all packets that the decoder was given."""
-    medium = Medium(kind="video", uri=path.name)
-    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
-        reader = PictureReader(video, packets, leaving_out=ticks if leave_out and can_gain(video, ticks) else None)
-        return list(reader.read(ticks, use)), reader.fed
+class Recorder:
+    """A decoder that notes the ticks of the packets that it is given."""
+
+    def __init__(self, decoder: Any, fed: list[int]) -> None:
+        self.__dict__.update(decoder=decoder, fed=fed)
+
+    def decode(self, packet: Any) -> Any:
+        if packet is not None:
+            self.fed.append(packet.pts)
+        return self.decoder.decode(packet)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.decoder, name, value)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[int]]:
+    """The ticks of all packets that decoders are given in the block."""
+    started, fed = reading.started_decoder, list[int]()
+    reading.started_decoder = lambda video: Recorder(started(video), fed)
+    try:
+        yield fed
+    finally:
+        reading.started_decoder = started
 
 
 WAYS: dict[str, Way] = {"every": every, "key": from_keys, "now": as_packed}
@@ -163,7 +190,8 @@ def measure(path: Path, fps: float, rounds: int) -> str:
             spent[name].append(time.process_time() - begin)
     times = np.array(list(spent.values()))
     needed, kept = floor(path, ticks)
-    fed = read(path, ticks, nothing, leave_out=True)[1]
+    with recorded() as fed:
+        as_packed(path, ticks, nothing)
     decoded = sum(tick in kept or tick in needed for tick in fed)
     ms = " | ".join(f"{1000 * time:.3g}" for time in np.median(times, axis=1))
     over_every, over_key = np.median(times[:2] / times[2], axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 from pathlib import Path
@@ -173,6 +174,34 @@ def test_decoders_that_crash_once_leave_no_trace_in_a_dataset(
     assert len(list(source.glob("tried *"))) == 4
     for shard in (undisturbed / "shards").iterdir():
         assert (tmp_path / "out" / "shards" / shard.name).read_bytes() == shard.read_bytes()
+
+
+def test_what_a_pass_gave_before_it_crashed_is_not_packed(
+    monkeypatch: pytest.MonkeyPatch,
+    broken_media: ModuleType,
+    isolated: Isolated,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+) -> None:
+    """Fails when pictures of a process that broke are packed, or its documents are lost, which can be decoded alone."""
+    for name in ("film", "0", "1"):
+        write_video(tmp_path / f"{name}.mp4")
+    outs = []
+    for names in (("0", "1"), ("film", "film")):
+        turns = [[{"type": "video", "video": f"{name}.mp4"}, {"type": "text", "text": "?"}] for name in names]
+        rows = [
+            {"id": str(number), "messages": [{"role": "user", "content": turn}, {"role": "assistant", "content": "!"}]}
+            for number, turn in enumerate(turns)
+        ]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        outs.append(tmp_path / f"out-{names[0]}")
+        pack([str(tmp_path / "rows.jsonl")], str(outs[-1]), tiny_config, PlainExecutor(), progress)
+        monkeypatch.setattr(media_calls, "_DECODER", isolated)
+        monkeypatch.setattr(media_calls, "encoded_pictures", broken_media.pictures_and_a_crash)
+    assert documents(outs[0]) == {"0", "1"}
+    [alone], [crashed] = ([shard.read_bytes() for shard in sorted((out / "shards").glob("*.tar"))] for out in outs)
+    assert crashed == alone
 
 
 def test_a_machine_that_ends_the_decoder_ends_the_job_and_loses_no_document(

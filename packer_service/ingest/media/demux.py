@@ -154,7 +154,8 @@ def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator
     for back in (*(SEEK_BACK_SECONDS if tick is not None else ()), None):
         file.seek(0)
         with open_video(file) as video:
-            packets = _from_key(video) if tick is None or back is None else seek_to(video, tick, back=back)
+            starts = tick is None or back is None or tick <= (video.stream.start_time or 0)
+            packets = _from_key(video) if starts else seek_to(video, tick, back=back)
             if packets is not None:
                 yield video, packets
                 return

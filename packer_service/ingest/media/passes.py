@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from packer_service.ingest.media.demux import Video, open_at, seek_to
 from packer_service.ingest.media.open import MediaFile
-from packer_service.ingest.media.pictures import PictureReader, can_gain
+from packer_service.ingest.media.pictures import LostPictureError, PictureReader, can_skip, is_dense, read_all
 
 T = TypeVar("T")
 
@@ -17,10 +17,6 @@ kilobytes, which is what a shorter gap holds; and key frames are seldom further 
 
 SEEKABLE = ("mov", "matroska")
 """Containers whose index says where key frames are, and whose times are the same after a seek."""
-
-
-class LostPictureError(Exception):
-    """A picture that packets promise cannot be decoded. The text is empty, or follows a message and says why."""
 
 
 def read_pictures(file: MediaFile, ticks: Sequence[int], use: Callable[[Any], T]) -> Iterator[T]:
@@ -46,24 +42,41 @@ def read_pictures(file: MediaFile, ticks: Sequence[int], use: Callable[[Any], T]
                 sought = packets if number == 0 else seek_to(video, run[0])
                 if sought is None:  # it is opened there once more, which tries other ways to get there
                     break
-                leaving_out = sparing and can_gain(video, run)
-                reader = PictureReader(video, sought, leaving_out=run if leaving_out else None)
-                end = done + len(run)
-                for used in reader.read(run, use):
-                    yield used
-                    done += 1
-                if done < end:
-                    if not leaving_out and number == 0:
-                        raise LostPictureError(reader.reason)
+                try:
+                    for used in _read_run(video, sought, run, use, sparing=sparing):
+                        yield used
+                        done += 1
+                except LostPictureError:
+                    if number == 0 and not (sparing and _leaves_out(video, run)):
+                        raise
                     sparing = False
                     break
+
+
+def _leaves_out(video: Video, ticks: Sequence[int]) -> bool:
+    return can_skip(video) and not is_dense(video, ticks)
+
+
+def _read_run(
+    video: Video, packets: Iterator[Any], ticks: Sequence[int], use: Callable[[Any], T], *, sparing: bool
+) -> Iterator[T]:
+    if is_dense(video, ticks):
+        yield from read_all(video, packets, ticks, use)
+        return
+    done = 0
+    reader = PictureReader(video, packets, leaving_out=ticks if sparing and can_skip(video) else None)
+    for used in reader.read(ticks, use):
+        yield used
+        done += 1
+    if done < len(ticks):
+        raise LostPictureError(reader.reason)
 
 
 def _runs(video: Video, ticks: Sequence[int]) -> list[Sequence[int]]:
     """The pictures in groups, between which the container is sought."""
     if not set(SEEKABLE).intersection(video.container.format.name.split(",")):
         return [ticks]
-    gap, index = SEEK_SECONDS / video.time_base, video.stream.index_entries
+    gap, index = int(SEEK_SECONDS / video.time_base), video.stream.index_entries
     cuts = [0]
     for number in range(1, len(ticks)):
         before, tick = ticks[number - 1], ticks[number]

@@ -14,7 +14,8 @@ from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Scaling
 from packer_service.ingest.media.image import encode_image
 from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.passes import LostPictureError, read_pictures
+from packer_service.ingest.media.passes import read_pictures
+from packer_service.ingest.media.pictures import LostPictureError
 from packer_service.ingest.media.pixels import FrameScaler
 from packer_service.ingest.media.shape import PlacedMedium
 from packer_service.ingest.media.video import VideoFrames

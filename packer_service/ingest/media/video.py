@@ -16,7 +16,8 @@ from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import Scaling
 from packer_service.ingest.media.demux import display_size, open_at, seek_to
 from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.passes import LostPictureError, read_pictures
+from packer_service.ingest.media.passes import read_pictures
+from packer_service.ingest.media.pictures import LostPictureError
 from packer_service.ingest.media.pixels import FrameScaler
 from packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
 from packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline

@@ -13,7 +13,7 @@ import pytest
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.demux import open_at
 from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.pictures import PictureReader, can_gain, can_skip
+from packer_service.ingest.media.pictures import PictureReader, can_skip, is_dense
 from packer_service.ingest.media.video import VideoFrames, decode_video
 from schemas.errors import DocumentError
 
@@ -104,8 +104,8 @@ def test_nothing_is_chosen_where_nearly_every_picture_is_wanted(make_video: Call
     medium = Medium(kind="video", uri=path.name)
     with open_media(medium, str(path.parent)) as file, open_at(file, every[0]) as (video, _):
         assert can_skip(video)
-        gains = {
-            name: can_gain(video, ticks)
+        dense = {
+            name: is_dense(video, ticks)
             for name, ticks in (
                 ("all", every),
                 ("half", every[::2]),
@@ -113,7 +113,7 @@ def test_nothing_is_chosen_where_nearly_every_picture_is_wanted(make_video: Call
                 ("one", every[:1]),
             )
         }
-    assert gains == {"all": False, "half": True, "first half": False, "one": True}
+    assert dense == {"all": True, "half": False, "first half": True, "one": False}
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "mpeg4.mp4", "mpeg2.mkv", "mpeg1.mkv"])

@@ -12,6 +12,7 @@ import broken_decoders
 
 from packer_service.ingest.media.crops import encoded_crops
 from packer_service.ingest.media.image import probe_image
+from packer_service.ingest.media.shared import encoded_pictures
 
 
 def probe_that_crashes_on_one(medium: Any, base: str, **options: Any) -> Any:
@@ -41,3 +42,10 @@ def crops_that_crash_once(medium: Any, base: str, shape: Any, **options: Any) ->
         marker.touch()
         os.abort()
     yield from encoded_crops(medium, base, shape, **options)
+
+
+def pictures_and_a_crash(medium: Any, base: str, pictures: Any, **options: Any) -> Iterator[Any]:
+    """Wrong ones, as of a process whose memory is no longer its own."""
+    for picture, _ in encoded_pictures(medium, base, pictures, **options):
+        yield picture, b"not a picture"
+    ctypes.string_at(0)

@@ -1,0 +1,170 @@
+"""One pass through a video: gaps are jumped over, clips share pictures, and the pixels are those of each clip alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from packer_service.ingest.document import Medium
+from packer_service.ingest.media import passes
+from packer_service.ingest.media.image import encode_image
+from packer_service.ingest.media.open import open_media
+from packer_service.ingest.media.passes import SEEK_SECONDS, read_pictures
+from packer_service.ingest.media.pictures import LostPictureError
+from packer_service.ingest.media.shared import Picture, encoded_pictures
+from packer_service.ingest.media.video import VideoFrames, decode_video
+from schemas.errors import DocumentError
+
+STEP = 200
+"""Milliseconds from one picture to the next: a film of 150 pictures is half a minute long."""
+
+X265 = "bframes=3:log-level=none:pools=1:frame-threads=1:keyint=12:min-keyint=12"
+FILMS: dict[str, dict[str, Any]] = {
+    "b_frames.mp4": {"b_frames": 3},
+    "open_groups.mp4": {"b_frames": 2, "options": {"x264-params": "open-gop=1:keyint=12:bframes=2"}},
+    "long_group.mp4": {"b_frames": 2, "gop": 500, "options": {"x264-params": "scenecut=0"}},
+    "b_frames.mkv": {"b_frames": 3},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"lag-in-frames": "8", "cpu-used": "8"}},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": X265}},
+    "mpeg4.avi": {"codec": "mpeg4", "b_frames": 2, "times": range(150), "ticks": 5},
+    "b_frames.ts": {"b_frames": 2},
+    "palette.mov": {"codec": "qtrle", "pix_fmt": "rgb24"},
+}
+
+
+def moving(number: int) -> np.ndarray:
+    y, x = np.mgrid[:64, :96]
+    red = 127 + 120 * np.sin((x + 3 * number) / 7) * np.cos((y - 2 * number) / 5)
+    return np.stack([red, (5 * y + 7 * number) % 256, (3 * x + y * number) % 251], -1).astype(np.uint8)
+
+
+@pytest.fixture
+def film(make_video: Callable[..., Path]) -> Callable[[str], Path]:
+    """A film of half a minute by its name in ``FILMS``."""
+
+    def make(name: str) -> Path:
+        return make_video(name, **{"times": range(0, 150 * STEP, STEP), "picture": moving, **FILMS[name]})
+
+    return make
+
+
+def every_tick(path: Path) -> list[int]:
+    with av.open(str(path)) as container:
+        return sorted({p.pts if p.pts is not None else p.dts for p in container.decode(video=0)})
+
+
+def medium_of(path: Path) -> Medium:
+    return Medium(kind="video", uri=path.name)
+
+
+def alone(path: Path, ticks: Sequence[int], size: tuple[int, int]) -> list[bytes]:
+    """Encoded pictures of a clip that is decoded by itself."""
+    times = np.array(ticks, np.int64)
+    frames = VideoFrames(pts=times, timestamps=times.astype(float), width=96, height=64)
+    images = decode_video(medium_of(path), str(path.parent), frames, size=size)
+    return [encode_image(image, image_format="png", jpeg_quality=90) for image in images]
+
+
+CLIPS: list[tuple[slice, tuple[int, int]]] = [
+    (slice(0, 12), (28, 28)),
+    (slice(4, 30, 5), (28, 28)),
+    (slice(5, 20, 4), (42, 28)),
+    (slice(100, 140, 7), (28, 28)),
+    (slice(149, 150), (28, 28)),
+]
+"""Pictures of each clip and its size: overlapping, one of another size, and two behind a gap of 14 seconds."""
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_clips_in_one_pass_have_the_bytes_of_each_alone(film: Callable[[str], Path], name: str) -> None:
+    """Fails when a seek or a clip before it changes a picture, or one is decoded for one size and given for another."""
+    path = film(name)
+    ticks = every_tick(path)
+    assert len(ticks) == 150
+    shown = [[Picture(tick, size, "reduced") for tick in ticks[chosen]] for chosen, size in CLIPS]
+    asked = {picture for clip in shown for picture in clip}
+    assert len(asked) < sum(map(len, shown))
+    found = list(encoded_pictures(medium_of(path), str(path.parent), asked, image_format="png", jpeg_quality=90))
+    assert len(found) == len(asked)
+    given = dict(found)
+    for clip, (chosen, size) in zip(shown, CLIPS, strict=True):
+        assert [given[picture] for picture in clip] == alone(path, ticks[chosen], size)
+
+
+def bytes_read(path: Path, ticks: Sequence[int]) -> int:
+    """How much of a file is read for some pictures."""
+    read = 0
+    with open_media(medium_of(path), str(path.parent)) as file:
+        original = file.file.read
+
+        class Counting:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file.file, name)
+
+            def read(self, size: int = -1) -> bytes:
+                nonlocal read
+                data = original(size)
+                read += len(data)
+                return data
+
+        counted = type(file)(file=Counting(), label=file.label, size=file.size)  # type: ignore[arg-type]
+        assert len(list(read_pictures(counted, ticks, id))) == len(ticks)
+    return read
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "b_frames.mkv"])
+def test_a_long_gap_is_not_read(film: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Fails when the bytes between two clips of a long film are read to get from one to the other."""
+    noise = np.random.default_rng(0)
+    options = {"picture": lambda _: noise.integers(0, 255, (64, 96, 3), np.uint8), "options": {"crf": "4"}}
+    monkeypatch.setitem(FILMS, name, options)
+    path = film(name)
+    ticks = every_tick(path)
+    ends = [*ticks[:3], *ticks[-3:]]
+    near = [tick for number, tick in enumerate(ticks) if number % 40 == 0]
+    assert path.stat().st_size > 1_000_000
+    assert bytes_read(path, ends) < path.stat().st_size / 2 < bytes_read(path, near)
+
+
+def test_a_gap_inside_a_group_is_read(film: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when pictures of a group longer than the gap are decoded again from its key frame."""
+    opened, sought = list[int](), list[int]()
+    original = passes.seek_to
+
+    def seek_to(video: Any, tick: int, **options: Any) -> Any:
+        sought.append(tick)
+        return original(video, tick, **options)
+
+    monkeypatch.setattr(passes, "seek_to", seek_to)
+    for name in ("long_group.mp4", "b_frames.mp4"):
+        path = film(name)
+        ticks = every_tick(path)
+        with open_media(medium_of(path), str(path.parent)) as file:
+            assert list(read_pictures(file, [ticks[0], ticks[-1]], lambda picture: picture.pts)) == [
+                ticks[0],
+                ticks[-1],
+            ]
+        opened.append(len(sought))
+    assert (ticks[-1] - ticks[0]) / 12800 > SEEK_SECONDS
+    assert opened == [0, 1]
+
+
+def test_pictures_before_a_lost_one_are_given(film: Callable[[str], Path]) -> None:
+    """Fails when clips before a broken place of a film are lost with those behind it."""
+    path = film("b_frames.mp4")
+    ticks = every_tick(path)
+    asked = [ticks[0], ticks[40], ticks[40] + 1, ticks[120]]
+    given = []
+    with open_media(medium_of(path), str(path.parent)) as file, pytest.raises(LostPictureError, match="later frame"):
+        given.extend(read_pictures(file, asked, lambda picture: picture.pts))
+    assert given == asked[:2]
+    shown = [Picture(tick, (28, 28), "reduced") for tick in asked]
+    encoded = encoded_pictures(medium_of(path), str(path.parent), shown, image_format="jpeg", jpeg_quality=90)
+    assert [next(encoded)[0], next(encoded)[0]] == shown[:2]
+    with pytest.raises(DocumentError, match="a frame cannot be decoded"):
+        next(encoded)
