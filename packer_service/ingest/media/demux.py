@@ -154,8 +154,10 @@ def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator
     for back in (*(SEEK_BACK_SECONDS if tick is not None else ()), None):
         file.seek(0)
         with open_video(file) as video:
-            starts = tick is None or back is None or tick <= (video.stream.start_time or 0)
-            packets = _from_key(video) if starts else seek_to(video, tick, back=back)
+            if tick is None or back is None or tick <= (video.stream.start_time or 0):
+                packets: Iterator[Any] | None = _from_key(video)
+            else:
+                packets = seek_to(video, tick, back=back)
             if packets is not None:
                 yield video, packets
                 return
