@@ -4,10 +4,11 @@
 
 "every" decodes each picture from the first frame wanted to the last; "key" begins at the key frame before each wanted
 one and decodes everything after it; "now" is what packing does, which leaves out pictures that nothing refers to. All
-of them open the file in the same way, take turns and must give the same pixels. Times are processor time without scaling, the median of
-all rounds; ratios are the medians of the rounds' own, which a busy machine disturbs less. "decoded" counts the pictures
-that "now" decodes, over those that it cannot do without: the wanted ones, and those that others may refer to from the
-key frame before a wanted picture up to it. "now / now" is the same call twice: what it is off 1 is the machine's.
+of them open the file in the same way, take turns and must give the same pixels. Times are processor time without
+scaling, the median of all rounds; ratios are the medians of the rounds' own, which a busy machine disturbs less.
+"decoded" counts the pictures that "now" decodes, over those that it cannot do without: the wanted ones, and those that
+others may refer to from the key frame before a wanted picture up to it. "now / now" is the same call twice: what it is
+off 1 is the machine's.
 """
 
 from __future__ import annotations
