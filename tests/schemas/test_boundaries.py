@@ -9,7 +9,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from schemas.boundaries import image_edges
+from schemas.boundaries import image_edges, smallest_limit
 from schemas.errors import LayoutError
 
 
@@ -118,3 +118,14 @@ def test_impossible_requests(loads, ranks, said):
     # Fails when nonsense is divided silently.
     with pytest.raises(LayoutError, match=said):
         image_edges(np.array(loads, np.int64), ranks)
+
+
+def test_the_least_negative_load_is_told():
+    # Fails when a load just below 0 counts as work.
+    with pytest.raises(LayoutError, match="unit 1 has load -1; loads must be at least 0"):
+        image_edges(np.array([2, -1, 3]), 2)
+
+
+def test_ranks_without_units_have_nothing_to_do():
+    # Fails when a pack of text alone has no least load.
+    assert smallest_limit([], 2) == 0

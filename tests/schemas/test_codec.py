@@ -78,6 +78,8 @@ RUNS, NEEDS = np.zeros((1, 3), np.int32), np.zeros((2, 4), np.bool_)
         {"zigzag": RUNS, "zigzag.needs": NEEDS},
         {"zigzag.ring02": RUNS, "zigzag.ring02.needs": NEEDS},
         {"zigzag.ring2": RUNS.astype(np.int64), "zigzag.ring2.needs": NEEDS},
+        {"zigzag.ring2": np.zeros((1, 4), np.int32), "zigzag.ring2.needs": NEEDS},
+        {"zigzag.ring2": np.zeros((1, 2), np.int32), "zigzag.ring2.needs": NEEDS},
         {"zigzag.ring2": RUNS, "zigzag.ring2.needs": NEEDS.astype(np.int8)},
         {"zigzag.ring2": RUNS, "zigzag.ring2.needs": np.zeros((2, 4), "datetime64[s]")},
         {"zigzag.ring4": RUNS, "zigzag.ring4.needs": NEEDS},

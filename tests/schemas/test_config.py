@@ -98,3 +98,11 @@ def test_acronyms_keep_their_capitals(message: str, said: str) -> None:
     """Fails when a name in capitals is written as a word."""
     [violation] = violations_of([{"loc": (), "msg": message, "input": 1, "type": "missing"}])
     assert str(violation) == said
+
+
+def test_zigzag_cuts_a_pack_into_two_chunks_for_each_ring_rank() -> None:
+    """Fails when a pack that divides by the ring ranks alone is taken for a layout with two chunks of each."""
+    given: dict[str, Any] = {"cp_sizes": (1,), "ring_degrees": (4,), "layouts": ("zigzag",)}
+    assert PackConfig(**given, seq_len=24).seq_len == 24
+    with pytest.raises(ValidationError, match="seq_len 20 does not divide evenly"):
+        PackConfig(**given, seq_len=20)

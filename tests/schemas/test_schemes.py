@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import LayoutError
 from schemas.layout import slice_positions
-from schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from schemas.schemes import contiguous_runs, merge_adjacent, segment_edges, zigzag_runs
 
 
 def test_written_out():
@@ -54,3 +54,16 @@ def test_lengths_that_do_not_divide():
         zigzag_runs(np.array([0, 8, 12]), 4)
     with pytest.raises(LayoutError, match="multiple of 5"):
         contiguous_runs(12, 5)
+
+
+def test_empty_rows_are_dropped():
+    # Fails when a row without a token stays, or keeps its neighbours apart.
+    rows = np.array([[0, 0, 4], [0, 9, 0], [0, 4, 4], [1, 8, 0], [1, 8, 4]])
+    assert merge_adjacent(rows).tolist() == [[0, 0, 8], [1, 8, 4]]
+    assert merge_adjacent(rows[1:2]).shape == (0, 3)
+
+
+def test_the_first_segment_that_zigzag_cannot_cut_is_named_with_its_length():
+    # Fails when the message has the start of one segment and the length of another.
+    with pytest.raises(LayoutError, match="segment at token 4 has 3 tokens"):
+        zigzag_runs(np.array([0, 4, 7, 12]), 2)

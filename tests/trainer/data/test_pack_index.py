@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from functools import partial
 from pathlib import Path
@@ -159,3 +160,15 @@ def test_a_folder_that_cannot_hold_the_file_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(path))
     with pytest.raises(ReaderError, match=r"cannot be made .*set TMPDIR"):
         SharedPlaces(PackTable(Opens(path)), "digest")
+
+
+def test_places_are_whole_where_the_system_writes_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when what a short write has left over goes to another place, or nowhere: packs would be read elsewhere."""
+    path, pwrite = tmp_path / "packs.parquet", os.pwrite
+    write_table(path, group=100)
+    whole = PackIndex.of_bytes(path.read_bytes(), packs_per_shard=PER_SHARD)
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:701], at))
+    parts = PackIndex(shared(path), packs_per_shard=PER_SHARD)
+    assert all(whole[pack_id] == parts[pack_id] for pack_id in (499, 0, 250, 103))
