@@ -1,25 +1,29 @@
 """Trains Hugging Face models on packs in every way, and compares with each document alone.
 
-    python tests/trainer/models/grid.py FOLDER                               # the whole grid in float64: hours
+    python tests/trainer/models/grid.py FOLDER --log LOG                     # every pair of choices: see below
+    python tests/trainer/models/grid.py FOLDER --log LOG --full              # every combination: hours
     python tests/trainer/models/grid.py FOLDER --families internvl --splits 1x2 2x2 --layouts balanced_gather
     python tests/trainer/models/grid.py FOLDER --dtype float32 --families qwen3_vl
-    python tests/trainer/models/grid.py FOLDER --splits 2x2 --cp-fsdp none ring_only ulysses_only
 
-FOLDER gets the models and their packs, and keeps them. The reference is each document by itself through the unmodified
-model of transformers in one process (sdpa, float64). A case takes all packs, one after the other, so gradients add up
-over them; with more packs at a time than divide their number, it leaves out the last. A line shows the largest relative
-difference of loss, gradient norm, and any parameter's gradient against the norm of the whole. The exit status is 1 if
-one is above 1e-6 in float64, 1e-4 in float32.
+FOLDER gets the models and their packs, and keeps them. The choices are the model, the kind of attention, the layout,
+the split, and the way: packs in parallel, axes that shard parameters, what saves memory. Most combinations of five
+repeat what smaller ones show, so by default the cases are as few as it takes for any two choices to meet in one.
+
+The reference is each document by itself through the unmodified model of transformers in one process (sdpa, float64). A
+case takes all packs, one after the other, so gradients add up over them; with more packs at a time than divide their
+number, it leaves out the last. A line shows the largest relative difference of loss, gradient norm, and any parameter's
+gradient against the norm of the whole. Cases that LOG lists are not run again, and are counted. The exit status is 1 if
+a difference is above 1e-6 in float64, 1e-4 in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-from collections import defaultdict
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations, groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,11 @@ sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2] / 
 
 import torch  # noqa: E402
 from gloo_pool import GlooPool  # noqa: E402
-from packed_models import FAMILIES, TEXT_MODELS, compare, make_model, right_answers  # noqa: E402
+from packed_models import FAMILIES, TEXT_MODELS, Right, compare, make_model, right_answers  # noqa: E402
 from packed_ranks import train_on_packs  # noqa: E402
 
 from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
-from trainer.distributed.mesh import SHARDING_AXES, CpFsdp  # noqa: E402
+from trainer.distributed.mesh import CpFsdp  # noqa: E402
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
@@ -59,8 +63,8 @@ class Way:
     overlap: bool = False
 
 
-ALONE = Way(name="")
-OTHER_WAYS = (
+LIST = (
+    Way(name="plain"),
     Way(name="dp_shard 2", dp_shard=2),
     Way(name="dp_replicate 2", dp_replicate=2),
     Way(name="recomputed", saving={"recompute": "full"}),
@@ -71,28 +75,69 @@ OTHER_WAYS = (
     Way(name="cp-fsdp ring_only", cp_fsdp="ring_only"),
     Way(name="cp-fsdp ulysses_only", cp_fsdp="ulysses_only"),
 )
+WAYS = {way.name: way for way in LIST}
+MOST_RANKS = 8
+HEADS = 4
+"""Of the models that ``demo-model`` writes."""
 
 
-def runs(
-    splits: list[str], kinds: list[str], layouts: list[str], cp_fsdp: list[str]
-) -> list[tuple[Way, str, list[dict[str, Any]]]]:
-    """Every kind x layout x split, and the other ways on a few splits with three pairs of kind and layout."""
-    cases: list[dict[str, Any]] = [{"kind": kind, "layout": layout} for kind, layout in product(kinds, layouts)]
-    few = [case for case in cases if (case["kind"], case["layout"]) in SOME]
-    found = [(ALONE, split, cases) for split in splits if "all" in cp_fsdp]
-    for way, split in product(OTHER_WAYS, splits):
-        # both axes are needed to tell one from the other; a rank of four has one head, and nothing to overlap with
-        if way.cp_fsdp not in cp_fsdp or split not in (("1x2", "2x1") if way.cp_fsdp == "all" else ("2x1", "2x2")):
-            continue
-        chosen = [{**case, "overlap": True} for case in few if case["kind"] == "ulysses"] if way.overlap else few
-        found += [(way, split, chosen)] if chosen else []
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination. Its fields are the choices."""
+
+    family: str
+    split: str
+    way: str
+    kind: str
+    layout: str
+
+    @property
+    def possible(self) -> bool:
+        """Whether the tiny models, which have four heads, and eight processes can run it."""
+        ulysses, ring = map(int, self.split.split("x"))
+        ranks, way = ulysses * ring, WAYS[self.way]
+        if ranks * way.dp_shard * way.dp_replicate > MOST_RANKS or (self.kind == "ulysses" and ranks > HEADS):
+            return False
+        if way.overlap:  # a rank of four has one head, and nothing to overlap with
+            return self.kind == "ulysses" and ranks == 2
+        return way.cp_fsdp == "all" or ranks > 1
+
+    @property
+    def pairs(self) -> set[tuple[str, ...]]:
+        """Every two of the choices."""
+        chosen = [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
+        return set(combinations(chosen, 2))
 
 
-SOME = (("ring", "zigzag"), ("gather", "balanced_gather"), ("ulysses", "contiguous"))
+def covering(cases: list[Case]) -> list[Case]:
+    """Cases in which any two choices meet that meet at all: each time the one with most pairs that have not met yet."""
+    pairs = {case: case.pairs for case in cases}
+    left = set().union(*pairs.values())
+    chosen: list[Case] = []
+    while left:
+        chosen.append(max(cases, key=lambda case: len(pairs[case] & left)))
+        left -= pairs[chosen[-1]]
+    return chosen
 
 
-def main() -> None:
+def run(pool: GlooPool, folder: Path, right: Right, cases: list[Case], dtype: str) -> list[float]:
+    """The difference of each of some cases of one model, split and way."""
+    way = WAYS[cases[0].way]
+    ulysses, ring = map(int, cases[0].split.split("x"))
+    sent = [{"kind": case.kind, "layout": case.layout, "overlap": way.overlap} for case in cases]
+    degrees = {"ulysses": ulysses, "ring": ring, "dp_shard": way.dp_shard, "dp_replicate": way.dp_replicate}
+    answers = pool.run(train_on_packs, str(folder), sent, dtype, way.saving, way.cp_fsdp, **degrees)
+    return [compare(of_ranks, right) for of_ranks in zip(*answers, strict=True)]
+
+
+def read_log(log: Path | None, dtype: str) -> dict[Case, float]:
+    """What earlier runs found."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else []
+    entries = [json.loads(line) for line in lines]
+    return {Case(**entry["case"]): entry["difference"] for entry in entries if entry["dtype"] == dtype}
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     families = [*TEXT_MODELS, *(name for name in FAMILIES if "moe" not in name)]
@@ -100,36 +145,43 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--layouts", nargs="*", default=LAYOUTS)
     parser.add_argument("--splits", nargs="*", default=SPLITS, help="ulysses x ring")
-    parser.add_argument("--cp-fsdp", nargs="*", default=list(SHARDING_AXES), choices=list(SHARDING_AXES))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     parser.add_argument("--dtype", choices=LIMITS, default="float64")
-    given = parser.parse_args()
+    parser.add_argument("--full", action="store_true", help="every combination, and not every pair")
+    parser.add_argument("--log", type=Path, help="file of finished cases, one JSON object each")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parse()
     torch.set_num_threads(1)
-    worst: dict[str, float] = defaultdict(float)
-    number = 0
+    choices = product(given.families, given.splits, given.ways, given.kinds, given.layouts)
+    names = [field.name for field in fields(Case)]
+    every = [case for case in (Case(**dict(zip(names, each, strict=True))) for each in choices) if case.possible]
+    cases = sorted(every if given.full else covering(every), key=lambda case: (case.family, case.split, case.way))
+    found = {case: difference for case, difference in read_log(given.log, given.dtype).items() if case in cases}
     with tempfile.TemporaryDirectory() as stores:
         pool = GlooPool(Path(stores))
-        for family in given.families:
+        for family, of_family in groupby((case for case in cases if case not in found), lambda case: case.family):
             folder = given.folder / family
             if not (folder / "model" / "model.safetensors").exists():
                 make_model(folder, family, ConsoleProgress())
             right = right_answers(folder, family)
-            for way, split, cases in runs(given.splits, given.kinds, given.layouts, given.cp_fsdp):
-                if way.dp_shard * way.dp_replicate > len(right.losses):
-                    continue
-                ulysses, ring = map(int, split.split("x"))
-                degrees = {"dp_shard": way.dp_shard, "dp_replicate": way.dp_replicate}
-                sent = (str(folder), cases, given.dtype, way.saving, way.cp_fsdp)
-                answers = pool.run(train_on_packs, *sent, ulysses=ulysses, ring=ring, **degrees)
-                for case, *of_ranks in zip(cases, *answers, strict=True):
-                    found = compare(of_ranks, right)
-                    worst[family], number = max(worst[family], found), number + 1
-                    print(f"{family:<12}{case['kind']:<9}{case['layout']:<17}{split:<5}{way.name:<23}{found:.1e}")
+            for _, group in groupby(of_family, lambda case: (case.split, case.way)):
+                together = list(group)
+                for case, difference in zip(together, run(pool, folder, right, together, given.dtype), strict=True):
+                    found[case] = difference
+                    print(f"{family:<12}{case.kind:<9}{case.layout:<17}{case.split:<5}{case.way:<23}{difference:.1e}")
+                    if given.log is not None:
+                        with given.log.open("a", encoding="utf-8") as log:
+                            entry = {"case": asdict(case), "dtype": given.dtype, "difference": difference}
+                            log.write(json.dumps(entry) + "\n")
                 sys.stdout.flush()
         pool.close()
-    print(f"\n{number} cases in {given.dtype}, largest relative difference:")
-    for family, found in worst.items():
-        print(f"{family:<12}{found:.1e}")
-    sys.exit(not max(worst.values()) <= LIMITS[given.dtype])
+    print(f"\n{len(found)} cases in {given.dtype}, largest relative difference:")
+    for family in given.families:
+        print(f"{family:<12}{max(found[case] for case in found if case.family == family):.1e}")
+    sys.exit(not max(found.values()) <= LIMITS[given.dtype])
 
 
 if __name__ == "__main__":

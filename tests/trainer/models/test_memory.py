@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.errors import ConfigError
@@ -100,6 +101,40 @@ def test_only_inputs_of_blocks_wait_on_the_disk(monkeypatch: pytest.MonkeyPatch)
         patched.setattr(tempfile, "TemporaryFile", make)
         _run(model)
     assert [Path(file.name).stat().st_size for file in files] == [TOKENS * 16 * 8] * 2
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_only_inputs_of_blocks_wait_in_the_hosts_memory(
+    plain: Any, monkeypatch: pytest.MonkeyPatch, recompute: str
+) -> None:
+    """Fails when a gradient changes, or when something else than the input of each block is moved. There is no
+    page-locked memory without a GPU; all else is as on one.
+    """
+    asked: list[bool] = []
+    moved: list[torch.Size] = []
+
+    class Noted(save_on_cpu):
+        def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+            asked.append(pin_memory)
+            super().__init__(False, device_type)
+            pack = self.pack_hook
+
+            def note(tensor: Tensor) -> Any:
+                if not isinstance(tensor, torch.nn.Parameter):
+                    moved.append(tensor.shape)
+                return pack(tensor)
+
+            self.pack_hook = note
+
+    model = _model()
+    save_memory(model, recompute=recompute, offload="host", device_type="cuda")
+    with monkeypatch.context() as patched:
+        patched.setattr("transformers.modeling_utils.save_on_cpu", Noted)
+        loss, grads, _ = _run(model)
+    torch.testing.assert_close(loss, plain[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(grads, plain[1], rtol=1e-9, atol=1e-12)
+    assert asked == [True] * 2
+    assert {shape for shape in moved if shape.numel() > TOKENS * 8} == {torch.Size([1, TOKENS, 16])}
 
 
 @pytest.mark.parametrize(
