@@ -23,6 +23,7 @@ import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, fields
+from heapq import heapify, heapreplace
 from itertools import combinations, groupby, product
 from pathlib import Path
 from typing import Any
@@ -111,12 +112,18 @@ class Case:
 
 def covering(cases: list[Case]) -> list[Case]:
     """Cases in which any two choices meet that meet at all: each time the one with most pairs that have not met yet."""
-    pairs = {case: case.pairs for case in cases}
-    left = set().union(*pairs.values())
+    pairs = [case.pairs for case in cases]
+    left = set().union(*pairs)
     chosen: list[Case] = []
+    # What a case would add only shrinks, so of what was counted earlier only the first needs to be counted again.
+    queue = [(-len(own), number) for number, own in enumerate(pairs)]
+    heapify(queue)
     while left:
-        chosen.append(max(cases, key=lambda case: len(pairs[case] & left)))
-        left -= pairs[chosen[-1]]
+        number = queue[0][1]
+        heapreplace(queue, (-len(pairs[number] & left), number))
+        if queue[0][1] == number:
+            chosen.append(cases[number])
+            left -= pairs[number]
     return chosen
 
 
