@@ -1,14 +1,19 @@
 """The job's own planning of very many documents: memory of driver and tasks, time by stage, bytes after kills.
 
-    python tests/benchmarks/scale.py [--documents 5000000] [--processes 2] [--kills 0] [--mixture mixed]
-    python tests/benchmarks/scale.py --documents 5000000 --kills 5     # and again without: the same hash of the plan
-    python tests/benchmarks/scale.py --documents 100000000
+    python tests/benchmarks/scale.py [--documents 5000000] [--processes 2] [--kills 0] [--mixture mixed] [--tables]
+    python tests/benchmarks/scale.py --documents 5000000 --tables --prove      # the same bytes, whatever happens
+    python tests/benchmarks/scale.py --documents 100000000 --tables --prove    # a quarter of an hour, or twice as long
     python tests/benchmarks/scale.py --documents 100000000 --lengths   # the same documents through `plan --lengths`
 
 Lengths are drawn from a mixture and kept as measuring would keep them; nothing is decoded. From there everything is the
 job's: sorted runs, partitions, step order, segments, and the stream of rows that finishing takes the dataset's id from.
+With ``--tables`` each shard's record is made from its rows of the plan, as the task that writes it would keep it, and
+the job joins them into the tables and the manifest, which ``--keep`` leaves in a folder (shards are not written).
+
 The driver is a process of its own, which with ``--kills`` is killed with all of its tasks at so many moments, evenly
-over the files that it makes, and started again.
+over the files that planning makes, and started again. ``--prove`` does everything, and then plans the same documents
+again with one process, killed five times: the plan must have the same bytes, and up to ``--prove-tables`` documents the
+tables and the manifest, too.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, lengths  # noqa: E402
+from scale_tables import FEW_LOADS, write_tables  # noqa: E402
 
 from packer_service.ingest.source.file import Fragment, SourceFile  # noqa: E402
 from packer_service.job.measure import MEASURED, Measured  # noqa: E402
@@ -53,8 +59,10 @@ from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from packer_service.plan.order import straggler_ratio  # noqa: E402
 from packer_service.shards.store import Folder  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
+from schemas.manifest import WORK  # noqa: E402
 
 PER_FRAGMENT, DP_SIZE = 62_500, 64
+PROVING_KILLS = 5
 TASKS_OF_A_PROCESS = 8
 """A process ends after so many tasks, as Ray's do after some: its memory is what a few in a row leave."""
 
@@ -141,8 +149,9 @@ def write_lengths(path: Path, documents: int, mixture: str) -> None:
             file.write_table(pa.table(drawn(number, documents, mixture)))
 
 
-def drive(work: Path, processes: int, partition: int) -> None:
+def drive(out: Path, processes: int, partition: int, tables: str) -> None:
     """The driver: plans what is kept in the work folder; prints what it measured as JSON."""
+    work = out / WORK
     executor, folder, peak, seconds = Processes(processes), Folder(str(work)), Peak(), dict[str, float]()
     n_fragments = int((work / "fragments").read_text(encoding="utf-8"))
     file = SourceFile(label="rows.jsonl", uri="/rows.jsonl", kind="jsonl", size=1, mtime_ns=0)
@@ -170,12 +179,19 @@ def drive(work: Path, processes: int, partition: int) -> None:
         identity.update(table["pack_id"].to_numpy())
         identity.update(table["start"].to_numpy())
     lap("stream of rows")
+    plan_mib, bytes_of = [peak.mib(), executor.peak_mib], dict[str, int]()
+    if tables:
+        config = PackConfig() if tables == "full" else FEW_LOADS
+        took, bytes_of = write_tables(out, plan, executor, config, Quiet())
+        seconds |= took
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(
         json.dumps(
             {
+                "plan_mib": plan_mib,
                 "driver_mib": peak.mib(),
                 "task_mib": executor.peak_mib,
+                "bytes": bytes_of,
                 "cpu": sum(each.ru_utime + each.ru_stime for each in usage),
                 "seconds": seconds,
                 "rows": identity.hexdigest(),
@@ -201,10 +217,11 @@ def figures(plan: Planned) -> dict[str, Any]:
     }
 
 
-def driven(work: Path, processes: int, partition: int, kills: int, steps: int) -> dict[str, Any]:
+def driven(out: Path, processes: int, partition: int, kills: int, steps: int, tables: str) -> dict[str, Any]:
     """Runs the driver, kills it and its tasks as often as asked, and returns what the last one printed."""
-    command = [sys.executable, str(Path(__file__)), "--drive", str(work)]
-    command += ["--processes", str(processes), "--partition", str(partition)]
+    work = out / WORK
+    command = [sys.executable, str(Path(__file__)), "--drive", str(out)]
+    command += ["--processes", str(processes), "--partition", str(partition), "--with-tables", tables]
     for number in range(kills):
         at = steps * (number + 1) // (kills + 1)
         driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -248,34 +265,76 @@ def run_lengths(documents: int, mixture: str) -> None:
         )
 
 
-def run_job(documents: int, mixture: str, processes: int, partition: int, kills: int) -> None:
-    work = Path(tempfile.mkdtemp(prefix="preshard-scale-"))
+def draw(out: Path, documents: int, mixture: str, processes: int) -> None:
+    """Keeps all documents as measured."""
+    work, n_fragments = out / WORK, -(-documents // PER_FRAGMENT)
+    work.mkdir(parents=True)
+    (work / "fragments").write_text(str(n_fragments), encoding="utf-8")
+    with get_context("spawn").Pool(processes) as pool:
+        task = partial(keep, work=str(work), documents=documents, mixture=mixture)
+        for _ in pool.imap_unordered(task, range(n_fragments)):
+            pass
+
+
+def run_job(given: argparse.Namespace, out: Path, processes: int, kills: int, tables: str) -> tuple[str, str]:
+    """Plans what is drawn, prints figures, and returns the hashes of the plan and of the tables."""
+    n_fragments, partition = -(-given.documents // PER_FRAGMENT), given.partition
+    per_run = max(1, min(RUN_ROWS, partition) // PER_FRAGMENT)
+    steps = -(-n_fragments // per_run) + -(-given.documents // partition)
+    found = driven(out, processes, partition, kills, steps, tables)
+    stages = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+    plan, made_tables = hash_of(out / WORK / "plan"), hash_of_files(out)
+    size = sum(path.stat().st_size for path in (out / WORK).rglob("*") if path.is_file())
+    in_plan = " and ".join(f"{mib:,.0f}" for mib in found["plan_mib"])
+    print(
+        f"{processes} processes, {kills} kills: {found['documents']:,} documents in {found['packs']:,} packs of "
+        f"{found['partitions']} partitions, {found['rejected']} rejected\n"
+        f"packs over the bound {found['over']:.6f}, fill {found['fill']:.4%}, straggler ratio at DP {DP_SIZE} "
+        f"{found['straggler']:.5f}, {found['left']:,} packs left over\n"
+        f"{stages}; {found['cpu']:.0f} s of CPU; work folder {size / 2**20:,.0f} MiB\n"
+        f"peaks of driver and largest task: planning {in_plan} MiB, in all {found['driver_mib']:,.0f} and "
+        f"{found['task_mib']:,.0f} MiB\n"
+        + "".join(f"{name} {size / 2**20:,.1f} MiB, " for name, size in found["bytes"].items())
+        + f"hash of the plan {plan[:16]}, of its rows {found['rows'][:16]}, of the tables {made_tables[:16]}",
+        flush=True,
+    )
+    return plan, made_tables
+
+
+def hash_of_files(folder: Path) -> str:
+    """Of the files directly in a folder, by name."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def run(given: argparse.Namespace) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="preshard-scale-"))
+    tables = "" if not given.tables else "full" if given.all_loads else "few"
     try:
-        n_fragments = -(-documents // PER_FRAGMENT)
-        (work / "fragments").write_text(str(n_fragments), encoding="utf-8")
-        began = time.perf_counter()
-        with get_context("spawn").Pool(processes) as pool:
-            for _ in pool.imap_unordered(
-                partial(keep, work=str(work), documents=documents, mixture=mixture), range(n_fragments)
-            ):
-                pass
+        first, again, began = folder / "first", folder / "again", time.perf_counter()
+        draw(first, given.documents, given.mixture, given.processes)
+        if given.prove:
+            shutil.copytree(first, again, copy_function=os.link)
         print(f"drawn and kept as measured in {time.perf_counter() - began:.0f} s", flush=True)
-        per_run = max(1, min(RUN_ROWS, partition) // PER_FRAGMENT)
-        steps = -(-n_fragments // per_run) + -(-documents // partition)
-        found = driven(work, processes, partition, kills, steps)
-        stages = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
-        size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
-        print(
-            f"{found['documents']:,} documents in {found['packs']:,} packs of {found['partitions']} partitions, "
-            f"{found['rejected']} rejected\n"
-            f"packs over the bound {found['over']:.6f}, fill {found['fill']:.4%}, straggler ratio at DP {DP_SIZE} "
-            f"{found['straggler']:.5f}, {found['left']:,} packs left over\n"
-            f"{stages}; {found['cpu']:.0f} s of CPU; plan of {size / 2**20:,.0f} MiB\n"
-            f"driver's peak {found['driver_mib']:,.0f} MiB, largest task's peak {found['task_mib']:,.0f} MiB\n"
-            f"hash of the plan {hash_of(work / 'plan')[:16]}, of its rows {found['rows'][:16]}"
-        )
+        one = run_job(given, first, given.processes, given.kills, tables)
+        if given.keep:
+            given.keep.mkdir(parents=True, exist_ok=True)
+            for path in first.iterdir():
+                if path.is_file():
+                    shutil.move(path, given.keep / path.name)
+        if given.prove:
+            shutil.rmtree(first)
+            with_tables = tables if given.documents <= given.prove_tables else ""
+            other = run_job(given, again, 1, PROVING_KILLS, with_tables)
+            assert one[0] == other[0], "the plans differ"
+            assert not with_tables or one[1] == other[1], "the tables differ"
+            print("the same bytes with one process and after kills: plan" + (" and tables" if with_tables else ""))
+        print(f"{time.perf_counter() - began:.0f} s in all")
     finally:
-        shutil.rmtree(work)
+        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -286,16 +345,24 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--mixture", choices=list(MIXTURES), default="mixed")
     parser.add_argument("--lengths", action="store_true", help="run `plan --lengths` instead of the job")
+    parser.add_argument("--tables", action="store_true", help="make the tables and the manifest, too")
+    parser.add_argument("--all-loads", action="store_true", help="a balance of the default configuration's size")
+    parser.add_argument("--keep", type=Path, help="leaves the tables and the manifest in this folder")
+    parser.add_argument("--prove", action="store_true", help="again with one process and five kills: the same bytes")
+    parser.add_argument(
+        "--prove-tables", type=int, default=20_000_000, help="most documents whose tables are made twice"
+    )
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--with-tables", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.drive:
-        drive(given.drive, given.processes, given.partition)
+        drive(given.drive, given.processes, given.partition, given.with_tables)
         return
     print(f"{hardware()}, {given.processes} processes, mixture {given.mixture}, load {os.getloadavg()[0]:.1f}")
     if given.lengths:
         run_lengths(given.documents, given.mixture)
     else:
-        run_job(given.documents, given.mixture, given.processes, given.partition, given.kills)
+        run(given)
 
 
 if __name__ == "__main__":
