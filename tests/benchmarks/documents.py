@@ -8,7 +8,7 @@ many processes; the job does that twice, once to measure and once to write.
 
 With ``--against``, another working tree of this project packs the same texts, in turns with this one, each in one
 process without Ray, whose start is not what is compared. Shards must have the same bytes; ratios are the medians of all
-rounds but the first, in which both compile.
+rounds. Both trees pack some thousand texts first, in which they compile.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from packer_service.ingest.text.tokenizer import load_tokenizer  # noqa: E402
 
 GIB = 1 << 30
 PART = 8 << 20
+WARMING = 2000
+"""Texts that both trees pack first, in which they compile what they keep compiled."""
 
 
 def write_source(path: Path, count: int, seed: int = 0) -> None:
@@ -113,19 +115,20 @@ def alone(tree: Path, source: Path, out: Path, settings: list[str]) -> tuple[flo
 
 def compare(source: Path, folder: Path, against: Path, rounds: int, settings: list[str]) -> None:
     """Packs with both trees in turns, and prints how much less this one takes."""
-    ratios = []
-    for number in range(rounds + 1):
+    few, ratios = folder / "few.jsonl", []
+    write_source(few, WARMING)
+    for number in range(-1, rounds):
         times, shards = {}, set()
         for tree in (against, ROOT) if number % 2 else (ROOT, against):
             out = folder / f"{number}-{len(times)}"
             others = Others(partial(cpu_seconds, os.getpid()))
-            clock, cpu, phases, hashed = alone(tree, source, out, settings)
+            clock, cpu, phases, hashed = alone(tree, few if number < 0 else source, out, settings)
             times[tree] = np.array([clock, cpu])
             shards.add(hashed)
             print(f"  {tree.name}: {clock:.1f} s, {cpu:.1f} s of processors, {phases}; {others}", flush=True)
             shutil.rmtree(out)
         assert len(shards) == 1, "the shards differ"
-        if number:
+        if number >= 0:
             ratios.append(times[against] / times[ROOT])
     by_clock, by_cpu = np.median(np.array(ratios), axis=0)
     print(f"{by_clock:.2f} x as fast by the clock, {by_cpu:.2f} x by processor time (median of {rounds} rounds)")

@@ -1,12 +1,15 @@
 """Opens a dataset of ten million packs as a rank does: seconds, memory, and what looking up packs costs.
 
-    python tests/benchmarks/opening.py [--packs 10000000] [--packs-per-shard 16] [--workers 4] [--folder FOLDER]
+    python tests/benchmarks/opening.py [--packs 10000000] [--packs-per-shard 16] [--workers 4] [--folder FOLDER] [--s3]
+    python tests/benchmarks/opening.py --packs-per-shard 256     # 39,000 shards
+    python tests/benchmarks/opening.py --packs-per-shard 256 --s3
 
 It writes the manifest and ``packs.parquet`` of such a dataset, without its shards, and keeps them in FOLDER if that is
 given. Everything is measured in a process of its own, whose temporary folder is empty at first: the first process
 decodes what it looks up, the second one finds it done. Packs are looked up in the order of an epoch, which takes a
 window of neighbours at a time, and by chance. Memory is the process's highest, and its anonymous part, which is its own
-and not a file's that others share; "before" is after the imports.
+and not a file's that others share; "before" is after the imports. With ``--s3`` the dataset lies in an S3
+server on this machine, which answers at once but sends no more than one process of Python can.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +137,7 @@ def microseconds(dataset: PackedDataset, pack_ids: np.ndarray) -> float:
     return (time.process_time() - began) * 1e6 / len(pack_ids)
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(folder: str) -> dict[str, Any]:
     """What one process needs."""
     before = memory()
     began, clock = time.process_time(), time.perf_counter()
@@ -170,7 +174,7 @@ class Lookups(IterableDataset[dict[str, Any]]):
         yield {"lookup by chance, us": cost, "MiB in the end": memory()}
 
 
-def measure_workers(folder: Path, workers: int) -> dict[str, Any]:
+def measure_workers(folder: str, workers: int) -> dict[str, Any]:
     """What each worker of a loader needs, and how many bytes it is sent."""
     import pickle
 
@@ -184,14 +188,22 @@ def measure_workers(folder: Path, workers: int) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, temporary: str, *arguments: str) -> None:
+def run(folder: str, temporary: str, *arguments: str) -> None:
     """Measures in a new process, and prints what it says."""
-    command = [sys.executable, __file__, "--measure", str(folder), *arguments]
+    command = [sys.executable, __file__, "--measure", folder, *arguments]
     environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     for name, value in json.loads(answer).items():
         print(f"  {name:<28} {value}")
     sys.stdout.flush()
+
+
+def _in_s3(stack: ExitStack, folder: Path) -> str:
+    """The address of a copy in a server that ends with the stack."""
+    sys.path.append(str(Path(__file__).parents[1] / "s3"))
+    from s3_server import s3_store
+
+    return stack.enter_context(s3_store()).upload(folder, "dataset")
 
 
 def main() -> None:
@@ -200,19 +212,21 @@ def main() -> None:
     parser.add_argument("--packs-per-shard", type=int, default=16)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--s3", action="store_true", help="opens it in an S3 server on this machine")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure is not None:
         found = measure_workers(given.measure, given.workers) if given.workers else measure(given.measure)
         print(json.dumps(found))
         return
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = given.folder or Path(scratch) / "dataset"
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "manifest.json").exists():
             write_dataset(folder, given.packs, given.packs_per_shard)
         sizes = {path.name: path.stat().st_size // 2**20 for path in sorted(folder.iterdir())}
         print(f"{hardware()}; {given.packs:,} packs, {given.packs_per_shard} per shard; MiB: {sizes}")
+        location = _in_s3(stack, folder) if given.s3 else str(folder)
         temporary = Path(scratch) / "tmp"
         temporary.mkdir()
         for title, workers in (
@@ -221,7 +235,7 @@ def main() -> None:
             (f"{given.workers} workers", given.workers),
         ):
             print(title)
-            run(folder, str(temporary), "--workers", str(workers))
+            run(location, str(temporary), "--workers", str(workers))
         used = sum(path.stat().st_blocks * 512 for path in temporary.rglob("*") if path.is_file())
         print(f"the file that they share: {used / 2**20:.0f} MiB")
 
