@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from advice_packs import KINDS, loads_of, made_packs  # noqa: E402
+from advice_packs import KINDS, MadePack, loads_of, made_packs  # noqa: E402
 from advice_ranks import (  # noqa: E402
     HEAD_DIM,
     HEADS,
@@ -44,7 +45,8 @@ from machine import hardware  # noqa: E402
 from packer_service.layout.mask import MaskIndex  # noqa: E402
 from packer_service.layout.tiles import whole_tiles  # noqa: E402
 from packer_service.report.advice.answer import Advisor  # noqa: E402
-from packer_service.report.advice.loads import read_pack_loads  # noqa: E402
+from packer_service.report.advice.derived import PackMask, with_derived  # noqa: E402
+from packer_service.report.advice.loads import PackLoads, read_pack_loads  # noqa: E402
 from packer_service.report.advice.model import ModelDimensions, configured_sizes  # noqa: E402
 from packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
 from schemas.balance import BalanceOrder  # noqa: E402
@@ -158,7 +160,8 @@ def print_advice_of_kinds(gpus: int) -> None:
     question = make_question({"gpus": gpus, "limit": 3})
     for kind in KINDS:
         packs = made_packs(kind, config, gpus)
-        advice = Advisor(config=config, sizes=sizes, question=question, loads=loads_of(packs, config, gpus)).advice()
+        loads = loads_of(packs, config, gpus)
+        advice = Advisor(config=config, sizes=sizes, question=question, loads=loads).advice()
         print(f"\n{kind}: {advice.considered} splits, {advice.fitting} fit")
         for split in [*advice.splits, *([advice.cp1] if advice.cp1 else [])]:
             print(
@@ -167,6 +170,24 @@ def print_advice_of_kinds(gpus: int) -> None:
                 f"{split.memory.total:.1f} GB, over zigzag {split.speedup_over_zigzag or 0:.2f}, "
                 f"over cp 1 {split.speedup_over_cp1 or 0:.2f}\n    {split.reason}"
             )
+
+        print_derived(packs, loads, config, gpus)
+
+
+def print_derived(packs: list[MadePack], stored: PackLoads, config: PackConfig, gpus: int) -> None:
+    """How far the loads that are derived from some masks are from those of all packs, at the largest ring degree."""
+    unpacked = config.model_copy(update={"layouts": ("balanced_ring",)})
+    masks = [PackMask(MaskIndex.of(pack.mask), pack.edges) for pack in packs]
+    derived = with_derived(replace(stored, layouts={}), unpacked, gpus, masks.__getitem__)
+    place = "contiguous", max(config.ring_degrees)
+    found, exact = derived.layouts[place], stored.layouts[place]
+    errors = {
+        "gather path": found.gather_path.mean() / exact.gather_path.mean() - 1,
+        "ring path": found.ring_steps.sum(axis=0).mean() / exact.ring_steps.sum(axis=0).mean() - 1,
+        "keys": found.most_keys.mean() / max(exact.most_keys.mean(), 1) - 1,
+    }
+    said = ", ".join(f"{name} {100 * error:+.1f}%" for name, error in errors.items())
+    print(f"  derived from {derived.masks} masks of {len(packs)} packs, {place[0]} at {place[1]}: {said}")
 
 
 def time_a_million(gpus: int) -> None:

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset
+from packer_service.http.dataset.sample import read_sample
+from packer_service.http.problems import ProblemError
+from packer_service.report.advice.derived import PackMask, not_derived, with_derived
 from packer_service.report.advice.loads import PackLoads, read_pack_loads
 from packer_service.report.loads import Block, read_loads
 from schemas.balance import LoadGroup
+from schemas.errors import LayoutError
 
 
-def pack_loads(dataset: Dataset, gpus: int) -> PackLoads:
-    """Loads of all packs, or of some of a large dataset.
+def pack_loads(dataset: Dataset, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
+    """Loads of all packs, or of some of a large dataset, kept while there is room; and what could not be read.
 
     Raises:
         ProblemError: 409 the tables are damaged; 503 they cannot be read at the moment.
     """
+    try:
+        return dataset.kept(("advice", gpus), lambda: _derived(dataset, gpus), size_of), ()
+    except LayoutError as error:
+        return _stored(dataset, gpus), (not_derived(str(error)),)
+    except ProblemError as error:
+        if dataset.broken:
+            raise
+        return _stored(dataset, gpus), (not_derived(error.detail),)
+
+
+def _derived(dataset: Dataset, gpus: int) -> PackLoads:
+    """The stored loads, and those of layouts that a reader derives."""
+
+    def mask(pack: int) -> PackMask:
+        sample = read_sample(dataset, pack)
+        return PackMask.of(sample.index, sample.head.documents)
+
+    return with_derived(_stored(dataset, gpus), dataset.config, gpus, mask)
+
+
+def _stored(dataset: Dataset, gpus: int) -> PackLoads:
     with dataset.parquet("balance.parquet") as file:
 
         def read(group: LoadGroup, packs: range) -> Iterator[Block]:

@@ -27,5 +27,5 @@ def advice(dataset: ServedDataset, asked: Annotated[AdviceQuestion, Query()]) ->
     if not dataset.n_packs:
         raise not_legal(f"{dataset.name}: has no packs, so there is nothing to split")
     sizes, notes = advised_model(dataset.manifest, dataset.config, asked)
-    loads = pack_loads(dataset, asked.gpus)
-    return Advisor(config=dataset.config, sizes=sizes, question=asked, loads=loads, notes=notes).advice()
+    loads, unread = pack_loads(dataset, asked.gpus)
+    return Advisor(config=dataset.config, sizes=sizes, question=asked, loads=loads, notes=(*notes, *unread)).advice()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from packer_service.report.advice.assumptions import PREMISES, assumptions_of
@@ -15,9 +15,6 @@ from packer_service.report.advice.reasons import reason_of
 from packer_service.report.advice.seconds import Estimate, PackSeconds
 from packer_service.report.advice.split import MOST, WHOLE, SplitChoice, possible_splits
 from schemas.config import PackConfig
-
-MOST_RING = 64
-"""Largest ring degree whose absence from a dataset is worth a note."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +87,7 @@ class Advisor:
             recompute=recompute,
             fits=memory.total <= self.usable_gb,
             stored=self._is_stored(split),
+            derived=(split.layout, split.ring) in self.loads.derived,
             seconds=seconds,
             memory=memory,
             tokens_per_step=round(tokens),
@@ -97,6 +95,7 @@ class Advisor:
             speedup_over_zigzag=None,
             speedup_over_cp1=None,
             reason="",
+            options=split.options(recompute),
         )
 
     def _least_recompute(self, split: SplitChoice) -> tuple[str, RankMemory]:
@@ -123,12 +122,6 @@ class Advisor:
         layout = split.ring == 1 or (split.layout in self.config.layouts and split.ring in self.config.ring_degrees)
         return layout and split.cp_size in self.config.cp_sizes
 
-    def _ring_degrees(self) -> list[int]:
-        """Powers of two that a trainer could deal tokens to."""
-        most = min(self.question.gpus, MOST_RING)
-        powers = [2**power for power in range(1, most.bit_length())]
-        return [ring for ring in powers if self.question.gpus % ring == 0 and self.config.seq_len % (2 * ring) == 0]
-
     def _limits(self) -> list[str]:
         """What this dataset keeps from being estimated better, or at all."""
         loads, gpus, window = self.loads, self.question.gpus, self.config.order.window
@@ -139,14 +132,41 @@ class Advisor:
             notes.append(f"splits with more than {loads.n_packs:,} packs in a step, all that there are, are left out")
         if (splits := len(self._splits())) > MOST:
             notes.append(f"{splits} splits are possible, and the {MOST} over fewest ranks were estimated")
-        if left := sorted({degree for degree in self._ring_degrees() if degree not in self.config.ring_degrees}):
-            notes.append(
-                f"ring degrees {', '.join(map(str, left))} were not packed, so their balance is not known and they are "
-                "left out; pack with them among ring_degrees to compare them"
-            )
+        notes += self._not_packed()
         if window % gpus:
             notes.append(f"data-parallel sizes that do not divide order.window {window} have steps of unequal packs")
         return notes
+
+    def _not_packed(self) -> list[str]:
+        """Layouts that the dataset does not hold: which of them were derived, and which cannot be."""
+        notes, derived, packed = [], self.loads.derived, self.config.ring_degrees
+        read = f"derived from the masks of {self.loads.masks:,} of the packs" if derived else ""
+        if degrees := sorted({ring for _, ring in derived if ring not in packed}):
+            notes.append(
+                f"not packed for {_degrees(degrees)}: the loads of {_names(derived, degrees)} are {read}, and balanced "
+                "layouts, which only packing can search for, are left out; pack with these among ring_degrees to "
+                "compare them"
+            )
+        if degrees := sorted({ring for _, ring in derived if ring in packed}):
+            notes.append(f"not among the packed layouts: the loads of {_names(derived, degrees)} are {read}")
+        return notes
+
+
+def _names(layouts: Iterable[tuple[str, int]], degrees: Sequence[int]) -> str:
+    """Layouts at some ring degrees, each scheme once."""
+    by_scheme: dict[str, list[int]] = {}
+    for scheme, ring in sorted(layouts):
+        if ring in degrees:
+            by_scheme.setdefault(scheme, []).append(ring)
+    return " and ".join(f"{scheme} at {_degrees(rings)}" for scheme, rings in by_scheme.items())
+
+
+def _degrees(rings: Sequence[int]) -> str:
+    return f"ring degree{'s' if len(rings) > 1 else ''} {_listed(rings)}"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _with_speedups(found: Sequence[SplitAdvice]) -> list[SplitAdvice]:

@@ -24,6 +24,7 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
         to.print(_parts(advice))
     for number, split in enumerate(advice.splits, 1):
         say(f"{number}. {split.reason}")
+        say(f"   {split.options or 'no option: a whole pack on the one device'}")
     say("assumed:")
     for each in advice.assumptions:
         say(f"  {each.name} {_value(each.value)} ({plain(each.source)}): {each.meaning}")
@@ -37,7 +38,7 @@ def _speeds(advice: Advice) -> Table:
     for number, split in enumerate(advice.splits, 1):
         table.add_row(
             str(number),
-            *map(str, (split.ulysses_degree, split.ring_degree, split.layout, split.kind, split.dp_size)),
+            *map(str, (split.ulysses_degree, split.ring_degree, _layout(split), split.kind, split.dp_size)),
             split.recompute,
             f"{split.tokens_per_second:,.0f}",
             _times(split.speedup_over_zigzag),
@@ -45,6 +46,10 @@ def _speeds(advice: Advice) -> Table:
             f"{split.memory.total:.1f}" + ("" if split.fits else " (too much)"),
         )
     return table
+
+
+def _layout(split: SplitAdvice) -> str:
+    return f"{split.layout} (derived)" if split.derived else split.layout
 
 
 def _parts(advice: Advice) -> Table:

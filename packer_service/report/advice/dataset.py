@@ -1,8 +1,12 @@
-"""``preshard advise``: advice for a dataset, from its manifest and two of its tables. No shard is read."""
+"""``preshard advise``: advice for a dataset, from its manifest, two of its tables, and the masks of a few packs."""
 
 from __future__ import annotations
 
+import pyarrow as pa
+
+from packer_service.layout.mask import MaskIndex
 from packer_service.report.advice.answer import Advisor
+from packer_service.report.advice.derived import PackMask, not_derived, with_derived
 from packer_service.report.advice.figures import Advice
 from packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
 from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
@@ -13,10 +17,15 @@ from packer_service.report.mismatch import warnings_of
 from packer_service.report.tables import open_balance, read_packs
 from packer_service.shards.store import Folder
 from schemas.balance import BalanceOrder
+from schemas.codec import sample_key, shard_name
 from schemas.config import PackConfig, stored_config
 from schemas.encoder import encoder_of
-from schemas.errors import ConfigError
-from schemas.manifest import ManifestHead
+from schemas.errors import ConfigError, PreshardError, ShardMissing
+from schemas.header import decode_header
+from schemas.manifest import SHARDS, ManifestHead
+
+PLACE = ("offset", "header_size", "head_crc32c")
+"""Columns of ``packs.parquet`` that say where a pack's mask lies."""
 
 
 def advise_dataset(location: str, question: AdviceQuestion, model: str | None = None) -> Advice:
@@ -36,8 +45,8 @@ def advise_dataset(location: str, question: AdviceQuestion, model: str | None = 
     sizes, notes = advised_model(manifest, config, question, model)
     if not manifest.counts.packs:
         raise ConfigError(f"DATASET {location}: has no packs, so there is nothing to split")
-    loads = _read(folder, manifest, config, question.gpus)
-    return Advisor(config=config, sizes=sizes, question=question, loads=loads, notes=notes).advice()
+    loads, unread = _read(folder, manifest, config, question.gpus)
+    return Advisor(config=config, sizes=sizes, question=question, loads=loads, notes=(*notes, *unread)).advice()
 
 
 def advised_model(
@@ -60,13 +69,34 @@ def advised_model(
     return configured_sizes(cost, config.vision, encoder, "the dataset's cost"), tuple(warnings)
 
 
-def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int) -> PackLoads:
+def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
     order = BalanceOrder.of(config, manifest.counts.packs)
-    packs = read_packs(folder, COLUMNS)
+    packs = read_packs(folder, (*COLUMNS, *PLACE))
     with open_balance(folder, order) as file:
-        return read_pack_loads(
+        loads = read_pack_loads(
             order,
             lambda name: packs[name].to_numpy(),
             lambda group, span: read_loads(file, order, group, span),
             gpus=gpus,
         )
+    try:
+        return with_derived(loads, config, gpus, lambda pack: _mask(folder, manifest, config, packs, pack)), ()
+    except (PreshardError, OSError) as error:
+        return loads, (not_derived(str(error)),)
+
+
+def _mask(folder: Folder, manifest: ManifestHead, config: PackConfig, packs: pa.Table, pack: int) -> PackMask:
+    """
+    Raises:
+        FormatError: the pack's shard is missing, or its sample is not what the format says.
+    """
+    offset, header_size, checksum = (packs[name][pack].as_py() for name in PLACE)
+    name = f"{SHARDS}/{shard_name(pack // config.packs_per_shard)}"
+    try:
+        with folder.open(name) as file:
+            data = file.read_at(header_size, offset)
+    except FileNotFoundError:
+        raise ShardMissing(name, "is not there") from None
+    where = f"{name}, sample {sample_key(pack)}"
+    header = decode_header(data, pack, checksum, config, axes=manifest.axes, where=where)
+    return PackMask.of(MaskIndex.of(header.sequence.mask), header.head.documents)

@@ -55,6 +55,9 @@ class SplitAdvice(Figures):
     stored: bool = Field(
         description="Whether the dataset holds layout and image boundaries; else a reader derives them."
     )
+    derived: bool = Field(
+        description="Whether the layout was not packed, and its loads were derived from the masks of some packs."
+    )
     seconds: StepSeconds
     memory: RankMemory
     tokens_per_step: int = Field(description="Real tokens of a step.")
@@ -64,6 +67,9 @@ class SplitAdvice(Figures):
     )
     speedup_over_cp1: float | None = Field(description="Over a pack on each device; null where packs are too few.")
     reason: str = Field(description="What speaks for it, and what it loses, in a sentence.")
+    options: str = Field(
+        description="The trainer's options for it.", examples=["--ring 4 --layout balanced_gather --attention gather"]
+    )
 
 
 class Assumption(Figures):

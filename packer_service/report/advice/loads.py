@@ -46,6 +46,8 @@ class PackLoads:
         columns: :data:`COLUMNS` of them.
         layouts: by scheme and ring degree.
         images: the vision encoder's work on the busiest rank, by CP size.
+        derived: those of ``layouts`` that were not packed.
+        masks: packs whose masks were read to derive them.
     """
 
     n_packs: int
@@ -53,6 +55,8 @@ class PackLoads:
     columns: Mapping[str, Int64[np.ndarray, "packs"]]
     layouts: Mapping[tuple[str, int], SlowestRank]
     images: Mapping[int, Int64[np.ndarray, "packs"]]
+    derived: frozenset[tuple[str, int]] = frozenset()
+    masks: int = 0
 
     @property
     def sampled(self) -> int:

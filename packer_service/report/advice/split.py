@@ -28,6 +28,18 @@ class SplitChoice:
     def cp_size(self) -> int:
         return self.ulysses * self.ring
 
+    def options(self, recompute: str) -> str:
+        """Options of ``trainer.train`` for this split; what its defaults are is left out."""
+        named = {
+            "ulysses": str(self.ulysses) if self.ulysses > 1 else "",
+            "ring": str(self.ring) if self.ring > 1 else "",
+            "layout": self.layout if self.ring > 1 else "",
+            "attention": self.kind if self.cp_size > 1 else "",
+            "dp-shard": str(self.dp) if self.dp > 1 else "",
+            "recompute": recompute if recompute != "none" else "",
+        }
+        return " ".join(f"--{name} {value}" for name, value in named.items() if value)
+
     def heads_on_the_way(self, kv_heads: int) -> int:
         """Key heads that the ranks of Ulysses send between them: copied until they divide."""
         return lcm(kv_heads, self.ulysses)
