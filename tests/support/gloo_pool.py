@@ -66,18 +66,43 @@ class GlooPool:
         size = math.prod(degrees)
         if size not in self._worlds:
             self._worlds[size] = self._start(size)
-        world, code = self._worlds[size], function.__code__
+        world = self._worlds[size]
         world.signal(signal.SIGCONT)
+        try:
+            answers = self._ask(world, function, degrees, args)
+        except AssertionError:
+            self._worlds.pop(size).end()
+            raise
+        world.signal(signal.SIGSTOP)  # each of gloo's threads would look for messages a hundred times a second
+        return answers
+
+    def run_apart(self, function: Callable[..., Any], *args: Any, size: int) -> list[Any]:
+        """``function(rank, *args)`` on every rank of a new world whose ranks have not met; results in rank order.
+
+        The world ends with it, so the function may do what a process does once: join others, or leave.
+
+        Raises:
+            AssertionError: a rank raised, with its traceback.
+        """
+        world = self._start(size)
+        try:
+            return self._ask(world, function, None, args)
+        finally:
+            world.end()
+
+    def _ask(
+        self, world: World, function: Callable[..., Any], degrees: tuple[int, ...] | None, args: tuple[Any, ...]
+    ) -> list[Any]:
+        """What each rank of a world answers. The degrees are those of the mesh that they join first, if any."""
+        size, code = len(world.pipes), function.__code__
         for rank, pipe in enumerate(world.pipes):
             task = (code.co_filename, function.__name__, world.store, rank, degrees, args)
             pipe.send_bytes(pickle.dumps(task))
         answers = self._collect(world.pipes)
         failed = {world.pipes.index(pipe): said for pipe, (good, said) in answers.items() if not good}
         if failed or len(answers) < size:
-            self._worlds.pop(size).end()
             said = "\n".join(f"rank {rank} of {size} failed:\n{text}" for rank, text in sorted(failed.items()))
             raise AssertionError(said or f"only {len(answers)} of {size} ranks answered")
-        world.signal(signal.SIGSTOP)  # each of gloo's threads would look for messages a hundred times a second
         return [answers[pipe][1] for pipe in world.pipes]
 
     def _collect(self, pipes: list[Connection]) -> dict[Connection, tuple[bool, Any]]:

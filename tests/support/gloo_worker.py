@@ -87,7 +87,8 @@ def serve(pipe: Connection) -> None:
         try:
             path, name, store, rank, degrees, args = pickle.loads(task)
             function: Callable[..., Any] = getattr(load(path), name)
-            answer = (True, function(world.join(store, rank, degrees), *args))
+            place = rank if degrees is None else world.join(store, rank, degrees)
+            answer = (True, function(place, *args))
         except Exception:
             answer = (False, traceback.format_exc())
         pipe.send_bytes(pickle.dumps(answer))

@@ -36,3 +36,15 @@ def test_a_failing_rank_is_reported_and_the_next_run_is_sound(gloo_pool: Any) ->
     with pytest.raises(AssertionError, match="this rank fails on purpose"):
         gloo_pool.run(fail_on_one_rank, ring=2)
     assert gloo_pool.run(place_and_sum, 0.0, ring=2) == [(0, 0, 1.0), (1, 0, 1.0)]
+
+
+def rank_before_they_meet(rank: int, number: int) -> tuple[int, bool]:
+    return rank * number, dist.is_initialized()
+
+
+def test_ranks_apart_have_not_met(gloo_pool: Any) -> None:
+    # A rank of a world that has met could not show how the command joins the others, or would leave the world broken.
+    assert gloo_pool.run_apart(rank_before_they_meet, 10, size=2) == [(0, False), (10, False)]
+    with pytest.raises(AssertionError, match="place_and_sum"):
+        gloo_pool.run_apart(place_and_sum, 0.0, size=1)  # takes a mesh
+    assert gloo_pool.run(place_and_sum, 0.0, ring=2) == [(0, 0, 1.0), (1, 0, 1.0)]

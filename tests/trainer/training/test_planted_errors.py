@@ -1,23 +1,40 @@
-"""The comparison with one process, run as its script, finds mistakes that a single rank makes."""
+"""The comparison with one process finds mistakes that a single rank makes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
+
+import grid
+
+from trainer.distributed.mesh import Mesh
+from trainer.metrics import StepFigures
+
 MISTAKES = ["label-shift", "loss-weight", "rope-position", "layout-run", "boundary-order"]
+EXACT = "ring/balanced_ring/u1r2d1"
+
+
+def train_on_a_rank(_mesh: Mesh, case: dict[str, Any], settings: dict[str, Any]) -> list[StepFigures]:
+    """Runs on each rank of the pool."""
+    return grid.train_case(grid.Case(**case), grid.Settings(**settings))
 
 
 @pytest.fixture(scope="module")
-def differences(grid: Callable[..., Any]) -> dict[str, float]:
+def differences(gloo_pool: Any, lessons: Path) -> dict[str, float]:
     """Relative difference from one process, by mistake."""
-    case = "ring/balanced_ring/u1r2d1"
-    done = grid("--json", "--steps", "2", "--cases", case, "--plant", *MISTAKES)
-    assert done.returncode == 1, done.stderr  # the script's exit status when a case is not exact
-    return {name.rpartition("+")[2]: value for name, value in json.loads(done.stdout).items()}
+    [right] = [case for case in grid.full_grid() if case.name == EXACT]
+    cases = [replace(right, plant=mistake) for mistake in MISTAKES]
+    settings = grid.Settings(dataset=str(lessons), dtype="float64", steps=2)
+    found = {}
+    for case in [*grid.references(cases), *cases]:
+        found[case.name] = gloo_pool.run(train_on_a_rank, vars(case), vars(settings), ring=case.ring)[0]
+    return {str(case.plant): value for case, value in grid.compare(cases, found).items()}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
