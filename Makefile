@@ -90,7 +90,7 @@ test: .venv/installed
 	@$(BIN)/python -m pytest --quiet -n $$(($(WORKERS) + 1)) --durations=10
 
 kernels: .venv/installed
-	@echo "==> compiling loops"
+	@echo "==> compiling loops and modules"
 	@$(BIN)/python tests/support/kernels.py 2>/dev/null
 
 chromium:

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hostile_corpus import HostileFile, damaged, lies, row_id, seed_files, write_corpus
+from hostile_corpus import HostileFile, bombs, damaged, lies, row_id, seed_files, write_corpus
 from hostile_images import deep_colour_png
 from hostile_rows import RowGrammar, broken_lines, drawn_lines
 from hostile_tables import damaged_parquet, parquet, typed_tables
@@ -27,9 +27,11 @@ def hostile_seeds() -> list[HostileFile]:
 
 @pytest.fixture(scope="session")
 def hostile_files(hostile_seeds: list[HostileFile]) -> list[HostileFile]:
-    """A selection that is quickly made and packed: every strange but whole file, every fifth lie, 60 damaged files."""
-    light = (file for file in lies() if len(file.data) < 1 << 20)
-    return [*hostile_seeds, *islice(light, 0, None, 5), *damaged(hostile_seeds, 60, seed=7)]
+    """A selection that is quickly made and packed: every strange but whole file, every fifth lie, three bombs, and 60
+    damaged files.
+    """
+    made = [*islice(lies(), 0, None, 5), *bombs(["bomb_bits.png", "bomb_deep.png", "bomb.jp2"])]
+    return [*hostile_seeds, *made, *damaged(hostile_seeds, 60, seed=7)]
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from hostile_images import lying_images, whole_images
-from hostile_videos import lying_videos, whole_videos
+from hostile_images import BOMBS, lying_images, whole_images
+from hostile_videos import lying_videos, slow_videos, whole_videos
 
 Change = Callable[[np.random.Generator, bytes, bytes], bytes]
 
@@ -111,7 +111,7 @@ def seed_files() -> list[HostileFile]:
 
 
 def lies() -> Iterator[HostileFile]:
-    """Headers that lie, bombs, and files that are not media at all."""
+    """Headers that lie, and files that are not media at all."""
     yield from (HostileFile(name=name, kind="image", data=data) for name, data in lying_images())
     yield from (HostileFile(name=name, kind="video", data=data) for name, data in lying_videos())
     for kind in ("image", "video"):
@@ -119,6 +119,17 @@ def lies() -> Iterator[HostileFile]:
         yield HostileFile(name=f"zeros_{kind}", kind=kind, data=bytes(100_000))
         yield HostileFile(name=f"noise_{kind}", kind=kind, data=np.random.default_rng(3).bytes(100_000))
         yield HostileFile(name=f"text_{kind}", kind=kind, data=b"This is text under a wrong name.\n" * 500)
+
+
+def bombs(names: Iterable[str] = BOMBS) -> Iterator[HostileFile]:
+    """Small files that unfold into large pictures, by name, for those that take long to make."""
+    yield from (HostileFile(name=name, kind="image", data=BOMBS[name]()) for name in names)
+
+
+def slow() -> Iterator[HostileFile]:
+    """All bombs, and videos that take seconds to make."""
+    yield from bombs()
+    yield from (HostileFile(name=name, kind="video", data=data) for name, data in slow_videos())
 
 
 def write_corpus(folder: Path, files: Iterator[HostileFile]) -> list[dict[str, object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -134,24 +134,32 @@ def lying_images() -> Iterator[tuple[str, bytes]]:
     yield "icon.ico", encoded(photo.resize((64, 64)), "ICO")
     yield "plain.tga", encoded(photo, "TGA", compression="tga_rle")
     yield "empty_size.png", png(0, 0, zlib.compress(b""))
-    yield from _bombs()
 
 
-def _bombs() -> Iterator[tuple[str, bytes]]:
-    """Small files, large pictures: whole ones below the limit are packed, within the memory of a task."""
-    yield "bomb_bits.png", png(13_000, 13_000, flat_zlib(13_000 * (13_000 // 8 + 1)), depth=1, colour=0)
-    yield "bomb_rgb.png", png(8_000, 8_000, flat_zlib(8_000 * 24_001))
-    yield "bomb_rgba.png", png(8_000, 8_000, flat_zlib(8_000 * 32_001), colour=6)
-    yield "bomb_deep.png", png(8_000, 8_000, flat_zlib(8_000 * 16_001), depth=16, colour=0)
-    yield "bomb_limit.png", png(13_000, 13_000, flat_zlib(13_000 * 39_001))
-    yield "bomb_text.png", png(9, 9, flat_zlib(9 * 28), before=png_chunk(b"zTXt", b"a\0\0" + flat_zlib(300 << 20)))
-    yield "bomb_profile.png", png(9, 9, flat_zlib(9 * 28), before=png_chunk(b"iCCP", b"a\0\0" + flat_zlib(300 << 20)))
-    flat = Image.new("RGB", (7_000, 7_000))
-    yield "bomb.webp", encoded(flat, "WEBP", lossless=True, quality=0, method=0)
-    yield "bomb_progressive.jpg", encoded(flat, "JPEG", progressive=True, quality=10)
-    yield "bomb_lzw.tif", encoded(flat, "TIFF", compression="tiff_lzw")
-    yield "bomb.gif", encoded(Image.new("P", (7_000, 7_000)), "GIF")
-    yield "bomb.jp2", encoded(Image.new("RGB", (3_000, 3_000)), "JPEG2000")
+def _bomb_in_a_chunk(kind: bytes) -> bytes:
+    """A small picture with a text or a profile of 300 MiB."""
+    return png(9, 9, flat_zlib(9 * 28), before=png_chunk(kind, b"a\0\0" + flat_zlib(300 << 20)))
+
+
+def _flat(mode: str = "RGB", size: int = 7_000) -> Image.Image:
+    return Image.new(mode, (size, size))
+
+
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "bomb_bits.png": lambda: png(13_000, 13_000, flat_zlib(13_000 * (13_000 // 8 + 1)), depth=1, colour=0),
+    "bomb_rgb.png": lambda: png(8_000, 8_000, flat_zlib(8_000 * 24_001)),
+    "bomb_rgba.png": lambda: png(8_000, 8_000, flat_zlib(8_000 * 32_001), colour=6),
+    "bomb_deep.png": lambda: png(8_000, 8_000, flat_zlib(8_000 * 16_001), depth=16, colour=0),
+    "bomb_limit.png": lambda: png(13_000, 13_000, flat_zlib(13_000 * 39_001)),
+    "bomb_text.png": lambda: _bomb_in_a_chunk(b"zTXt"),
+    "bomb_profile.png": lambda: _bomb_in_a_chunk(b"iCCP"),
+    "bomb.webp": lambda: encoded(_flat(), "WEBP", lossless=True, quality=0, method=0),
+    "bomb_progressive.jpg": lambda: encoded(_flat(), "JPEG", progressive=True, quality=10),
+    "bomb_lzw.tif": lambda: encoded(_flat(), "TIFF", compression="tiff_lzw"),
+    "bomb.gif": lambda: encoded(_flat("P"), "GIF"),
+    "bomb.jp2": lambda: encoded(_flat(size=3_000), "JPEG2000"),
+}
+"""Small files, large pictures: whole ones below the limit are packed, within the memory of a task. Slow to make."""
 
 
 def png(

@@ -227,9 +227,13 @@ def lying_videos() -> Iterator[tuple[str, bytes]]:
     yield "sound.mkv", sound_alone()
     yield "no_frames.mp4", encode(Form(name="none.mp4", times=[], options=_FAST), pictures)
     yield "no_frames.mkv", encode(Form(name="none.mkv", times=[], options=_FAST), pictures)
+
+
+def slow_videos() -> Iterator[tuple[str, bytes]]:
+    """Twenty thousand frames, and two of 48 megapixels, which take seconds to make."""
+    pictures = clip_pictures(12)
     yield "many.mkv", encode(Form(name="many.mkv", times=range(20_000), size=(16, 16), options=_FAST), pictures)
-    large = Form(name="large.mkv", codec="ffv1", size=(8000, 6000), frames=2)
-    yield "large.mkv", encode(large, pictures)
+    yield "large.mkv", encode(Form(name="large.mkv", codec="ffv1", size=(8000, 6000), frames=2), pictures)
 
 
 def huge_frames() -> bytes:

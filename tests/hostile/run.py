@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
-from hostile_corpus import damaged, lies, row_id, seed_files, write_corpus  # noqa: E402
+from hostile_corpus import damaged, lies, row_id, seed_files, slow, write_corpus  # noqa: E402
 from machine import hardware  # noqa: E402
 from processes import PeakMemory  # noqa: E402
 
@@ -60,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary) / "run"
         seeds = seed_files()
-        files = [*seeds, *lies(), *damaged(seeds, arguments.files, arguments.seed)]
+        files = [*seeds, *lies(), *slow(), *damaged(seeds, arguments.files, arguments.seed)]
         rows = write_corpus(folder / "corpus", iter(files))
         print(f"{len(rows)} files")
         faults = pack(folder)

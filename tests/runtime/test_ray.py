@@ -140,10 +140,22 @@ def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 
-def test_no_ray_at_the_address_is_one_line(tiny_source: Path, tmp_path: Path, tiny_settings: list[str]) -> None:
+def test_no_ray_at_the_address_is_one_line(
+    tiny_source: Path,
+    tmp_path: Path,
+    tiny_settings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Fails when a wrong cluster address ends in a traceback."""
-    words = command(tiny_source, tmp_path / "out", tiny_settings, "--ray-address", "127.0.0.1:1")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 2
-    assert "preshard: --ray-address 127.0.0.1:1: no Ray there" in done.stderr
-    assert "Traceback" not in done.stderr
+    import ray
+
+    from packer_service.cli import main
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # of other tests' Ray it would take no address
+    with pytest.raises(SystemExit) as ended:
+        main(command(tiny_source, tmp_path / "out", tiny_settings, "--ray-address", "127.0.0.1:1")[3:])
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert "preshard: --ray-address 127.0.0.1:1: no Ray there" in said
+    assert "Traceback" not in said

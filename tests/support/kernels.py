@@ -1,4 +1,4 @@
-"""Compiles the loops that most tests run, so that not every worker of the tests compiles them at once.
+"""Compiles what each worker of the tests would compile at once: the loops that most tests run, and all modules.
 
 Started by path, while other parts of ``make test`` run. What is compiled is kept beside the code.
 """
@@ -6,13 +6,16 @@ Started by path, while other parts of ``make test`` run. What is compiled is kep
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
+import pytest
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
@@ -20,10 +23,11 @@ from packer_service.plan.pack import pack_documents
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import ConsoleProgress
 
+REPOSITORY = Path(__file__).parents[2]
 SETTINGS = ["seq_len=1024", "block_size=32", "order.window=4", "max_images=4"]
 
 
-def main() -> None:
+def compile_loops() -> None:
     rows = [json.dumps({"text": f"line {i}. " * (1 + i % 90)}) for i in range(300)]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "rows.jsonl"
@@ -36,5 +40,13 @@ def main() -> None:
     pack_documents(tokens, images, seq_len=1000, max_images=180)
 
 
+def compile_modules() -> None:
+    """In a new environment: the installer compiles nothing, and pytest writes the assertions of all tests anew."""
+    if not list((REPOSITORY / "tests" / "__pycache__").glob("*-pytest-*.pyc")):
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)])
+
+
 if __name__ == "__main__":
-    main()
+    compile_loops()
+    compile_modules()

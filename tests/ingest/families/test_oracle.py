@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ from packer_service.ingest.document import Medium
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
 
-PHOTOGRAPHS = [(name, Medium(kind="image", data=data)) for name, data in photographs(10, seed=3)]
+
+@cache
+def pictures() -> list[tuple[str, Medium]]:
+    """Photographs by their names; made by the worker that runs these tests, while all collect them."""
+    return [(name, Medium(kind="image", data=data)) for name, data in photographs(10, seed=3)]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +29,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_photographs_become_what_the_processor_makes_of_them(oracle: Oracle) -> None:
     """Fails when a size, a mode of pixels, a filter or the order of patches is not the processor's."""
     kinds = set()
-    for name, medium in PHOTOGRAPHS:
+    for name, medium in pictures():
         ours, theirs = oracle.ours(Document([medium])), oracle.theirs(Document([medium]))
         assert differences(ours, theirs) == [], name
         kinds.add(type(theirs))
@@ -44,7 +49,7 @@ def test_clips_become_what_the_processor_makes_of_them(oracle: Oracle, clips: li
 
 def test_several_images_and_a_video_in_one_conversation(oracle: Oracle, clips: list[Path]) -> None:
     """Fails when units, positions or grids of one image run into the next, or the media of a document change places."""
-    first, second = PHOTOGRAPHS[-1][1], PHOTOGRAPHS[-2][1]
+    first, second = pictures()[-1][1], pictures()[-2][1]
     clip = Medium(kind="video", uri=clips[3].name)
     media = [first, second] if oracle.family.model_type == "molmo2" else [first, clip, second]
     document = Document(media, folder=str(clips[0].parent))
@@ -61,6 +66,6 @@ def test_what_a_family_cannot_show_together_is_refused_by_both(oracle: Oracle, c
     if oracle.family.model_type == "molmo2":
         assert ours == Refused("bad_row")
         assert isinstance(oracle.theirs(twice), Refused)
-        assert oracle.ours(Document([PHOTOGRAPHS[0][1], clip], folder=str(clips[0].parent))) == Refused("bad_row")
+        assert oracle.ours(Document([pictures()[0][1], clip], folder=str(clips[0].parent))) == Refused("bad_row")
     else:
         assert differences(ours, oracle.theirs(twice)) == []
