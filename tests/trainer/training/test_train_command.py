@@ -190,7 +190,7 @@ def test_on_several_ranks_one_line_says_it_and_all_end(gloo_pool: Any, texts: Pa
     assert second[2] == ""
 
 
-def test_what_one_rank_meets_ends_all_with_one_line(train: Command, lessons: Path, tmp_path: Path) -> None:
+def test_what_one_rank_meets_ends_all_with_one_line(torchrun: Any, lessons: Path, tmp_path: Path) -> None:
     """Fails when ranks wait for one that met a damaged crop, when they add what they think of its end, or when an error
     from a loader's worker comes with a traceback.
     """
@@ -203,7 +203,7 @@ def test_what_one_rank_meets_ends_all_with_one_line(train: Command, lessons: Pat
                 file.seek(picture.offset_data + picture.size // 2)
                 file.write(b"damaged")
     # the command has two minutes, and gloo half an hour
-    done = train("--steps", 30, "--ring", 2, "--attention", "ring", "--workers", 1, processes=2, data=damaged)
+    done = torchrun(damaged, "--steps", 30, "--ring", 2, "--attention", "ring", "--workers", 1, processes=2)
     assert done.returncode != 0
     ours = [line for line in done.stderr.splitlines() if line.startswith("trainer: rank")]
     assert len(ours) == 1, done.stderr
