@@ -11,13 +11,24 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def made(made_once: Any, progress: Any) -> Callable[[str], tuple[Path, Any]]:
-    """``made(family)``: a folder with a Hugging Face model and its packs, and what the documents of each give alone."""
-    from packed_models import make_model, right_answers
+def folder_of(made_once: Any, progress: Any) -> Callable[[str], Path]:
+    """``folder_of(family)``: a folder with a Hugging Face model and its packs."""
+    from packed_models import make_model
+
+    def make(family: str) -> Path:
+        return Path(made_once(f"hugging-face-{family}", lambda folder: make_model(folder, family, progress)))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def made(folder_of: Callable[[str], Path]) -> Callable[[str], tuple[Path, Any]]:
+    """``made(family)``: the same folder, and what the documents of each pack give alone, which takes seconds."""
+    from packed_models import right_answers
 
     @cache
     def make(family: str) -> tuple[Path, Any]:
-        folder = made_once(f"hugging-face-{family}", lambda folder: make_model(folder, family, progress))
+        folder = folder_of(family)
         return folder, right_answers(folder, family)
 
     return make

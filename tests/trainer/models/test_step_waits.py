@@ -27,7 +27,7 @@ from trainer.throughput import StepWork
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 
-Made = tuple[Path, Any]
+Folders = Callable[[str], Path]
 
 WAITING = {
     "_local_scalar_dense",
@@ -66,25 +66,25 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def packed(made: Callable[[str], Made]) -> PackedModel:
-    return PackedModel(load_model(made("qwen3")[0] / "model", dtype=torch.float64))
+def packed(folder_of: Folders) -> PackedModel:
+    return PackedModel(load_model(folder_of("qwen3") / "model", dtype=torch.float64))
 
 
 def lister(kind: str = "gather") -> TileLister:
     return TileLister.of(kind, ContextParallel(), exchange="needed", device_type="cpu")
 
 
-def first_batch(made: Callable[[str], Made], **given: Any) -> RankBatch:
-    dataset = PackedDataset(made("qwen3")[0] / "dataset")
+def first_batch(folder_of: Folders, **given: Any) -> RankBatch:
+    dataset = PackedDataset(folder_of("qwen3") / "dataset")
     return next(iter(make_loader(dataset, workers=0, device="cpu", **given)))
 
 
 @pytest.mark.parametrize("kind", ["gather", "ring", "ulysses"])
-def test_a_step_makes_no_host_wait(made: Callable[[str], Made], packed: PackedModel, alone: None, kind: str) -> None:
+def test_a_step_makes_no_host_wait(folder_of: Folders, packed: PackedModel, alone: None, kind: str) -> None:
     """Fails when the loss, the attention, the totals, clipping or the optimizer reads a value of a tensor: on an
     accelerator the host would stop until all that was started has ended, in every layer.
     """
-    batch = first_batch(made, list_tiles=lister(kind))
+    batch = first_batch(folder_of, list_tiles=lister(kind))
     local = LocalTotals.zero(torch.device("cpu"))
     with NoWaiting() as mode:
         loss = packed(batch, ContextParallel(), attention=kind)
@@ -98,18 +98,18 @@ def test_a_step_makes_no_host_wait(made: Callable[[str], Made], packed: PackedMo
 
 
 @pytest.fixture(scope="module")
-def on_meta(made: Callable[[str], Made]) -> Callable[[str], PackedModel]:
+def on_meta(folder_of: Folders) -> Callable[[str], PackedModel]:
     """``on_meta(family)``: a model whose tensors have no values, so that nothing can be read of them."""
 
     def make(family: str) -> PackedModel:
-        return load_sharded(made(family)[0] / "model", PackedModel, weights="none", device="meta")
+        return load_sharded(folder_of(family) / "model", PackedModel, weights="none", device="meta")
 
     return make
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "molmo2"])
 def test_nothing_of_images_makes_the_host_wait(
-    made: Callable[[str], Made], on_meta: Callable[[str], PackedModel], family: str
+    folder_of: Folders, on_meta: Callable[[str], PackedModel], family: str
 ) -> None:
     """Fails when something looks for the tokens of images, reads a grid on the device, indexes by a mask, or gives a
     tensor of the host to the device's operators: for tensors without values, each of these is an error.
@@ -119,7 +119,7 @@ def test_nothing_of_images_makes_the_host_wait(
     packed, kinds = on_meta(family), set()
     if family == "molmo2":
         packed.family = replace(packed.family, encode=features_alone)
-    for batch in PackedDataset(made(family)[0] / "dataset"):
+    for batch in PackedDataset(folder_of(family) / "dataset"):
         loss = packed(batch, ContextParallel(), attention="reference")
         loss.backward()
         assert loss.is_meta
@@ -135,20 +135,26 @@ def features_alone(core: Any, inputs: Any) -> Tensor:
 
 
 def test_waiting_is_noticed() -> None:
-    """Fails when the mode above lets everything pass."""
+    """Fails when the mode above lets everything pass, or tensors without values do."""
     values = torch.arange(4.0)
+    nothing = values.to("meta")
+    for reads in (lambda: nothing[nothing > 1], nothing.tolist, lambda: bool(nothing.sum())):
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            reads()
+    with pytest.raises(RuntimeError):
+        nothing + values
     for waits in (lambda: values[values > 1], lambda: values.sum().item(), lambda: torch.nonzero(values)):
         with NoWaiting(), pytest.raises(AssertionError, match="makes the host wait"):
             waits()
 
 
 def test_tiles_that_a_worker_listed_are_those_of_the_step(
-    made: Callable[[str], Made], packed: PackedModel, monkeypatch: pytest.MonkeyPatch
+    folder_of: Folders, packed: PackedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when a step lists again what came with its batch, when lists of another attention are taken, or when the
     lists or the work differ from what the step would have found.
     """
-    plain, listed = first_batch(made), pickle.loads(pickle.dumps(first_batch(made, list_tiles=lister())))
+    plain, listed = first_batch(folder_of), pickle.loads(pickle.dumps(first_batch(folder_of, list_tiles=lister())))
     work = StepWork.of(packed.model)
     assert work.of_rank(listed) == work.of_rank(plain) > 0
     with torch.no_grad():
@@ -167,10 +173,10 @@ def test_tiles_that_a_worker_listed_are_those_of_the_step(
 
 @pytest.mark.parametrize("kind", ["gather", "ring", "ulysses", "hybrid"])
 @pytest.mark.parametrize(("ulysses", "ring"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_lists_are_in_the_sizes_of_the_kernel(made: Callable[[str], Made], kind: str, ulysses: int, ring: int) -> None:
+def test_lists_are_in_the_sizes_of_the_kernel(folder_of: Folders, kind: str, ulysses: int, ring: int) -> None:
     """Fails when a kernel is given tiles of other sizes than its own, or a ring's steps in another number."""
     cp_rank = ulysses * ring - 1
-    dataset = PackedDataset(made("qwen3")[0] / "dataset", ulysses_degree=ulysses, ring_degree=ring, cp_rank=cp_rank)
+    dataset = PackedDataset(folder_of("qwen3") / "dataset", ulysses_degree=ulysses, ring_degree=ring, cp_rank=cp_rank)
     cp = ContextParallel(
         ulysses_degree=ulysses, ring_degree=ring, ulysses_rank=cp_rank % ulysses, ring_rank=cp_rank // ulysses
     )
