@@ -345,7 +345,7 @@ def try_kill(
 ) -> Kill | None:
     """Kills one run and repairs it; None when the run ended before its moment."""
     out, log = folder / "out", folder / "log"
-    run = Run(whole.source, out, log)
+    run = Run(whole.source, out, log, plain=plain and who == "driver")
     killed = kill(who, run, rng) if run.wait_for(moment) else []
     run.look()
     seconds, phase, faults = run.seconds, phase_of(run.names, whole.n_shards), list[str]()
@@ -415,7 +415,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--who", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    parser.add_argument("--plain", action="store_true", help="without Ray but for the runs that are killed")
+    parser.add_argument("--plain", action="store_true", help="without Ray but for the runs that it is killed in")
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     print(hardware())

@@ -1,7 +1,8 @@
-"""The script that kills jobs, with a kill of the driver and one of all of Ray; in full it takes half an hour.
+"""The script that kills jobs, with a kill of the whole job and one of all of Ray; in full it takes half an hour.
 
 That the same command continues after a signal is in tests/runtime/test_ray.py, that the tasks of lost workers run
-elsewhere in tests/cluster/test_nodes.py.
+elsewhere in tests/cluster/test_nodes.py, and that all of Ray ends with a killed driver in
+tests/cluster/test_killed_driver.py.
 """
 
 from __future__ import annotations
