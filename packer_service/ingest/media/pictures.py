@@ -129,14 +129,15 @@ class PictureReader:
         leaving_out: where unwanted pictures may be left out, the ticks of those that will be asked for; else None.
 
     Attributes:
-        fed: ticks of the packets given to the decoder so far, with those whose pictures it left out.
+        n_fed: packets given to the decoder so far, with those whose pictures it left out.
         reason: why the last picture asked for could not be decoded; empty or ready to follow a message.
     """
 
     def __init__(self, video: Video, packets: Iterator[Any], leaving_out: Collection[int] | None = None) -> None:
-        self.fed: list[int | None] = []
+        self.n_fed = 0
         self.reason = ""
         self._decoder = started_decoder(video)
+        self._decode = self._decoder.decode
         self._packets = packets
         self._wanted = None if leaving_out is None else frozenset(leaving_out)
         self._skipping = EVERYTHING
@@ -249,12 +250,13 @@ class PictureReader:
 
     def _decode_next(self) -> None:
         packet = self._next_waiting() if self._waiting else next(self._packets, None)
-        self._flushed = packet is None
-        if packet is not None:
-            self.fed.append(shown_at(packet))
+        if packet is None:
+            self._flushed = True
+        else:
+            self.n_fed += 1
             if self._wanted is not None:
                 self._leave_out(packet.pts, self._wanted)
-        self._decoded.extend(self._decoder.decode(packet))
+        self._decoded.extend(self._decode(packet))
 
     def _leave_out(self, tick: int | None, wanted: frozenset[int]) -> None:
         """Tells the decoder whether the next packet's picture matters beyond those that refer to it."""

@@ -147,8 +147,8 @@ def test_nothing_is_decoded_after_the_last_wanted_picture_of_a_group(
     assert len(keys) >= 4
     ticks = [every[every.index(key) + 3] for key in keys[:4]]
     groups = [order.index(tick) - order.index(key) + 1 for tick, key in zip(ticks, keys, strict=False)]
-    assert len(reader_of(path, ticks, leaving_out=ticks).fed) == sum(groups)
-    assert len(reader_of(path, ticks, leaving_out=None).fed) > sum(groups)
+    assert reader_of(path, ticks, leaving_out=ticks).n_fed == sum(groups)
+    assert reader_of(path, ticks, leaving_out=None).n_fed > sum(groups)
 
 
 def test_a_picture_that_was_lost_is_decoded_the_long_way(make_video: Callable[..., Path]) -> None:

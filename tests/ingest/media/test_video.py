@@ -120,7 +120,7 @@ def fed(path: Path, frames: VideoFrames) -> int:
     with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
         reader = PictureReader(video, packets, leaving_out=None)
         assert len(list(reader.read(ticks, id))) == len(ticks)
-        return len(reader.fed)
+        return reader.n_fed
 
 
 def test_only_wanted_groups_are_decoded(make_video: Callable[..., Path]) -> None:
