@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -61,6 +62,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Without its groups every worker would start a Ray and a pool of ranks of its own."""
     if "PYTEST_XDIST_WORKER" in os.environ and not all("@" in item.nodeid for item in session.items):
         pytest.exit("pytest-xdist gave the tests no groups: these versions of the two do not fit", returncode=3)
+    # what is imported and collected stays to the end, and each full collection would walk through all of it
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
