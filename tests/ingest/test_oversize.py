@@ -175,3 +175,10 @@ def test_patches_are_a_limit_of_their_own() -> None:
     assert (len(kept), lost, kept.units.patches.tolist()) == (4, 8, [4])
     pieces = fit(whole, seq_len=12, max_images=None, max_patches=8, oversize="split")
     assert [piece.units.patches.tolist() for piece, _ in pieces] == [[4], [8]]
+
+
+def test_as_many_crops_as_a_pack_may_have_stay() -> None:
+    """Fails when a cut for the tokens takes away the last unit that the image budget allows."""
+    [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=11, max_images=2, oversize="truncate")
+    assert piece.units.crops.tolist() == [1, 1]
+    assert lost == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from packer_service.layout.blocks import block_map
 from packer_service.layout.mask import MaskIndex
-from schemas.sequence import dense_mask
+from schemas.sequence import MaskArrays, dense_mask
 
 
 def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:
@@ -39,3 +41,13 @@ def test_entries_are_the_tiles_between_blocks(masks, block, tile, data):
     assert found.loads.tolist() == expected.sum(axis=1).tolist()
     assert found.real.tolist() == real.tolist()
     assert found.row_keys.tolist() == ((expected > 0) @ real).tolist()
+
+
+def test_neighbouring_entries_of_equal_tiles_are_one_span():
+    # Fails when a row has a span for every block: the searches would take as long as with a dense matrix.
+    zero = np.zeros(48, np.int32)
+    found = block_map(MaskIndex.of(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1)), 8, tile=4)
+    rows = [found.row_spans[start:end].tolist() for start, end in pairwise(found.row_edges.tolist())]
+    assert rows == [[[0, 1, 3]], *([[0, row, 4], [row, row + 1, 3]] for row in range(1, 6))]
+    columns = [found.column_spans[start:end].tolist() for start, end in pairwise(found.column_edges.tolist())]
+    assert columns == [*([[row, row + 1, 3], [row + 1, 6, 4]] for row in range(5)), [[5, 6, 3]]]

@@ -114,6 +114,7 @@ def test_the_cost_of_a_pack_can_be_computed_again_from_what_is_written() -> None
         ({"alignment": 48}, "document 1 has 96 tokens, a pack holds at most 64"),
         ({"window": 0}, "order.window is 0"),
         ({"areas": np.ones(1, np.int64)}, "2 documents have tokens but 1 have areas"),
+        ({"areas": np.ones(3, np.int64)}, "2 documents have tokens but 3 have areas"),
         ({"tokens": np.array([3, 0])}, "document 1 has tokens 0"),
         ({"max_images": 1}, "document 1 has 2 images, a pack holds at most 1; raise max_images"),
         ({"cost_model": None, "seq_len": 49}, "document 1 has 50 tokens, a pack holds at most 49; raise seq_len"),

@@ -249,3 +249,18 @@ def test_no_dataset_at_all() -> None:
     """Fails when an empty list ends in an IndexError."""
     with pytest.raises(ReaderError, match="no dataset is given"):
         PackedDataset([])
+
+
+def test_an_epoch_goes_on_where_the_one_before_it_ended() -> None:
+    """Fails when each epoch of a mixture begins with the same packs, and some are never read."""
+    mixture = MixedDatasets([10, 7], windows=[4, 6], shares=[2, 1], seed=3)
+    for epoch, position in ((1, 0), (1, 5), (2, 16), (7, 3)):
+        assert mixture.place(epoch, position) == mixture.place(0, 17 * epoch + position)
+    assert len({mixture.place(epoch, 0) for epoch in range(17)}) > 4
+
+
+def test_shares_one_above_the_finest_are_rounded() -> None:
+    """Fails when a period may be longer than FINEST: by less than twice, or where shares have a common divisor."""
+    assert whole_shares([FINEST, 1]) == [FINEST - 1, 1]
+    assert whole_shares([FINEST - 1, 1]) == [FINEST - 1, 1]
+    assert sum(whole_shares([3 * FINEST, 3 * (FINEST - 1)])) <= FINEST

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trainer.data.order import epoch_order
+from trainer.data.order import OneDataset, epoch_order
 
 
 @pytest.mark.parametrize(("n_packs", "window"), list(itertools.product(range(14), range(1, 6))))
@@ -42,3 +42,9 @@ def test_the_order_is_the_same_as_it_was() -> None:
     """Fails when a change would lead a resumed job to other samples than before."""
     assert epoch_order(11, window=2, seed=0, epoch=0).tolist() == [8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 10]
     assert epoch_order(11, window=2, seed=2**63, epoch=1).tolist() == [8, 9, 6, 7, 0, 1, 4, 5, 2, 3, 10]
+
+
+@pytest.mark.parametrize(("position", "dp_size", "steps"), [(0, 1, 10), (0, 4, 2), (3, 4, 1), (7, 4, 0), (10, 1, 0)])
+def test_steps_left_are_whole(position: int, dp_size: int, steps: int) -> None:
+    """Fails when a step that lacks packs counts, or those that have been read."""
+    assert OneDataset(10, window=2, seed=0).steps_left(position, dp_size) == steps
