@@ -17,11 +17,13 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from queue import SimpleQueue
 
 from draw import Mutant, drawn
+from judge import Judge
+from quick import Planted, functions_changed
 from scratch import Scratch
 
 CHECKOUT = Path(__file__).parents[2]
@@ -29,7 +31,12 @@ CHECKOUT = Path(__file__).parents[2]
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "schemas": (
         ["schemas/*.py"],
-        ["tests/schemas/test_limits.py", "tests/verify/test_format_docs.py", "tests/schemas"],
+        [
+            "tests/schemas/test_limits.py",
+            "tests/verify/test_format_docs.py",
+            "tests/schemas",
+            "tests/layout/test_needs.py",
+        ],
     ),
     "plan": (["packer_service/plan/*.py"], ["tests/plan", "tests/golden/test_plans.py"]),
     "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden/test_plans.py"]),
@@ -60,6 +67,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
         [
             "tests/job/test_ownership.py",
+            "tests/job/test_job_record.py",
             "tests/job/test_workdir.py",
             "tests/job/test_pack.py",
             "tests/job/test_finish.py",
@@ -70,27 +78,25 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
 }
 """Files and tests of each room."""
 
+LOOPS = ("plan", "layout")
+"""Rooms with loops that Numba compiles."""
+
 LIBRARIES = (
-    "PIL.Image", "av", "click", "hypothesis.strategies", "mistral_common", "numba", "pyarrow.compute", "pyarrow.fs",
-    "pyarrow.parquet", "pydantic", "pytest", "rich.console", "schemathesis", "tokenizers", "torch", "webdataset",
+    "PIL.Image", "av", "click", "hypothesis.strategies", "mistral_common", "numba", "pandas", "pyarrow.compute",
+    "pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet", "pydantic", "pytest", "rich.console", "schemathesis",
+    "tokenizers", "torch", "webdataset",
 )  # fmt: skip
 """Imported once, before the forks in which mutants run. Nothing of ours is among them."""
 
 
 def main() -> None:
     options = _options()
-    files = {room: _files(patterns) for room, (patterns, _) in ROOMS.items()}
-    mutants = [m for m in drawn(CHECKOUT, files, options.count, options.seed) if m.room in (options.room or ROOMS)]
-    if options.again:
-        survived = {json.loads(line)["mutant"] for line in options.again.read_text().splitlines() if "survived" in line}
-        mutants = [mutant for mutant in mutants if str(mutant) in survived]
-    known = _logged(options.log)
-    judged = [(mutant, known[str(mutant)]) for mutant in mutants if str(mutant) in known]
-    mutants = [mutant for mutant in mutants if str(mutant) not in known]
+    mutants = [mutant for mutant in _drawn(options) if mutant.room in (options.room or ROOMS)]
+    known = _logged(options.log, again=options.again)
     for library in LIBRARIES:
         importlib.import_module(library)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        outcomes = judged + _run(mutants, Path(folder), options.jobs, options.log)
+        outcomes = _run(mutants, known, options.scratch or Path(folder), options)
     _print_summary(outcomes)
 
 
@@ -99,18 +105,31 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=300, help="mutants of all rooms together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--room", action="append", choices=ROOMS, help="only those drawn in this room; repeatable")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants under test at once")
     parser.add_argument("--log", type=Path, help="appends a line of JSON for each mutant, and skips those it holds")
-    parser.add_argument("--again", type=Path, help="only those that survived in this log")
+    parser.add_argument("--quick", action="store_true", help="leaves out what takes a new process for each mutant")
+    parser.add_argument("--again", action="store_true", help="does not skip those that survived in the log")
+    parser.add_argument("--drawn", type=Path, help="a file of mutants: written by the first run, and read by the next")
+    parser.add_argument("--scratch", type=Path, help="a folder that keeps compiled loops, and what tests reach")
     return parser.parse_args()
 
 
-def _logged(log: Path | None) -> dict[str, str]:
+def _drawn(options: argparse.Namespace) -> list[Mutant]:
+    """The mutants of all rooms. A change of the code would draw others, so that their file holds them still."""
+    if options.drawn and options.drawn.exists():
+        return [Mutant(**json.loads(line)) for line in options.drawn.read_text("utf-8").splitlines()]
+    mutants = drawn(CHECKOUT, {room: _files(of) for room, (of, _) in ROOMS.items()}, options.count, options.seed)
+    if options.drawn:
+        options.drawn.write_text("".join(json.dumps(asdict(mutant)) + "\n" for mutant in mutants), "utf-8")
+    return mutants
+
+
+def _logged(log: Path | None, *, again: bool) -> dict[str, str]:
     """Outcomes of an earlier run of the same tree, so that a run of hours can be stopped and continued."""
     if log is None or not log.exists():
         return {}
     lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-    return {line["mutant"]: line["outcome"] for line in lines}
+    outcomes = {line["mutant"]: line["outcome"] for line in lines}
+    return {mutant: outcome for mutant, outcome in outcomes.items() if not again or outcome != "survived"}
 
 
 def _files(patterns: Sequence[str]) -> list[str]:
@@ -118,50 +137,47 @@ def _files(patterns: Sequence[str]) -> list[str]:
     return [path.relative_to(CHECKOUT).as_posix() for path in found]
 
 
-def _run(mutants: list[Mutant], folder: Path, jobs: int, log: Path | None) -> list[tuple[Mutant, str]]:
+def _run(
+    mutants: list[Mutant], known: dict[str, str], folder: Path, options: argparse.Namespace
+) -> list[tuple[Mutant, str]]:
     """Every mutant with its outcome: killed, survived or equivalent."""
-    scratches: SimpleQueue[Scratch] = SimpleQueue()
-    for number in range(jobs):
-        scratches.put(Scratch(CHECKOUT, folder / str(number)))
-    known = _equivalent()
-
-    def judge(mutant: Mutant) -> tuple[Mutant, str]:
-        difference = _difference(mutant)
-        if (mutant.file, *difference) in known:
-            _note(log, mutant, "equivalent", difference)
-            return mutant, "equivalent"
-        scratch = scratches.get()
-        began = time.monotonic()
-        try:
-            survives = scratch.survives(mutant, ROOMS[mutant.room][1])
-        finally:
-            scratches.put(scratch)
-        outcome = "survived" if survives else "killed"
-        print(f"{outcome} {time.monotonic() - began:.0f} s {mutant}", file=sys.stderr, flush=True)
-        if survives:
-            print(f"{mutant}\n- {difference[0]}\n+ {difference[1]}\n", flush=True)
-        _note(log, mutant, outcome, difference)
-        return mutant, outcome
-
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            return list(pool.map(judge, mutants))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    outcomes = [(mutant, known[str(mutant)]) for mutant in mutants if str(mutant) in known]
+    left = [m for m in mutants if str(m) not in known and not (options.quick and _acts_at_import(m))]
+    scratch = Scratch(CHECKOUT, folder)
+    for room, of_room in groupby(left, key=lambda mutant: mutant.room):
+        judge = Judge(scratch, ROOMS[room][1], loops=room in LOOPS)
+        outcomes += [(mutant, _judged(mutant, judge, options)) for mutant in of_room]
+        judge.close()
+    return outcomes
 
 
-def _note(log: Path | None, mutant: Mutant, outcome: str, difference: tuple[str, str]) -> None:
-    if log is not None:
-        line = {"mutant": str(mutant), "outcome": outcome, "before": difference[0], "after": difference[1]}
-        with log.open("a", encoding="utf-8") as file:
+def _acts_at_import(mutant: Mutant) -> bool:
+    before = (CHECKOUT / mutant.file).read_text("utf-8")
+    return functions_changed(Planted(file=mutant.file, before=before, after=mutant.apply(CHECKOUT))) is None
+
+
+def _judged(mutant: Mutant, judge: Judge, options: argparse.Namespace) -> str:
+    before, after = (CHECKOUT / mutant.file).read_text("utf-8"), mutant.apply(CHECKOUT)
+    old, new = _difference(before, after)
+    began = time.monotonic()
+    if (mutant.file, old, new) in _equivalent():
+        outcome, killer = "equivalent", None
+    else:
+        killer = judge.killer(Planted(file=mutant.file, before=before, after=after), quickly=options.quick)
+        outcome = "killed" if killer else "survived"
+    print(f"{outcome} {time.monotonic() - began:.0f} s {mutant} {killer or ''}", file=sys.stderr, flush=True)
+    if outcome == "survived":
+        print(f"{mutant}\n- {old}\n+ {new}\n", flush=True)
+    if options.log:
+        line = {"mutant": str(mutant), "outcome": outcome, "by": killer, "before": old, "after": new}
+        with options.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+    return outcome
 
 
-def _difference(mutant: Mutant) -> tuple[str, str]:
-    """Lines before and after."""
-    before = (CHECKOUT / mutant.file).read_text("utf-8").splitlines()
-    changed = list(difflib.ndiff(before, mutant.apply(CHECKOUT).splitlines()))
+def _difference(before: str, after: str) -> tuple[str, str]:
+    """The changed lines of both texts."""
+    changed = list(difflib.ndiff(before.splitlines(), after.splitlines()))
     old, new = ([line[2:].strip() for line in changed if line.startswith(sign)] for sign in ("- ", "+ "))
     return " ".join(old), " ".join(new)
 

@@ -1,7 +1,8 @@
-"""A scratch copy of the tree in which mutants live and die, each under its room's tests in a process of its own."""
+"""A scratch copy of the tree in which mutants live and die, and the judge that is sure: tests in a new process."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -11,25 +12,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from draw import Mutant
-
-FACTOR, SLACK = 4, 30
-"""A mutant may take this many times what its tests take, and these seconds more: one that loops for ever ends then."""
-
-WAITING = 5
+WAITING = 20
 """Times as long by the clock as by processor time, so that a busy machine kills no mutant; one that waits ends too."""
 
-FIRST_LIMIT = 1800
-"""Seconds for tests that have not been timed yet, which compile their loops."""
-
 IMPORTED_OUTSIDE = 70
-BROKEN = (3, 5, IMPORTED_OUTSIDE)
-"""Exit statuses that say nothing about a mutant: an error inside pytest, no test, or our code from another tree."""
+FEW_EXAMPLES = 12
+"""Examples of a property where loops are interpreted, unless it asks for a number of its own."""
+
+NO_TESTS = 5
+BROKEN = (3, 4, IMPORTED_OUTSIDE)
+"""Exit statuses that say nothing about a mutant: an error inside pytest, a wrong test, or our code of another tree."""
 
 SOURCES = ("schemas", "packer_service", "trainer")
+
+FORK = multiprocessing.get_context("fork")
 
 
 class Scratch:
@@ -41,62 +41,69 @@ class Scratch:
 
     def __init__(self, checkout: Path, folder: Path) -> None:
         self.tree, self.warm, self.cache, self.log = (folder / n for n in ("tree", "warm", "cache", "log"))
-        self.bytecode = folder / "bytecode"
-        self.limits: dict[tuple[str, ...], float] = {}
+        self.bytecode, self.base = folder / "bytecode", folder / "tests"
+        self._killer = folder / "killer"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=checkout, capture_output=True, check=True,
         )  # fmt: skip
+        shutil.rmtree(self.tree, ignore_errors=True)
         for name in filter(None, listed.stdout.decode().split("\0")):
             if (checkout / name).is_file():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(checkout / name, self.tree / name)
         self.warm.mkdir(parents=True, exist_ok=True)
-        self.times = {path: path.stat().st_mtime_ns for path in self._sources()}
+        self.times = {path: path.stat().st_mtime_ns for path in self.sources()}
         self.importers = self._importers()
+        self._seconds = itertools.count(time.time_ns(), 2 * 10**9)
 
-    def limit(self, tests: Sequence[str]) -> float:
-        """Seconds of processor time for tests, by what they take without a mutant once their loops are compiled.
+    def sources(self) -> list[Path]:
+        return [path for name in SOURCES for path in sorted((self.tree / name).rglob("*.py"))]
 
-        Raises:
-            RuntimeError: they fail without a mutant.
-        """
-        key = tuple(tests)
-        if key not in self.limits:
-            for _ in range(2):
-                began = time.monotonic()
-                if self._run(tests, self.warm, FIRST_LIMIT) != 0:
-                    raise RuntimeError(f"tests fail without a mutant:\n{self.log.read_text()[-3000:]}")
-            self.limits[key] = FACTOR * (time.monotonic() - began) + SLACK
-        return self.limits[key]
-
-    def survives(self, mutant: Mutant, tests: Sequence[str]) -> bool:
-        """Whether no test fails within the limit. Its own tests and single files come first: most mutants die there."""
-        path, limit = self.tree / mutant.file, self.limit(tests)
-        original, mutated = path.read_bytes(), mutant.apply(self.tree)
-        shutil.rmtree(self.cache, ignore_errors=True)
-        shutil.copytree(self.warm, self.cache)
+    @contextmanager
+    def planted(self, file: str, text: str) -> Iterator[None]:
+        """The file with a mutant's text, and a time that no other mutant had: Python keeps bytecode by seconds."""
+        path = self.tree / file
+        original, changed = path.read_bytes(), next(self._seconds)
         try:
-            path.write_text(mutated, "utf-8")
-            for importer in self.importers[path]:
-                os.utime(importer)
-            return all(self._run(part, self.cache, limit) == 0 for part in self._own_first(path, tests))
+            path.write_text(text, "utf-8")
+            os.utime(path, ns=(changed, changed))
+            yield
         finally:
             path.write_bytes(original)
-            for changed in self.importers[path]:
-                os.utime(changed, ns=(self.times[changed], self.times[changed]))
+            os.utime(path, ns=(self.times[path], self.times[path]))
 
-    def _own_first(self, path: Path, tests: Sequence[str]) -> list[list[str]]:
-        found = (each for test in tests for each in sorted((self.tree / test).rglob(f"test_{path.stem}*.py")))
-        own = [each.relative_to(self.tree).as_posix() for each in found]
-        first = list(dict.fromkeys([*(test for test in tests if test.endswith(".py")), *own]))
-        return [first, list(tests)] if first and first != list(tests) else [list(tests)]
+    def killer(
+        self, file: str, tests: Sequence[str], limit: float, *, interpreted: bool = False, mark: str = ""
+    ) -> str | None:
+        """The test that fails with what is planted in a file, in a new process; None when none does.
 
-    def _run(self, tests: Sequence[str], cache: Path, limit: float) -> int | None:
+        Args:
+            file: the file that has been changed, from the root.
+            tests: node ids or folders, in their order.
+            limit: seconds of processor time that all of them may take.
+            interpreted: without compiling loops.
+            mark: only tests that have it.
+        """
+        shutil.rmtree(self.cache, ignore_errors=True)
+        if not interpreted:
+            shutil.copytree(self.warm, self.cache)
+        importers = self.importers[self.tree / file] - {self.tree / file}
+        try:
+            for importer in [] if interpreted else importers:
+                os.utime(importer)
+            status = self._run(["-m", mark, *tests] if mark else tests, limit, interpreted)
+        finally:
+            for importer in importers:
+                os.utime(importer, ns=(self.times[importer], self.times[importer]))
+        if status in (0, NO_TESTS):
+            return None
+        return self._killer.read_text() if self._killer.exists() else f"exit status {status}"
+
+    def _run(self, tests: Sequence[str], limit: float, interpreted: bool) -> int | None:
         """Exit status of pytest; None when it took longer and was killed, with all it had started."""
-        child = multiprocessing.get_context("fork").Process(
-            target=_pytest, args=(self.tree, tests, cache, self.log, self.bytecode, limit)
-        )
+        self._killer.unlink(missing_ok=True)
+        child = FORK.Process(target=self._child, args=(tests, limit, interpreted))
         child.start()
         child.join(limit * WAITING)
         if child.exitcode is None and child.pid:
@@ -107,8 +114,52 @@ class Scratch:
             raise RuntimeError(f"pytest itself failed with {child.exitcode}:\n{self.log.read_text()[-3000:]}")
         return child.exitcode
 
-    def _sources(self) -> list[Path]:
-        return [path for name in SOURCES for path in sorted((self.tree / name).rglob("*.py"))]
+    def _child(self, tests: Sequence[str], limit: float, interpreted: bool) -> None:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), resource.RLIM_INFINITY))
+        status = self.run_pytest(tests, [_Noted(self._killer)], cache=self.cache, interpreted=interpreted)
+        loaded = {Path(str(module.__file__)) for key, module in list(sys.modules.items()) if key in SOURCES}
+        outside = [path for path in loaded if not path.is_relative_to(self.tree)]
+        os._exit(IMPORTED_OUTSIDE if outside else status)
+
+    def run_pytest(self, tests: Sequence[str], plugins: list[object], *, cache: Path, interpreted: bool) -> int:
+        """Runs in a fork that has imported libraries only, and nothing of ours yet."""
+        with self.log.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(self.tree)
+        os.environ.update(
+            PYTHONPATH=str(self.tree), PYTHONPYCACHEPREFIX=str(self.bytecode), NUMBA_CACHE_DIR=str(cache),
+            NUMBA_DISABLE_JIT=str(int(interpreted)), HYPOTHESIS_STORAGE_DIRECTORY=str(self.base / "examples"),
+        )  # fmt: skip
+        sys.pycache_prefix = str(self.bytecode)
+        sys.path.insert(0, str(self.tree))
+        import numba
+        import pytest
+        from hypothesis import HealthCheck, Phase, settings
+
+        numba.config.reload_config()
+        # Nobody reads the failing example, and shrinking it would take most of the time; the machine may be busy.
+        examples = FEW_EXAMPLES if interpreted else settings.default.max_examples
+        settings.register_profile(
+            "mutants", max_examples=examples, phases=(Phase.explicit, Phase.generate), deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        settings.load_profile("mutants")
+        options = [
+            "-x",
+            "-q",
+            "--tb=no",
+            "--rootdir",
+            str(self.tree),
+            "--basetemp",
+            str(self.base),
+            "-p",
+            "no:cacheprovider",
+        ]
+        status = pytest.main([*options, "--hypothesis-seed=0", *tests], plugins)
+        sys.stdout.flush()
+        return int(status)
 
     def _importers(self) -> dict[Path, set[Path]]:
         """Each source with all that import it, directly or through others, and itself."""
@@ -130,24 +181,15 @@ class Scratch:
         return found
 
 
-def _pytest(tree: Path, tests: Sequence[str], cache: Path, log: Path, bytecode: Path, limit: float) -> None:
-    """Runs in a fork that has imported libraries only: nothing of ours yet. Ends after `limit` of processor time."""
-    os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(tree)
-    os.environ.update(PYTHONPATH=str(tree), PYTHONPYCACHEPREFIX=str(bytecode), NUMBA_CACHE_DIR=str(cache))
-    sys.pycache_prefix = str(bytecode)
-    sys.path.insert(0, str(tree))
-    import numba
-    import pytest
+class _Noted:
+    """Notes the first test that fails."""
 
-    numba.config.reload_config()
-    hypothesis = ["--hypothesis-seed=0", "-p", "no:cacheprovider"]
-    status = pytest.main(["-x", "-q", "--rootdir", str(tree), *hypothesis, *tests])
-    loaded = {Path(str(module.__file__)) for key, module in list(sys.modules.items()) if key in SOURCES}
-    outside = [path for path in loaded if not path.is_relative_to(tree)]
-    sys.stdout.flush()
-    os._exit(IMPORTED_OUTSIDE if outside else int(status))
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        if getattr(report, "failed", False) and not self._path.exists():
+            self._path.write_text(str(getattr(report, "nodeid", "")))
+
+    def pytest_collectreport(self, report: object) -> None:
+        self.pytest_runtest_logreport(report)
