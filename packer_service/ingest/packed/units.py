@@ -1,0 +1,61 @@
+"""The units and crops of a stored pack, as columns: a pack has many documents, and each takes its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.ingest.packed.crops import StoredCrops
+from packer_service.packs.units import Units
+from schemas.manifest import UNIT_KINDS, SampleHead, StoredImage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredUnits:
+    """All units of a pack. ``documents`` is the number of each unit's document, ``crop_edges`` cuts ``images``."""
+
+    units: Units
+    documents: Int64[np.ndarray, "units"]
+    images: Sequence[StoredImage]
+    crop_edges: list[int]
+
+    @classmethod
+    def of(cls, head: SampleHead) -> StoredUnits:
+        stored, crop_edges = head.units, [0, *head.cum_image_bounds]
+        units = Units(
+            kinds=np.array([UNIT_KINDS.index(unit.kind) for unit in stored], np.int64),
+            edges=np.array([(unit.start, unit.end) for unit in stored], np.int64).reshape(-1, 2),
+            grids=np.array([unit.grid for unit in stored], np.int64).reshape(-1, 3),
+            patches=np.array([unit.patches for unit in stored], np.int64),
+            rows=np.array([unit.rows for unit in stored], np.int64),
+            crops=np.diff(np.array(crop_edges, np.int64)),
+            loads=np.array([unit.load for unit in stored], np.int64),
+            media=np.array([unit.medium for unit in stored], np.int64),
+            time_steps=np.array([unit.time_step for unit in stored], np.float64),
+            numbers=np.arange(len(stored)),
+        )
+        documents = np.array([unit.document for unit in stored], np.int64)
+        return cls(units=units, documents=documents, images=head.images, crop_edges=crop_edges)
+
+    def of_document(self, number: int, start: int, shard: str, crops_at: int) -> tuple[Units, tuple[StoredCrops, ...]]:
+        """The units of a document, counted from its own first token, and the crops of each.
+
+        Args:
+            number: the document's number in the pack.
+            start: position of its first token.
+            shard: the file that holds the crops.
+            crops_at: the byte from which their offsets count.
+        """
+        rows = np.flatnonzero(self.documents == number)
+        media = self.units.media[rows]
+        units = replace(self.units.of(rows), media=media, numbers=np.arange(len(rows)))
+        crops = tuple(
+            StoredCrops(
+                shard=shard, crops_at=crops_at, images=tuple(self.images[self.crop_edges[i] : self.crop_edges[i + 1]])
+            )
+            for i in rows.tolist()
+        )
+        return units.moved(-start), crops
