@@ -108,6 +108,29 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     assert file_bytes(disk.path / "out") == file_bytes(tiny_dataset)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.95])
+def test_a_disk_that_fills_up_while_a_dataset_is_packed_again(
+    disk: Disk,
+    run: Callable,
+    tiny_dataset: Path,
+    tiny_config: PackConfig,
+    tmp_path: Path,
+    progress: object,
+    share: float,
+) -> None:
+    """Fails when crops that were copied in part stand under a final name, or the next run takes them for whole."""
+    whole = tmp_path / "whole"
+    pack([str(tiny_dataset)], str(whole), tiny_config, PlainExecutor(), progress)
+    disk.remount(f"size={int(sum(map(len, file_bytes(whole).values())) * share) // 4096 * 4}k")
+    status, said = run(tiny_dataset, disk.path / "out", PlainExecutor())
+    assert status == 1
+    assert "No space left on device" in said
+    assert_nothing_half_written(disk.path / "out", whole)
+    disk.remount("size=64m")
+    pack([str(tiny_dataset)], str(disk.path / "out"), tiny_config, PlainExecutor(), progress)
+    assert file_bytes(disk.path / "out") == file_bytes(whole)
+
+
 LIMITED = """
 import resource, sys
 from packer_service.cli import main, sources

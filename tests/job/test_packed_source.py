@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,103 @@ def test_any_two_configurations_give_the_same_bytes(
     second = [f"seq_len={lengths[1]}", f"max_images={max_images}", f"order.seed={seed}", f"layouts=[{layout}]"]
     second += [f"ring_degrees=[{ring}]", f"packs_per_shard={per_shard}", "cost.vision_num_layers=3"]
     check_equal(folder / "source", tmp_path_factory.mktemp("pair"), first, second)
+
+
+@pytest.mark.parametrize("family", [family for family in KINDS if family != "square"])
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(
+    seq_len=st.sampled_from([256, 384, 1024]),
+    rings=st.sampled_from([[1], [1, 2], [2, 4]]),
+    cp_sizes=st.sampled_from([[1], [2], [1, 4]]),
+    layout=st.sampled_from(["contiguous", "zigzag", "balanced_ring", "balanced_gather"]),
+    seed=st.integers(0, 9),
+    window=st.sampled_from([1, 2, 4]),
+    max_images=st.sampled_from(["null", "9", "40"]),
+    per_shard=st.integers(1, 4),
+)
+def test_any_configuration_of_a_family_gives_the_bytes_of_its_source(
+    made_once: MadeOnce,
+    tmp_path_factory: pytest.TempPathFactory,
+    family: str,
+    seq_len: int,
+    rings: list[int],
+    cp_sizes: list[int],
+    layout: str,
+    seed: int,
+    window: int,
+    max_images: str,
+    per_shard: int,
+) -> None:
+    """Fails when some configuration makes the way through a dataset of a model differ from the way at once."""
+
+    def make(folder: Path) -> None:
+        common = [*make_source(folder, family), "seq_len=160", "oversize=split"]
+        (folder / "settings.json").write_text(json.dumps(common))
+        packed(folder / "source", folder / "old", common)
+
+    folder = made_once(f"repacked {family}", make)
+    first = json.loads((folder / "settings.json").read_text())
+    second = [f"seq_len={seq_len}", f"ring_degrees={rings}", f"cp_sizes={cp_sizes}", f"layouts=[{layout}]"]
+    second += [f"order.seed={seed}", f"order.window={window}", f"max_images={max_images}"]
+    second += [f"packs_per_shard={per_shard}"]
+    out = tmp_path_factory.mktemp("family")
+    through = packed(folder / "old", out / "through", second)
+    refused = {name for name, why in rejects(through).items() if why.startswith("it was split")}
+    source = without(folder / "source", out / "chosen", {*rejects(folder / "old"), *refused})
+    at_once = packed(source, out / "at-once", [*first, *second])
+    assert documents(through)
+    assert shards(through) == shards(at_once)
+    assert rejects(through).keys() - refused == rejects(at_once).keys()
+
+
+KILLED = """
+import os, signal, sys, time
+sys.path[:0] = sys.argv[4].split(":")
+from packer_service.config import load_config
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from repacked import Listener
+
+old, out, settings = sys.argv[1], sys.argv[2], sys.argv[3].split()
+
+
+class Tells(PlainExecutor):
+    def run(self, function, items):
+        for number, item in enumerate(items):
+            if (function.func.__name__, number) == wanted:
+                os.write(ready, b".")
+            yield from ((number, result) for _, result in super().run(function, [item]))
+
+
+for name, number, delay in (("measure_and_keep", 0, 0), ("build_and_keep", 0, 0.002), ("build_and_keep", 2, 0.01)):
+    wanted = (name, number)
+    told, ready = os.pipe()
+    child = os.fork()
+    if not child:
+        pack([old], out, load_config(None, settings, [old]), Tells(), Listener())
+        os._exit(0)
+    os.read(told, 1)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(os.path.join(out, "manifest.json")))
+"""
+
+
+def test_a_job_that_is_killed_ends_with_the_same_bytes(old: Path, tmp_path: Path) -> None:
+    """Fails when a SIGKILL leaves a shard of which a part was copied, and the next run takes it for whole."""
+    setting = ["seq_len=512", "packs_per_shard=1", "order.seed=3"]
+    out = tmp_path / "killed"
+    where = ":".join(path for path in sys.path if path)
+    command = [sys.executable, "-c", KILLED, str(old), str(out), " ".join(setting), where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    phases = ["measure_and_keep", "build_and_keep", "build_and_keep"]
+    assert done.stdout.splitlines() == [f"{phase} -9 False" for phase in phases], done.stderr
+    whole = packed(old, tmp_path / "whole", setting)
+    assert len(shards(whole)) > 2 * 3, "shards and their indices: some were not begun at the last kill"
+    packed(old, out, setting)
+    assert shards(out) == shards(whole)
+    assert (out / "manifest.json").read_bytes() == (whole / "manifest.json").read_bytes()
+    assert not list(out.rglob("*.tmp-*"))
 
 
 def test_copies_of_a_document_come_out_once(squares: tuple[Path, list[str]], tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import tarfile
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from schemas.codec import (
@@ -24,6 +26,7 @@ from schemas.codec import (
     encode_index,
     encode_table,
     sample_key,
+    tar_header,
     tar_member,
 )
 from schemas.errors import (
@@ -168,6 +171,22 @@ def test_members_of_a_tar_are_whole_blocks() -> None:
     with tarfile.open(fileobj=io.BytesIO(member + TAR_END)) as tar:
         [info] = tar
         assert (info.name, info.size, info.mode, info.mtime, info.uid) == ("a.json", 513, 0o444, 0, 0)
+
+
+@given(name=st.text(st.sampled_from("az09._-/é"), max_size=101), size=st.integers(0, 8**11))
+def test_headers_of_members_are_those_of_tarfile(name: str, size: int) -> None:
+    """Fails when a field that is filled in by hand differs from what `tarfile` writes, or a limit is another."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    try:
+        expected: bytes | str = info.tobuf(format=tarfile.USTAR_FORMAT)
+    except ValueError as error:
+        expected = str(error)
+    try:
+        found: bytes | str = tar_header(name, size)
+    except ValueError as error:
+        found = str(error)
+    assert found == expected
 
 
 def test_a_long_reason_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
