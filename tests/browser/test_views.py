@@ -72,6 +72,40 @@ def test_a_dataset_of_nothing_draws_nothing(reader: Callable[..., Any]) -> None:
     assert "1 document of 1 (100.0%) could not be packed." in person.says()
 
 
+def _as_if_huge(route: Any) -> None:
+    """Passes an answer on with the counts of a million packs, 62,500 shards and 5,000 sources."""
+    answer = route.fetch()
+    body = answer.json()
+    if "items" in body:
+        body["total"] = 62_500 if "/shards?" in route.request.url else 1_000_000
+        body["offset"] = int(re.search(r"offset=(\d+)|$", route.request.url).group(1) or 0)
+    else:
+        names = [f"source {number}" for number in range(5_000)]
+        body["counts"]["packs"], body["shards"] = 1_000_000, 62_500
+        body["sources"] = [{**body["sources"][0], "source": name} for name in names]
+        body["rejects_by_source"] = {name: {"empty": 1} for name in names}
+    route.fulfill(response=answer, json=body)
+
+
+def test_a_million_packs_are_shown_page_by_page(reader: Callable[..., Any]) -> None:
+    """Fails when what a view holds grows with packs, shards or sources, or a far page is thousands of steps away."""
+    person = reader()
+    page = person.page
+    page.route(re.compile(r"/v1/datasets/demo(/(packs|shards|documents|rejects)\?.*)?$"), _as_if_huge)
+    person.open()
+    for part in ("", "/shards", "/packs", "/documents", "/rejects"):
+        person.turn_to(f"d/demo{part}")
+        assert page.evaluate("document.querySelectorAll('main *').length") < 4_000, part
+    person.turn_to("d/demo/packs")
+    assert "of 1,000,000" in page.locator(".pages").inner_text()
+    page.get_by_label("Page", exact=True).fill("20000")
+    person.follow("Go", "button")
+    page.wait_for_function("() => location.hash.includes('offset=999950')")
+    person.settle()
+    assert page.locator(".pages span").inner_text().startswith("999,951 to ")
+    assert page.get_by_label("Page", exact=True).input_value() == "20000"
+
+
 @pytest.mark.parametrize(("layout", "ring"), [("balanced_ring", 8), ("contiguous", 4)])
 def test_a_pack_shows_the_loads_of_its_ranks(reader: Callable[..., Any], service: str, layout: str, ring: int) -> None:
     """Fails when a rank's tiles, a step's slowest rank or a path are another layout's, or shown in a wrong row."""

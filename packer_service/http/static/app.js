@@ -68,25 +68,33 @@ function askForToken() {
 
 /**
  * Replaces the view. A change of parameters alone keeps the scroll position and the focus, even if the focus is in a card
- * whose content arrives later: until then the page keeps its height.
+ * whose content arrives later: until then the page keeps its height. Where what had the focus is gone, the view has it.
  */
 function swap(node, samePath) {
+  const inside = main.contains(document.activeElement);
   const focused = document.activeElement?.id;
-  const regain = () => {
-    if (focused && document.activeElement === document.body)
-      document.getElementById(focused)?.focus({ preventScroll: true });
+  const regain = (last) => {
+    if (!inside || document.activeElement !== document.body) return;
+    const found = focused && document.getElementById(focused);
+    if (found || last) (found || main).focus({ preventScroll: true });
   };
   const height = window.scrollY;
   main.style.minHeight = samePath ? `${main.offsetHeight}px` : "";
   main.replaceChildren(node);
   window.scrollTo(0, samePath ? height : 0);
-  if (samePath) regain();
+  if (samePath) regain(false);
   else main.focus({ preventScroll: true });
   Promise.allSettled(takeAwaited()).then(() => {
     if (!node.isConnected) return;
-    if (samePath) regain();
+    if (samePath) regain(true);
     main.style.minHeight = "";
   });
+}
+
+/** What is said of a view that changed: what its most telling element says of itself, or its text. */
+function changed(node) {
+  const telling = node.querySelector("[data-says]");
+  return telling?.dataset.says || telling?.textContent || "Updated";
 }
 
 async function show() {
@@ -119,7 +127,7 @@ async function show() {
   swap(node, samePath || first);
   main.removeAttribute("aria-busy");
   main.dataset.address = location.hash; // what is shown, which may lag behind the address bar
-  announce(samePath ? "" : `${view.title} shown`);
+  announce(first || !samePath ? `${view.title} shown` : changed(node));
 }
 
 // The skip link's own address must not become a view's.

@@ -36,7 +36,7 @@ function compared(answer, measure, statistic) {
       layouts.map((layout, index) => ({
         type: "bar",
         name: layout,
-        x: degrees.map((degree) => `ring degree ${degree}`),
+        x: degrees.map(String),
         y: degrees.map((degree) => at(layout, degree) && value(at(layout, degree))),
         marker: {
           color: colour(index),
@@ -48,9 +48,9 @@ function compared(answer, measure, statistic) {
             size: 7,
           },
         },
-        hovertemplate: `${layout}, %{x}: %{y:.3f}<extra></extra>`,
+        hovertemplate: `${layout}, ring degree %{x}: %{y:.3f}<extra></extra>`,
       })),
-    layout: { barmode: "group", bargap: 0.25, yaxis: { title: unit } },
+    layout: { barmode: "group", bargap: 0.25, xaxis: { title: "ring degree", type: "category" }, yaxis: { title: unit } },
     rows: layouts,
     columns: [
       { label: "Layout", head: true, value: (layout) => layout },
@@ -101,13 +101,13 @@ function ranksOf(title, note, loads, unit) {
     traces: () => [
       {
         type: "bar",
-        x: rows.map(({ rank }) => `rank ${rank}`),
+        x: rows.map(({ rank }) => String(rank)),
         y: loads,
         marker: { color: rows.map(({ rank }) => colour(rank)) },
-        hovertemplate: `%{x}: %{y:,.1f} ${unit}<extra></extra>`,
+        hovertemplate: `rank %{x}: %{y:,.1f} ${unit}<extra></extra>`,
       },
     ],
-    layout: { yaxis: { title: unit } },
+    layout: { xaxis: { title: "rank", type: "category" }, yaxis: { title: unit } },
     rows,
     columns: [
       { label: "Rank", head: true, value: ({ rank }) => rank },

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { binary, integer, percent } from "../format.js";
+import { binary, integer, percent, plural } from "../format.js";
 import { colour } from "../palette.js";
 import { href } from "../router.js";
 import { card } from "../section.js";
@@ -101,6 +101,15 @@ function lengths(details) {
   });
 }
 
+/** Both in a sentence: how full they are and what they lost. */
+function verdict(details) {
+  const said = details.map(({ name, fill, counts: { documents, rejected } }) => {
+    const lost = `lost ${integer(rejected)} of ${plural(documents + rejected, "document")}`;
+    return [h("strong", {}, name), ` is ${percent(fill)} full and ${lost}`];
+  });
+  return h("p", { class: "verdict", "data-says": "" }, said[0], "; ", said[1], ".");
+}
+
 async function compared(names) {
   const sides = await Promise.all(names.map((name) => get(["datasets", name, "compared"])));
   const details = await Promise.all(names.map((name) => get(["datasets", name])));
@@ -111,6 +120,7 @@ async function compared(names) {
     return card(title, sideBySide(`${title}: ${both}`, rowsOf(section, figures), first, second, names));
   });
   return [
+    verdict(details),
     h("section", { class: "card", "aria-label": "Configuration" }, keys(first, second)),
     h("section", { class: "card" }, lengths(details)),
     h("div", { class: "columns" }, tables),
@@ -138,7 +148,7 @@ export async function compare(params) {
       { class: "card controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
       choice("first", "First", names, first),
       choice("second", "Second", names, second),
-      h("a", { class: "note", href: href(["compare"], { first: second, second: first }) }, "Swap them"),
+      h("a", { id: "swap", class: "note", href: href(["compare"], { first: second, second: first }) }, "Swap them"),
     ),
     await compared([first, second]),
   );

@@ -1,6 +1,7 @@
 // The choice of layout and degrees that several views share; it is part of the address.
 
 import { h } from "../dom.js";
+import { integer } from "../format.js";
 import { go, withParams } from "../router.js";
 import { chooser } from "../section.js";
 
@@ -23,11 +24,45 @@ export function choice(name, label, options, chosen, text = String) {
   return chooser(name, label, options, chosen, choose(name), text);
 }
 
-/** Links to the previous and the next part of a list. */
+/** Pages from which on a list has a field for the page to go to. */
+const MANY_PAGES = 5;
+
+/** A field for the number of a page: a list of a million rows is not walked through page by page. */
+function anyPage(page) {
+  const last = Math.ceil(page.total / page.limit);
+  if (last < MANY_PAGES) return null;
+  const number = h("input", {
+    id: "page",
+    type: "number",
+    min: 1,
+    max: last,
+    step: 1,
+    required: true,
+    value: Math.floor(page.offset / page.limit) + 1,
+  });
+  const turn = (event) => {
+    event.preventDefault();
+    go(withParams({ offset: (number.value - 1) * page.limit || null }));
+  };
+  return h(
+    "form",
+    { class: "page", onsubmit: turn },
+    h("label", { for: "page" }, "Page"),
+    number,
+    ` of ${integer(last)}`,
+    h("button", { id: "turn" }, "Go"),
+  );
+}
+
+/** Links to the previous and the next part of a list, and a field for any other. */
 export function pages(page) {
   if (page.total <= page.items.length) return null;
   const link = (label, offset) =>
-    h("a", { href: withParams({ offset: offset || null }), rel: label === "Next" ? "next" : "prev" }, label);
+    h(
+      "a",
+      { id: `page-${label.toLowerCase()}`, href: withParams({ offset: offset || null }), rel: label === "Next" ? "next" : "prev" },
+      label,
+    );
   return h(
     "nav",
     { class: "pages", "aria-label": "Pages of the list" },
@@ -35,8 +70,9 @@ export function pages(page) {
     h(
       "span",
       {},
-      `${page.offset + 1} to ${page.offset + page.items.length} of ${new Intl.NumberFormat("en").format(page.total)}`,
+      `${integer(page.offset + 1)} to ${integer(page.offset + page.items.length)} of ${integer(page.total)}`,
     ),
     page.offset + page.items.length < page.total && link("Next", page.offset + page.limit),
+    anyPage(page),
   );
 }

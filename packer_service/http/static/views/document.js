@@ -112,7 +112,11 @@ export async function packedDocument(name, id, number, params) {
           ` tokens carry loss. Decoded by ${answer.tokenizer}. `,
           h(
             "a",
-            { id: "positions", href: withParams({ positions: exact ? null : "shown" }) },
+            {
+              id: "positions",
+              "data-says": exact ? "Tokens and positions are shown" : "Tokens and positions are hidden",
+              href: withParams({ positions: exact ? null : "shown" }),
+            },
             exact ? "Hide tokens and positions" : "Show tokens and positions",
           ),
         ),

@@ -8,6 +8,9 @@ import { chooser, field, problemBox } from "../section.js";
 import { table } from "../table.js";
 import { pages } from "./controls.js";
 
+/** Sources from which on one is typed in: nobody looks through a list of thousands. */
+const MANY_SOURCES = 100;
+
 const filter = (source) => go(withParams({ source, id: null, offset: null }));
 
 function search(detail, value, params) {
@@ -27,18 +30,23 @@ function search(detail, value, params) {
       href(["d", detail.name, "documents"], {
         id: event.submitter?.value === "list" ? null : id,
         contains: event.submitter?.value === "list" ? id : null,
-        source: params.get("source"),
+        source: typed ? typed.value : params.get("source"),
       }),
     );
   };
   const sources = detail.sources.map((entry) => entry.source);
+  const typed =
+    sources.length >= MANY_SOURCES &&
+    h("input", { id: "source", type: "search", value: params.get("source") ?? "", autocomplete: "off", spellcheck: "false" });
   return h(
     "form",
     { class: "controls", role: "search", onsubmit: find },
     field("Document id", input),
     h("button", { class: "main", value: "find" }, "Where did it go?"),
     h("button", { value: "list" }, "List ids with this in them"),
-    chooser("source", "Source", ["", ...sources], params.get("source") ?? "", filter, (name) => name || "all sources"),
+    typed
+      ? field("Source", typed)
+      : chooser("source", "Source", ["", ...sources], params.get("source") ?? "", filter, (name) => name || "all sources"),
   );
 }
 

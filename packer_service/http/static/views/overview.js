@@ -8,6 +8,7 @@ import { href } from "../router.js";
 import { card, facts } from "../section.js";
 import { table } from "../table.js";
 import { PADDING } from "../words.js";
+import { advised } from "./split/verdict.js";
 
 function lost(detail) {
   const { documents, rejected } = detail.counts;
@@ -153,11 +154,19 @@ function histogram(title, note, given, counted) {
   });
 }
 
+/** Rows of a table of sources: those with most tokens, where there are more. */
+const MOST_SOURCES = 50;
+
 function sources(detail) {
   const count = (label, value) => ({ label, number: true, value: (row) => integer(value(row)) });
+  const all = detail.sources;
+  const most = all.length > MOST_SOURCES ? [...all].sort((a, b) => b.tokens - a.tokens).slice(0, MOST_SOURCES) : all;
   return table({
-    caption: "What became of each source",
-    rows: detail.sources,
+    caption:
+      most.length < all.length
+        ? `What became of the ${MOST_SOURCES} sources with most tokens, of ${integer(all.length)}`
+        : "What became of each source",
+    rows: most,
     columns: [
       { label: "Source", head: true, value: (row) => row.source },
       count("Documents", (row) => row.documents),
@@ -245,6 +254,7 @@ export function overview(detail) {
   return h(
     "div",
     { class: "view" },
+    packs > 0 && advised(detail),
     h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
     detail.warnings.map((warning) => h("div", { class: "problem" }, h("p", {}, warning))),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),

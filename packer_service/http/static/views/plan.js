@@ -60,7 +60,7 @@ export async function whatIf(params) {
   const lengths = h("textarea", { id: "lengths", class: "mono", spellcheck: "false" });
   lengths.value = typed;
   const result = h("div", { class: "view", id: "answer" }, h("p", { class: "empty" }, "No plan yet."));
-  const button = h("button", { class: "main" }, "Plan it");
+  const button = h("button", { id: "plan-it", class: "main" }, "Plan it");
   const known = {};
 
   async function ask(event) {
@@ -73,7 +73,7 @@ export async function whatIf(params) {
       const { values, texts } = form.changes();
       remember(href(["plan"], { dataset: name, ...texts }));
       result.replaceChildren(await compared(name, documents, values, known));
-      announce("The plan is shown");
+      announce(result.querySelector(".verdict").textContent);
     } catch (error) {
       result.replaceChildren(problemBox(error));
     }
@@ -92,7 +92,7 @@ export async function whatIf(params) {
       documentsField(names, name),
       !name && field("Lengths: one document per line, its tokens and crops", lengths),
       form.nodes,
-      h("div", { class: "controls" }, button, h("a", { href: href(["plan"], { dataset: name }), class: "note" }, "Back to the present values")),
+      h("div", { class: "controls" }, button, h("a", { id: "present", href: href(["plan"], { dataset: name }), class: "note" }, "Back to the present values")),
     ),
     card("Before and after", result),
   );

@@ -8,12 +8,17 @@ import { table } from "../table.js";
 import { CODES } from "../words.js";
 import { pages } from "./controls.js";
 
+/** Columns of sources: those that lost most, where there are more. */
+const MOST_SOURCES = 12;
+
 const filter = (code, source) => withParams({ code, source, stage: null, offset: null });
 
 function counts(detail, chosen) {
   const codes = Object.keys(detail.rejects).sort();
-  const sources = Object.keys(detail.rejects_by_source).sort();
+  const every = Object.keys(detail.rejects_by_source);
   const count = (source, code) => detail.rejects_by_source[source][code] ?? 0;
+  const of = (source) => codes.reduce((sum, code) => sum + count(source, code), 0);
+  const sources = every.sort((a, b) => of(b) - of(a)).slice(0, MOST_SOURCES).sort();
   const link = (value, code, source) =>
     value
       ? h(
@@ -26,9 +31,10 @@ function counts(detail, chosen) {
           integer(value),
         )
       : "0";
-  const all = (code) => sources.reduce((sum, source) => sum + count(source, code), 0);
+  const all = (code) => every.reduce((sum, source) => sum + count(source, code), 0);
+  const some = sources.length < every.length ? ` The ${MOST_SOURCES} of ${integer(every.length)} sources with most of them.` : "";
   return table({
-    caption: "Rejected documents by reason and source. Choose a number to see its rows.",
+    caption: `Rejected documents by reason and source. Choose a number to see its rows.${some}`,
     rows: [...codes, null],
     rowClass: (code) => (chosen.code && chosen.code === code ? "chosen" : null),
     columns: [
@@ -38,7 +44,7 @@ function counts(detail, chosen) {
         label: source,
         number: true,
         value: (code) =>
-          link(code ? count(source, code) : codes.reduce((sum, one) => sum + count(source, one), 0), code, source),
+link(code ? count(source, code) : of(source), code, source),
       })),
       {
         label: "all",

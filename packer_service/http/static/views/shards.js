@@ -32,7 +32,7 @@ function worst(page, measure, packHref) {
   const at = `at ${chosen.layout}, ring degree ${chosen.ring_degree}, CP size ${chosen.cp_size}`;
   return h(
     "p",
-    { class: "verdict" },
+    { class: "verdict", "data-says": "" },
     h("strong", {}, first.name),
     ` is the worst shard by ${MEASURES[measure].label.toLowerCase()} ${at}. `,
     reason(first.worst, packHref),

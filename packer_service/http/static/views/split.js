@@ -6,11 +6,11 @@ import { h } from "../dom.js";
 import { integer, plural, seconds, times } from "../format.js";
 import { colour } from "../palette.js";
 import { go, withParams } from "../router.js";
-import { card, facts, field } from "../section.js";
+import { card, field } from "../section.js";
 import { table } from "../table.js";
 import { choice } from "./controls.js";
+import { KINDS, basis, bestFigures, verdict } from "./split/verdict.js";
 
-const GPUS = ["h100", "h200", "b200", "a100", "l40s", "cpu"];
 const LISTED = 10;
 
 /** The parts of a step, each with its name and what it is. */
@@ -35,6 +35,9 @@ const MEMORY = {
   logits: "Logits",
 };
 
+/** Where a split's whole name would leave no room for its bar. */
+const narrow = matchMedia("(max-width: 40rem)");
+
 const degrees = (split) => `${split.ulysses_degree} × ${split.ring_degree}`;
 function named(split) {
   if (split.ring_degree > 1) return `${degrees(split)} ${split.layout}, ${split.kind}`;
@@ -53,69 +56,50 @@ function question(answer, params) {
     "form",
     { class: "controls", "aria-label": "What to train on", onsubmit: ask },
     field("GPUs", gpus),
-    choice("gpu", "Kind", GPUS, params.get("gpu") ?? "h100", (name) => name.toUpperCase()),
-    h("button", { class: "main" }, "Which split?"),
+    choice("gpu", "Kind", KINDS, params.get("gpu") ?? "h100", (name) => name.toUpperCase()),
+    h("button", { id: "which", class: "main" }, "Which split?"),
   );
 }
 
-function best(answer) {
-  const [first] = answer.splits;
-  if (!first) return h("p", { class: "verdict" }, "No split of this dataset can take a step on so many GPUs.");
-  const layout = first.ring_degree > 1 ? `, ${first.layout} by ${first.kind}` : "";
-  const name = `Ulysses ${first.ulysses_degree} × ring ${first.ring_degree}${layout}. `;
-  const all = `${integer(answer.fitting)} of the ${plural(answer.considered, "split")} that were estimated fit into memory.`;
-  return h(
-    "p",
-    { class: "verdict" },
-    h("strong", {}, first.fits ? name : `None fits into memory. The fastest is ${name}`),
-    `${first.reason} ${all}`,
-  );
-}
+/** GPU hours that a part of the step takes of 10⁹ real tokens: steps of different splits hold different numbers of packs. */
+const gpuHours = (answer, split, seconds) => (((seconds * answer.gpus) / split.tokens_per_step) * 1e9) / 3600;
 
-function summary(split) {
-  return facts([
-    ["Step", seconds(split.seconds.total), `${plural(split.dp_size, "pack")} side by side`],
-    ["Tokens a second", integer(split.tokens_per_second), "of one GPU"],
-    ["Over zigzag", ratio(split.speedup_over_zigzag), "at the same degrees"],
-    ["Over CP 1", ratio(split.speedup_over_cp1), "a whole pack on each GPU"],
-    ["Memory", gigabytes(split.memory.total), `recomputation: ${split.recompute}`],
-  ]);
-}
-
-function stepTimes(answer) {
+function costs(answer) {
   const rows = answer.splits;
+  const hours = (split, part) => gpuHours(answer, split, split.seconds[part]);
   const parts = Object.keys(PARTS).filter((part) => rows.some((split) => split.seconds[part] > 0));
   return chart({
-    title: "Where a step's time goes",
+    title: "Where the time goes",
     note:
-      "Estimated seconds of the rank that takes longest, the fastest split first. Hatched parts are waiting: for a slower " +
-      "rank, for bytes, or for the most expensive pack.",
+      "Estimated GPU hours for a billion real tokens, the fastest split first. Hatched parts are waiting: for a slower " +
+      "rank, for bytes, or for the most expensive pack of a step.",
     traces: () =>
       parts.map((part, index) => ({
         type: "bar",
         orientation: "h",
         name: PARTS[part][0],
-        y: rows.map((split, place) => `${place + 1}. ${named(split)}`),
-        x: rows.map((split) => split.seconds[part]),
+        y: rows.map((split, place) => `${place + 1}. ${narrow.matches ? degrees(split) : named(split)}`),
+        x: rows.map((split) => hours(split, part)),
         marker: {
           color: colour(index),
           pattern: { shape: WAITS.has(part) ? "/" : "", fillmode: "overlay", fgcolor: "#000000", fgopacity: 0.35, size: 6 },
         },
-        hovertemplate: `${PARTS[part][0]}: %{x:.4f} s<extra></extra>`,
+        hovertemplate: `${PARTS[part][0]}: %{x:.2f} GPU hours<extra></extra>`,
       })),
     layout: {
       barmode: "stack",
       bargap: 0.3,
       height: 130 + 34 * rows.length,
       legend: { orientation: "h", x: 0, y: 1.01, yanchor: "bottom", traceorder: "normal" },
-      xaxis: { title: "seconds" },
+      xaxis: { title: "GPU hours for 10⁹ tokens" },
       yaxis: { autorange: "reversed" },
     },
     rows,
     columns: [
       { label: "Split", head: true, value: named },
-      ...parts.map((part) => ({ label: PARTS[part][0], number: true, value: (split) => seconds(split.seconds[part]) })),
-      { label: "Step", number: true, value: (split) => seconds(split.seconds.total) },
+      ...parts.map((part) => ({ label: PARTS[part][0], number: true, value: (split) => hours(split, part).toFixed(2) })),
+      { label: "All", number: true, value: (split) => hours(split, "total").toFixed(2) },
+      { label: "Time of a step", number: true, value: (split) => seconds(split.seconds.total) },
     ],
   });
 }
@@ -125,8 +109,20 @@ const needed = (split) => [
   !split.fits && h("div", { class: "worse" }, "does not fit"),
 ];
 
-const why = (split) =>
-  split.stored ? split.reason : `${split.reason} The dataset was not packed for it: a reader derives layout or boundaries.`;
+/** The layout, how keys travel, and what of it a reader derives. */
+const layoutOf = (split) => [
+  split.ring_degree > 1 ? split.layout : "any layout",
+  split.kind !== "none" && h("div", { class: "note" }, split.kind === "ulysses" ? "heads dealt" : `keys by ${split.kind}`),
+  split.derived && h("div", { class: "note" }, "derived, not packed"),
+  !split.stored && !split.derived && h("div", { class: "note" }, "image boundaries derived"),
+];
+
+/** What the columns hold, for who sees them for the first time. */
+const COLUMNS =
+  "Ulysses × ring: ranks that share a pack by heads × by tokens. Layout: which rank holds which tokens, and how keys reach the " +
+  "ranks that need them; what is derived works, and packing with these degrees would spare the reader the work. Packs a step: " +
+  "those that train side by side. Tokens a second: real tokens, of one GPU. Speed over zigzag: at the same degrees; over " +
+  "CP 1: a whole pack on each GPU. Memory: of one GPU, in 10⁹ bytes.";
 
 function splits(answer) {
   return table({
@@ -136,15 +132,13 @@ function splits(answer) {
     stacked: true,
     columns: [
       { label: "Ulysses × ring", head: true, value: degrees },
-      { label: "Layout", value: (split) => (split.ring_degree > 1 ? split.layout : "any") },
-      { label: "Keys by", value: (split) => split.kind },
-      { label: "DP", number: true, value: (split) => integer(split.dp_size) },
-      { label: "Step", number: true, value: (split) => seconds(split.seconds.total) },
-      { label: "Tokens/s/GPU", number: true, value: (split) => integer(split.tokens_per_second) },
+      { label: "Layout", value: layoutOf },
+      { label: "Packs a step", number: true, value: (split) => integer(split.dp_size) },
+      { label: "Tokens a second", number: true, value: (split) => integer(split.tokens_per_second) },
       { label: "Over zigzag", number: true, value: (split) => ratio(split.speedup_over_zigzag) },
       { label: "Over CP 1", number: true, value: (split) => ratio(split.speedup_over_cp1) },
       { label: "Memory", number: true, value: needed },
-      { label: "Why", className: "long", value: why },
+      { label: "Why", className: "long", value: (split) => split.reason },
     ],
   });
 }
@@ -212,36 +206,40 @@ function assumptions(answer, params) {
       h(
         "div",
         { class: "controls" },
-        h("button", { class: "main" }, "Estimate again"),
-        given.length > 0 && h("a", { class: "note", href: usual }, "Back to the usual values"),
+        h("button", { id: "again", class: "main" }, "Estimate again"),
+        given.length > 0 && h("a", { id: "usual", class: "note", href: usual }, "Back to the usual values"),
       ),
     ),
   );
 }
 
-const notes = (answer) =>
+/** What limits the answer, but for what stands above already. */
+const notes = (answer, above) =>
   h(
     "ul",
     { class: "notes note" },
-    answer.notes.map((note) => h("li", {}, note)),
+    answer.notes.filter((note) => !above.includes(note)).map((note) => h("li", {}, note)),
   );
-
-const basis = (answer) =>
-  `Estimates from ${integer(answer.sampled_packs)} of ${plural(answer.packs, "pack")}, for a model of ` +
-  `${(answer.parameters / 1e9).toFixed(2)} billion parameters.`;
 
 export async function split(detail, params) {
   const asked = { limit: LISTED, ...Object.fromEntries(params) };
   const answer = await get(["datasets", detail.name, "advice"], asked);
   const [first] = answer.splits;
+  const warnings = detail.warnings.filter((warning) => answer.notes.includes(warning));
   return h(
     "div",
     { class: "view" },
-    h("section", { class: "card", "aria-label": "Question" }, question(answer, params)),
-    best(answer),
-    first && h("section", { class: "card", "aria-label": "The best split" }, summary(first)),
-    first && h("section", { class: "card" }, stepTimes(answer)),
-    first && card("Splits", [splits(answer), memory(answer)]),
-    card("What this rests on", [notes(answer), assumptions(answer, params)], { note: basis(answer) }),
+    h(
+      "section",
+      { class: "card", "aria-label": "The best split" },
+      question(answer, params),
+      verdict(answer),
+      first && bestFigures(first),
+      h("p", { class: "note" }, basis(answer)),
+    ),
+    warnings.map((warning) => h("div", { class: "problem" }, h("p", {}, warning))),
+    first && h("section", { class: "card" }, costs(answer)),
+    first && card("Splits", [splits(answer), memory(answer)], { note: COLUMNS }),
+    card("What this rests on", [notes(answer, warnings), assumptions(answer, params)]),
   );
 }
