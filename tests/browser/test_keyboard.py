@@ -122,7 +122,7 @@ def _compare(person: Any) -> None:
     _said(page, "^hostile is .* full and lost 1 of 3 documents; demo is ")
     assert page.evaluate(FOCUSED) == "swap"
     page.keyboard.press("Shift+Tab")
-    _press(person, "ArrowUp", "second=")
+    _press(person, "ArrowDown", "second=empty")
     assert page.evaluate(FOCUSED) == "second"
 
 
@@ -144,7 +144,7 @@ def _what_if(person: Any) -> None:
 
 def _document(person: Any) -> None:
     page = person.page
-    person.turn_to("d/demo/packs/3/documents/0")
+    person.turn_to("d/demo/packs/3/documents/1")
     _tab_to(page, "Show tokens and positions")
     _press(person, "Enter", "positions=shown")
     assert page.evaluate(FOCUSED) == "positions"
