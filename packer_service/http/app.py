@@ -16,6 +16,7 @@ from packer_service.http.middleware.compress import Compress
 from packer_service.http.middleware.forward import Forward, is_of_datasets
 from packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
 from packer_service.http.middleware.observer import Metrics, Observer
+from packer_service.http.pool.deriving import Deriving
 from packer_service.http.pool.listing import Listing
 from packer_service.http.pool.pool import ANSWERS_SHARE, Pool
 from packer_service.http.problems import add_handlers
@@ -145,8 +146,11 @@ async def _run_processes(app: FastAPI) -> AsyncIterator[None]:
     pool: Pool = app.state.pool
     listing = app.state.service.catalog
     pool.start()
+    deriving = Deriving(pool.settings, pool)
+    listing.found = deriving.consider
     try:
         yield
     finally:
+        deriving.close()
         listing.close()
         pool.close()

@@ -7,31 +7,46 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.loads import image_loads, layout_loads
 from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.balance import Chosen
+from packer_service.http.models.balance import MEASURES, Chosen
 from packer_service.report import balance
 from packer_service.report.figures import ImageBalance, LayoutBalance
+from packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns
 
 EVERY = slice(None)
+
+LAYOUT_MEASURES = ("attention", "gather_path", "ring_path", "traffic")
+"""Measures of a layout at a ring degree."""
+
+IMAGE_MEASURES = ("images", "pooled_tokens", "image_load")
+"""Measures of the image boundaries of a CP size."""
+
+
+def measure(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "packs"]:
+    """The values of one measure for all packs; nan where it has no meaning."""
+    stored = dataset.derived.values(measure_name(name, chosen)) if dataset.derived else None
+    if stored is not None and len(stored) == dataset.n_packs:
+        return stored
+    loads: LayoutLoadColumns | ImageLoadColumns
+    if name in LAYOUT_MEASURES:
+        loads = layout_loads(dataset, chosen.layout, chosen.ring_degree)
+    else:
+        loads = image_loads(dataset, chosen.cp_size)
+    values: Float64[np.ndarray, "packs"] = getattr(loads, name)
+    return values
+
+
+def measure_name(name: str, chosen: Chosen) -> str:
+    """What the values of a measure are called among those that are derived."""
+    return f"{name}-{chosen.layout}-{chosen.ring_degree}" if name in LAYOUT_MEASURES else f"{name}-{chosen.cp_size}"
 
 
 def measures(
     dataset: Dataset, chosen: Chosen, packs: Int64[np.ndarray, "packs"] | slice = EVERY
 ) -> dict[str, Float64[np.ndarray, "packs"]]:
     """The values of each of ``MEASURES`` for some or all packs; nan where a measure has no meaning."""
-    loads = layout_loads(dataset, chosen.layout, chosen.ring_degree).some(packs)
-    images = image_loads(dataset, chosen.cp_size)
-    return {
-        "attention": loads.attention,
-        "gather_path": loads.gather_path,
-        "ring_path": loads.ring_path,
-        "traffic": loads.traffic,
-        "images": images.images[packs],
-        "pooled_tokens": images.pooled_tokens[packs],
-        "image_load": images.image_load[packs],
-    }
+    return {name: measure(dataset, name, chosen)[packs] for name in MEASURES}
 
 
 def layout_balance(dataset: Dataset, layout: str, ring_degree: int, packs: range | None) -> LayoutBalance:
@@ -40,7 +55,9 @@ def layout_balance(dataset: Dataset, layout: str, ring_degree: int, packs: range
     def computed() -> LayoutBalance:
         return balance.layout_balance(layout_loads(dataset, layout, ring_degree, packs), layout, ring_degree)
 
-    return computed() if packs is not None else dataset.kept(("layout", layout, ring_degree), computed, size_of)
+    if packs is not None:
+        return computed()
+    return dataset.figures(layout_figures(layout, ring_degree), LayoutBalance.model_validate, computed)
 
 
 def preferred(dataset: Dataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
@@ -52,7 +69,7 @@ def preferred(dataset: Dataset, layouts: Sequence[str], ring_degree: int, packs:
             cheapest.add(layout, layout_loads(dataset, layout, ring_degree, packs).cost)
         return cheapest.counts()
 
-    return counted() if packs is not None else dataset.kept(("preferred", *layouts, ring_degree), counted, size_of)
+    return counted() if packs is not None else dataset.figures(preferred_figures(layouts, ring_degree), dict, counted)
 
 
 def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageBalance:
@@ -61,4 +78,21 @@ def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageB
     def computed() -> ImageBalance:
         return balance.image_balance(image_loads(dataset, cp_size, packs), cp_size)
 
-    return computed() if packs is not None else dataset.kept(("images", cp_size), computed, size_of)
+    if packs is not None:
+        return computed()
+    return dataset.figures(image_figures(cp_size), ImageBalance.model_validate, computed)
+
+
+def layout_figures(layout: str, ring_degree: int) -> str:
+    """What the balance of a layout is called among the figures that are derived."""
+    return f"layout-{layout}-{ring_degree}"
+
+
+def image_figures(cp_size: int) -> str:
+    """The same of the images of a CP size."""
+    return f"images-{cp_size}"
+
+
+def preferred_figures(layouts: Sequence[str], ring_degree: int) -> str:
+    """The same of which layout the cost model prefers."""
+    return f"preferred-{'-'.join(layouts)}-{ring_degree}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
@@ -49,10 +47,10 @@ def worst_pack(dataset: Dataset, pack_id: int, measure: str, value: float, chose
 
 
 def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) -> Heaviest | None:
-    first, end = np.searchsorted(dataset.numbers("documents.parquet", "pack_id"), [pack_id, pack_id + 1])
-    if first == end:
+    own = dataset.documents_of(pack_id)
+    if not own:
         return None  # every document of the pack was lost while writing
-    rows = dataset.rows("documents.parquet", np.arange(first, end), _COLUMNS)
+    rows = dataset.rows("documents.parquet", own, _COLUMNS)
     areas = read_sample(dataset, pack_id).document_areas().tolist() if read else None
     if areas is not None and len(areas) != len(rows):
         told = f"documents.parquet has {len(rows)} documents of pack {pack_id}, and its sample {len(areas)}"

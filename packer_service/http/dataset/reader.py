@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.http.dataset.cache import Cache
+from packer_service.http.dataset.cache import Cache, size_of
+from packer_service.http.dataset.derived import Derived, DerivedFolder
 from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from packer_service.http.problems import ProblemError, damaged
 from packer_service.report.loads import numbers_of
@@ -37,6 +39,12 @@ Of larger ones only the size and the number of rows are checked.
 """
 
 
+WHOLE_ROWS = 1 << 18
+"""Rows up to which a table's columns are read whole; single rows of a longer one are read by row groups."""
+
+DERIVED_SECONDS = 1.0
+"""Time between two looks for what was derived of a dataset, while nothing was."""
+
 LARGEST_MANIFEST = 256 << 20
 """Bytes of a manifest that is read: twice what the 600,000 shards of ten million packs take."""
 
@@ -48,7 +56,15 @@ class Dataset:
     ``tag`` changes whenever an answer about the dataset can.
     """
 
-    def __init__(self, name: str, folder: ServedFolder, manifest: Manifest, stamps: Stamps, cache: Cache) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: ServedFolder,
+        manifest: Manifest,
+        stamps: Stamps,
+        cache: Cache,
+        derived: DerivedFolder | None = None,
+    ) -> None:
         self.name = name
         self.folder = folder
         self.manifest = manifest
@@ -59,6 +75,9 @@ class Dataset:
         self.tag = hashlib.sha256(repr((VERSION, name, manifest.sha256, stamps)).encode()).hexdigest()[:32]
         self.n_packs = manifest.counts.packs
         self.order = BalanceOrder.of(self.config, self.n_packs)
+        self._derived_folder = derived
+        self._derived: Derived | None = None
+        self._derived_due = 0.0
 
     @property
     def shard_bytes(self) -> int:
@@ -67,6 +86,29 @@ class Dataset:
     def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """A value derived from this dataset, made once while there is room for it."""
         return self.cache.get((self.tag, key), make, size)
+
+    @property
+    def derived(self) -> Derived | None:
+        """What was derived of this dataset before; None until something was."""
+        if self._derived is None and self._derived_folder is not None and time.monotonic() >= self._derived_due:
+            self._derived_due = time.monotonic() + DERIVED_SECONDS
+            self._derived = self._derived_folder.open(self.tag)
+        return self._derived
+
+    def figures(self, name: str, parse: Callable[[Any], T], make: Callable[[], T]) -> T:
+        """Figures that were derived before, or that are made now and kept while there is room.
+
+        Args:
+            name: theirs.
+            parse: makes them of what was derived.
+            make: makes them of the tables.
+        """
+
+        def found() -> T:
+            stored = self.derived.figures(name) if self.derived else None
+            return make() if stored is None else parse(stored)
+
+        return self.kept(("figures", name), found, size_of)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -118,17 +160,65 @@ class Dataset:
 
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
         """Some rows of a table, as dictionaries of the given columns."""
-        places = pa.array(np.asarray(wanted, np.int64))
-        columns = [self.column(table, name).take(places).to_pylist() for name in names]
+        places = np.asarray(wanted, np.int64)
+        if self.n_rows(table) > WHOLE_ROWS:
+            return self._rows_of_groups(table, places, list(names))
+        columns = [self.column(table, name).take(pa.array(places)).to_pylist() for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _rows_of_groups(self, table: str, places: np.ndarray, names: list[str]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [{} for _ in places]
+        with self.parquet(table) as file:
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            edges = np.cumsum([0, *sizes])
+            groups = np.searchsorted(edges, places, side="right") - 1
+            for group in np.unique(groups).tolist():
+                own = np.flatnonzero(groups == group)
+                part = file.read_row_group(group, columns=names)
+                self._check(table, part)
+                found = part.select(names).take(pa.array(places[own] - edges[group])).to_pylist()
+                for at, row in zip(own.tolist(), found, strict=True):
+                    rows[at] = row
+        return rows
+
+    def parts(self, table: str, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Columns of a table: of a short one whole and kept, of another one a row group at a time."""
+        if self.n_rows(table) <= WHOLE_ROWS:
+            yield pa.table({name: self.column(table, name) for name in names})
+            return
+        with self.parquet(table) as file:
+            for number in range(file.num_row_groups):
+                part = file.read_row_group(number, columns=list(names))
+                self._check(table, part)
+                yield part
+
+    def documents_of(self, pack_id: int) -> range:
+        """The rows of ``documents.parquet`` that belong to a pack.
+
+        Raises:
+            ProblemError: 409 the tables contradict each other.
+        """
+        edges = self.kept(("document_edges",), self._document_edges, size_of)
+        return range(int(edges[pack_id]), int(edges[pack_id + 1]))
+
+    def _document_edges(self) -> np.ndarray:
+        edges = np.concatenate([[0], np.cumsum(self.numbers("packs.parquet", "n_documents"))])
+        rows = self.n_rows("documents.parquet")
+        if edges[-1] != rows or (np.diff(edges) < 0).any():
+            raise damaged(self.name, f"documents.parquet has {rows} rows, and packs.parquet counts others")
+        return edges
 
     def _read_column(self, table: str, name: str) -> pa.ChunkedArray:
         with self.parquet(table) as file:
             column = file.read(columns=[name]).column(name)
-            column.validate(full=True)
-            self._check_range(table, name, column)
+            self._check(table, pa.table({name: column}))
             # in one chunk, so that it becomes an array without a copy each time
             return pa.chunked_array([column.combine_chunks()]) if pa.types.is_primitive(column.type) else column
+
+    def _check(self, table: str, part: pa.Table) -> None:
+        part.validate(full=True)
+        for name in part.column_names:
+            self._check_range(table, name, part.column(name))
 
     def _check_range(self, table: str, name: str, column: pa.ChunkedArray) -> None:
         """Whole numbers are counts, ids, sizes or positions. One that cannot be would end a computation with it."""
@@ -181,8 +271,24 @@ class Dataset:
             return data
 
 
-def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) -> Dataset:
+def load_dataset(
+    name: str,
+    folder: ServedFolder,
+    stamps: Stamps,
+    cache: Cache,
+    derived: DerivedFolder | None = None,
+    *,
+    looks_at_shards: bool = True,
+) -> Dataset:
     """Reads the manifest and compares what it lists with what is there.
+
+    Args:
+        name: what the dataset is called.
+        folder: where it lies.
+        stamps: of its files.
+        cache: what it keeps its columns in.
+        derived: what was derived of datasets before.
+        looks_at_shards: whether to list them. Where another process has, a shard that is missing shows when it is read.
 
     Raises:
         FormatError: the manifest cannot be read, or a table or shard is missing or has another size.
@@ -197,14 +303,14 @@ def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) 
             raise TableMissing(table.name, "is not there")
         if stamp[0] != table.bytes:
             raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
-    sizes = folder.sizes(SHARDS)
+    sizes = folder.sizes(SHARDS) if looks_at_shards else None
     first, each = 0, stored_config(manifest).packs_per_shard
     for number, shard in enumerate(manifest.shards):
         if shard.name != shard_name(number) or shard.first_pack != first:
             raise ManifestInvalid(MANIFEST, f"shards[{number}] is {shard.name!r:.80} from pack {shard.first_pack}")
-        if shard.name not in sizes or f"{shard.name}.idx" not in sizes:
+        if sizes is not None and (shard.name not in sizes or f"{shard.name}.idx" not in sizes):
             raise ShardMissing(f"{SHARDS}/{shard.name}", "is not there, or has no index")
-        if sizes[shard.name] != shard.bytes:
+        if sizes is not None and sizes[shard.name] != shard.bytes:
             raise ShardChanged(
                 f"{SHARDS}/{shard.name}", f"has {sizes[shard.name]} bytes; the manifest says {shard.bytes}"
             )
@@ -213,4 +319,4 @@ def load_dataset(name: str, folder: ServedFolder, stamps: Stamps, cache: Cache) 
         first += shard.packs
     if first != manifest.counts.packs:
         raise ManifestInvalid(MANIFEST, f"counts.packs is {manifest.counts.packs}; the shards hold {first}")
-    return Dataset(name, folder, manifest, stamps, cache)
+    return Dataset(name, folder, manifest, stamps, cache, derived)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.catalog import Found, broken_among, examine, whole_or_refuse
+from packer_service.http.dataset.catalog import Found, broken_among, derived_folder, examine, whole_or_refuse
 from packer_service.http.dataset.folder import ServedFolder
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.settings import ServiceSettings
@@ -70,7 +70,14 @@ class Shelf:
         with self._lock:
             if self._is_old(name):
                 folder = ServedFolder(self.settings.root, self.places[name])
-                self._found[name] = examine(name, folder, self.cache, self._found.get(name))
+                self._found[name] = examine(
+                    name,
+                    folder,
+                    self.cache,
+                    self._found.get(name),
+                    derived_folder(self.settings),
+                    looks_at_shards=False,
+                )
                 self._looked[name] = time.monotonic()
 
     def broken(self) -> dict[str, tuple[str, str]]:

@@ -71,8 +71,15 @@ class Histograms(Answer):
     pack_documents: Histogram
 
 
-class DatasetDetail(Fill, Losses, Unread, Warned):
-    """How full a dataset is, how even its steps are, what was lost and why: the figures of `preshard report`."""
+class Overview(Fill, Losses):
+    """How full a dataset is, how even its steps are, what was lost and why: what its tables say of it."""
+
+    sources: list[SourceTotals]
+    histograms: Histograms
+
+
+class DatasetDetail(Overview, Unread, Warned):
+    """The same with what its manifest says: the figures of `preshard report`."""
 
     name: str
     dataset_id: str
@@ -81,8 +88,6 @@ class DatasetDetail(Fill, Losses, Unread, Warned):
     shards: int
     bytes: int = Field(description="Bytes of the shards.")
     counts: Counts
-    sources: list[SourceTotals]
-    histograms: Histograms
     layouts: list[str] = Field(description="Token layouts that every pack has.", examples=[["zigzag", "balanced_ring"]])
     ring_degrees: list[int] = Field(description="Ring degrees that every layout has.", examples=[[1, 2, 4, 8]])
     cp_sizes: list[int] = Field(description="CP sizes for which images are divided.", examples=[[1, 2, 4, 8]])

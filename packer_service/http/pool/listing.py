@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -45,6 +46,8 @@ class Listing:
         self.settings = settings
         self.pool = pool
         self.complete = False
+        self.found: Callable[[Known], None] = lambda _: None
+        """Called with each dataset that a look finds."""
         self._known: dict[str, Known] = {}
         self._cooling = Cooling()
         self._stuck: dict[str, Known] = {}
@@ -170,6 +173,7 @@ class Listing:
             entry = DatasetEntry.model_validate(found["entry"])
             self._known[entry.name] = Known(entry.name, str(found["path"]), str(found["tag"]), entry)
             self._seen.add(entry.name)
+            self.found(self._known[entry.name])
         elif "end" in head:
             self.complete = bool(head["end"]) and not self._stuck
             self._ended.set()

@@ -11,7 +11,9 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
 from packer_service.http.answers.choice import choose
+from packer_service.http.answers.derive import HASHES, ROWS
 from packer_service.http.answers.layouts import stored_layout
+from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset, numbers_of
 from packer_service.http.dataset.sample import ServedSample, read_sample
 from packer_service.http.models.balance import Chosen
@@ -27,6 +29,7 @@ from packer_service.http.models.documents import (
 from packer_service.http.parameters import Layout, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_found
 from packer_service.http.service import DatasetRoute
+from schemas.document_ids import hash_ids
 from schemas.layout import TokenLayout
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
@@ -49,13 +52,43 @@ def documents(
     dataset: ServedDataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
 ) -> DocumentPage:
     """Those whose id begins with `prefix` and contains `contains`, from one `source`; all without these parameters."""
-    ids = dataset.column(DOCUMENTS, "doc_id")
-    conditions = [pc.starts_with(ids, prefix)] if prefix else []
-    conditions += [pc.match_substring(ids, contains)] if contains else []
-    conditions += [pc.equal(dataset.column(DOCUMENTS, "source"), source)] if source is not None else []
-    found = _where(conditions, len(ids))
+    found: range | Int64[np.ndarray, "rows"] = range(dataset.n_rows(DOCUMENTS))
+    if prefix or contains or source is not None:
+        found = dataset.kept(
+            ("found", prefix, contains, source), lambda: _found(dataset, prefix, contains, source), size_of
+        )
     rows = dataset.rows(DOCUMENTS, found[part.wanted], ROW)
     return DocumentPage(items=[DocumentRow(**row) for row in rows], **part.fields(len(found)))
+
+
+def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: str | None) -> Int64[np.ndarray, "rows"]:
+    """The rows of documents for which all conditions hold, looked for a row group at a time."""
+    found, before = [np.zeros(0, np.int64)], 0
+    names = [name for name, asked in (("doc_id", prefix or contains), ("source", source is not None)) if asked]
+    for part in dataset.parts(DOCUMENTS, names):
+        conditions = [pc.starts_with(part["doc_id"], prefix)] if prefix else []
+        conditions += [pc.match_substring(part["doc_id"], contains)] if contains else []
+        conditions += [pc.equal(part["source"], source)] if source is not None else []
+        found.append(before + _where(conditions, len(part)))
+        before += len(part)
+    return np.concatenate(found)
+
+
+def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
+    """The rows of a document, by the hash of its id where hashes were sorted before; else all ids are looked at."""
+    wanted = pa.array([doc_id], pa.string())
+    derived = dataset.derived
+    hashes, places = (derived.values(name) if derived else None for name in (HASHES, ROWS))
+    if hashes is None or places is None:
+        parts, rows, before = dataset.parts(DOCUMENTS, ("doc_id",)), [np.zeros(0, np.int64)], 0
+        for part in parts:
+            rows.append(before + _where([pc.equal(part["doc_id"], wanted[0])], len(part)))
+            before += len(part)
+        return np.concatenate(rows)
+    own = hash_ids(wanted)[0]
+    near = np.sort(places[slice(*(int(np.searchsorted(hashes, own, side)) for side in ("left", "right")))])
+    ids = [row["doc_id"] for row in dataset.rows(DOCUMENTS, near, ("doc_id",))]
+    return near[[found == doc_id for found in ids]] if ids else np.zeros(0, np.int64)
 
 
 def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, "rows"]:
@@ -75,10 +108,8 @@ def document(
 ) -> Whereabouts:
     """Its packs, positions and owners, or why it is in no pack."""
     chosen = choose(dataset.config, layout, ring, None)
-    placed, lost = (
-        _where([pc.equal(dataset.column(table, "doc_id"), pa.scalar(doc_id, pa.string()))], dataset.n_rows(table))
-        for table in (DOCUMENTS, REJECTS)
-    )
+    placed = _rows_of(dataset, doc_id)
+    lost = _where([pc.equal(dataset.column(REJECTS, "doc_id"), doc_id)], dataset.n_rows(REJECTS))
     if not len(placed) and not len(lost):
         raise not_found("document", f"No document {doc_id!r:.200} was packed or rejected; only whole ids match.")
     pieces = [_placed(dataset, row, chosen) for row in dataset.rows(DOCUMENTS, placed, (*ROW, "aligned_length"))]

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
 from packer_service.http.answers.choice import choose
-from packer_service.http.answers.measures import measures
+from packer_service.http.answers.measures import measure, measures
 from packer_service.http.answers.shards import packs_of_shard
+from packer_service.http.dataset.ranking import ranked
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from packer_service.http.models.balance import MEASURES, Chosen
@@ -61,16 +62,13 @@ def packs(
 ) -> PackPage:
     """Packs without a value for what they are sorted by come last."""
     chosen = choose(dataset.config, layout, ring, cp)
-    order = sorted_packs(dataset, sort, chosen)
-    if shard is not None:
-        own = packs_of_shard(dataset, shard)
-        order = order[(order >= own.start) & (order < own.stop)]
-    rows = pack_rows(dataset, order[part.wanted], chosen)
-    return PackPage(items=rows, chosen=chosen, sort=sort, **part.fields(len(order)))
+    own = range(dataset.n_packs) if shard is None else packs_of_shard(dataset, shard)
+    rows = pack_rows(dataset, sorted_packs(dataset, sort, chosen, own, part.wanted), chosen)
+    return PackPage(items=rows, chosen=chosen, sort=sort, **part.fields(len(own)))
 
 
-def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen) -> Int64[np.ndarray, "packs"]:
-    """Every pack in the requested order; equal ones by number.
+def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen, own: range, wanted: slice) -> Int64[np.ndarray, "packs"]:
+    """A part of consecutive packs in the requested order; equal ones by number.
 
     Raises:
         ProblemError: 422 packs cannot be sorted by that.
@@ -79,16 +77,9 @@ def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen) -> Int64[np.ndarra
     if name not in SORTS:
         raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, and with - in front")
     if name == "pack_id":
-        every = np.arange(dataset.n_packs)
-        return every[::-1] if descending else every
-    key = ("order", sort, *((chosen.layout, chosen.ring_degree, chosen.cp_size) if name in MEASURES else ()))
-    return dataset.kept(key, lambda: _order(dataset, name, descending, chosen), lambda order: order.nbytes)
-
-
-def _order(dataset: Dataset, name: str, descending: bool, chosen: Chosen) -> Int64[np.ndarray, "packs"]:
-    values = measures(dataset, chosen)[name] if name in MEASURES else dataset.numbers("packs.parquet", name)
-    ordered: Int64[np.ndarray, "packs"] = np.argsort(-values if descending else values, kind="stable")
-    return ordered
+        return np.array((own[::-1] if descending else own)[wanted], np.int64)
+    values = measure(dataset, name, chosen) if name in MEASURES else dataset.numbers("packs.parquet", name)
+    return own.start + ranked(values[own.start : own.stop], wanted, descending=descending)
 
 
 def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:

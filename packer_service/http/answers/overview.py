@@ -1,0 +1,138 @@
+"""What the tables of a dataset say of it as a whole. Rows of documents pass a row group at a time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Int64
+
+from packer_service.http.answers.histograms import MOST_BITS, doubling_counts, doubling_histogram, histogram
+from packer_service.http.dataset.reader import Dataset, numbers_of
+from packer_service.http.models.datasets import Histograms, Overview, SourceTotals
+from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
+from packer_service.report.figures import Fill, PlanFill
+from packer_service.report.fill import fill_of
+from packer_service.report.losses import count_by, losses_of
+
+DOCUMENTS = "documents.parquet"
+_SHELL_BYTES = 65_536
+"""What sums take besides how often each length is there."""
+
+PLACE = ("piece", "copy_number", "epoch")
+REJECTS = ("source", "code", "message", "location", "doc_id", "stage")
+
+
+class WrittenSums(DocumentSums):
+    """Sums over the rows of ``documents.parquet``, with what else the figures of a dataset need of them."""
+
+    def __init__(self, lost: pa.Array) -> None:
+        super().__init__()
+        self.lengths = LengthCounts()
+        self.images, self._firsts = Counter[str](), Counter[str]()
+        self.length_bits: Int64[np.ndarray, "bits"] = np.zeros(MOST_BITS, np.int64)
+        self.image_bits: Int64[np.ndarray, "bits"] = np.zeros(MOST_BITS, np.int64)
+        self._lost = lost
+        self._left: dict[str, set[str]] = defaultdict(set)
+
+    def add(self, part: pa.Table) -> None:
+        super().add(part)
+        lengths = numbers_of(part["length"])
+        self.lengths.add(lengths)
+        self.length_bits += doubling_counts(lengths)
+        self.image_bits += doubling_counts(numbers_of(part["n_images"]))
+        is_first = pc.equal(pc.add(pc.add(part["piece"], part["copy_number"]), part["epoch"]), 0)
+        if len(self._lost):
+            of_lost = pc.is_in(part["doc_id"], self._lost)
+            for row in part.filter(of_lost).select(["source", "doc_id"]).to_pylist():
+                self._left[row["source"]].add(row["doc_id"])
+            is_first = pc.and_(is_first, pc.invert(of_lost))
+        firsts = part.select(["source", "n_images"]).append_column("first", is_first.cast(pa.int64()))
+        sums = firsts.group_by("source", use_threads=False).aggregate([("n_images", "sum"), ("first", "sum")])
+        for row in sums.to_pylist():
+            self.images[row["source"]] += row["n_images_sum"]
+            self._firsts[row["source"]] += row["first_sum"]
+
+    def documents_of(self, source: str) -> int:
+        """Documents of a source that are packed, whole or in part: each has one first row, unless rows were lost."""
+        return self._firsts[source] + len(self._left.get(source, ()))
+
+
+def overview(dataset: Dataset) -> Overview:
+    """Fill, losses, sources and sizes: derived before, or computed and kept."""
+    return dataset.figures("overview", Overview.model_validate, lambda: _overview(dataset))
+
+
+def written_sums(dataset: Dataset) -> WrittenSums:
+    """Sums over all documents, kept."""
+
+    def summed() -> WrittenSums:
+        rejects = reject_columns(dataset)
+        sums = WrittenSums(pc.unique(rejects.filter(pc.equal(rejects["stage"], "write"))["doc_id"]))
+        for part in dataset.parts(DOCUMENTS, ("source", "doc_id", *SUMMED, *PLACE)):
+            sums.add(part)
+        return sums
+
+    return dataset.kept(("document_sums",), summed, lambda sums: sums.lengths.counts.nbytes * 2 + _SHELL_BYTES)
+
+
+def written_fill(dataset: Dataset) -> PlanFill:
+    """How full the packs are, with the totals of what was packed."""
+    config = dataset.config
+    return fill_of(
+        written_sums(dataset).totals,
+        dataset.numbers("packs.parquet", "cost"),
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        max_patches=config.max_patches,
+        window=config.order.window,
+    )
+
+
+def reject_columns(dataset: Dataset) -> pa.Table:
+    """What figures need of the rejects."""
+    return pa.table({name: dataset.column("rejects.parquet", name) for name in REJECTS})
+
+
+def _overview(dataset: Dataset) -> Overview:
+    rejects, sums = reject_columns(dataset), written_sums(dataset)
+    return Overview(
+        **{name: value for name, value in written_fill(dataset) if name in Fill.model_fields},
+        **dict(losses_of([rejects], sums.lost_tokens)),
+        sources=_sources(sums, rejects),
+        histograms=_histograms(dataset, sums),
+    )
+
+
+def _sources(sums: WrittenSums, rejects: pa.Table) -> list[SourceTotals]:
+    codes: dict[str, dict[str, int]] = {}
+    for source, code, number in count_by(rejects, "source", "code"):
+        codes.setdefault(source, {})[code] = number
+    return [
+        SourceTotals(
+            source=source,
+            documents=sums.documents_of(source),
+            tokens=sums.tokens[source],
+            images=sums.images[source],
+            truncated_tokens=sums.truncated[source],
+            rejected=sum(codes.get(source, {}).values()),
+            rejects=codes.get(source, {}),
+        )
+        for source in sorted({*sums.tokens, *codes})
+    ]
+
+
+def _histograms(dataset: Dataset, sums: WrittenSums) -> Histograms:
+    def packs(name: str) -> np.ndarray:
+        return dataset.numbers("packs.parquet", name)
+
+    return Histograms(
+        document_tokens=doubling_histogram(sums.length_bits, "tokens"),
+        document_images=doubling_histogram(sums.image_bits, "crops"),
+        pack_cost=histogram(packs("cost"), "GFLOP"),
+        pack_tokens=histogram(packs("n_tokens"), "tokens"),
+        pack_images=histogram(packs("n_images"), "crops"),
+        pack_documents=histogram(packs("n_documents"), "documents"),
+    )
