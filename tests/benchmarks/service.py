@@ -102,7 +102,11 @@ def make(config: PackConfig, n_packs: int) -> tuple[Plan, np.ndarray]:
 def solved(plan: Plan, images: np.ndarray, config: PackConfig) -> tuple[np.ndarray, np.ndarray]:
     """Loads of some packs, a row each in the order of a pack's rows, and their tiles."""
     wanted = np.unique(np.linspace(0, plan.n_packs - 1, SOLVED).astype(int)).tolist()
-    packs = [solve_lengths(plan, pack, images, config) for pack in wanted]
+    packs = []
+    for pack in wanted:
+        own = slice(plan.pack_edges[pack], plan.pack_edges[pack + 1])
+        crops = images[plan.document[own]]
+        packs.append(solve_lengths(pack, plan.start[own], plan.length[own], plan.aligned_length[own], crops, config))
     return np.stack([rows["load"].to_numpy() for _, _, rows in packs]), np.array([tiles for _, tiles, _ in packs])
 
 

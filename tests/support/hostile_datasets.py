@@ -6,6 +6,7 @@ Hashes and sizes in their manifests are in order wherever that gets a reader fur
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -17,7 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.checksum import crc32c
+from schemas.codec import HEAD, HEADER_MEMBERS, sample_key, tar_member
+from schemas.header import read_member
 from schemas.tables import TABLES
+from tests.support.hostile_bytes import bomb_of_zeros, claim_of_rows, claim_of_shape
 
 UNSEALED = "0" * 64
 
@@ -172,6 +177,39 @@ def samples_of_noise(folder: Path) -> None:
         path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
 
 
+def first_member(extension: str, data: Callable[[], bytes]) -> Make:
+    """A dataset in whose first sample a member of the header part is another, with every checksum and size in order."""
+
+    def make(folder: Path) -> None:
+        shard, table = folder / "shards" / "preshard-000000.tar", pq.read_table(folder / "packs.parquet")
+        old, size = shard.read_bytes(), table["size"][0].as_py()
+        members, at = {}, 0
+        for name in HEADER_MEMBERS:
+            members[name], at = read_member(old, at, f"{sample_key(0)}.{name}", "first sample")
+        members[extension] = data()
+        head = json.loads(members[HEAD])
+        head["crc32c"][extension] = crc32c(members[extension])
+        members[HEAD] = json.dumps(head, separators=(",", ":")).encode()
+        header = b"".join(tar_member(f"{sample_key(0)}.{name}", content) for name, content in members.items())
+        new = header + old[at:]
+        shard.write_bytes(new)
+        columns = {name: table[name].to_pylist() for name in ("offset", "header_size", "head_crc32c", "size")}
+        columns["header_size"][0], columns["head_crc32c"][0] = len(header), crc32c(members[HEAD])
+        columns["size"][0] = size + len(new) - len(old)
+        for row, name in enumerate(table["shard"].to_pylist()):
+            columns["offset"][row] += (len(new) - len(old)) if row and name == shard.name else 0
+        for name, values in columns.items():
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+        pq.write_table(table, folder / "packs.parquet")
+        put_table(folder, "packs.parquet", len(table))
+        manifest = read_manifest(folder)
+        manifest["shards"][0].update(bytes=len(new), sha256=hashlib.sha256(new).hexdigest())
+        seal(folder, manifest)
+
+    return make
+
+
 DEEP = b"[" * 200_000 + b"]" * 200_000
 
 FILES: dict[str, Make] = {
@@ -195,6 +233,9 @@ FILES: dict[str, Make] = {
     "job-with-a-pipe": job(pipe(".work/planned.json")),
     "job-endless": job(endless(".work/planned.json")),
     "samples-of-noise": samples_of_noise,
+    "sample-inflates-to-gigabytes": first_member("sequence.npz", lambda: bomb_of_zeros("tokens", 3 << 30)),
+    "sample-inflates-to-what-fits": first_member("layouts.npz", lambda: bomb_of_zeros("zigzag.ring1", 3 << 29)),
+    "sample-claims-terabytes": first_member("sequence.npz", lambda: claim_of_shape("tokens", (1 << 40,))),
 }
 
 
@@ -238,7 +279,27 @@ def many_columns(folder: Path) -> None:
     put_table(folder, "packs.parquet", 1)
 
 
+def footer_of_billions(name: str) -> Make:
+    """A table whose footer and whose entry in the manifest both say that it has four billion rows."""
+
+    def make(folder: Path) -> None:
+        table, rows, claimed = pq.read_table(folder / name), 12_345, 4_000_000_000
+        buffer = io.BytesIO()
+        repeated = table.slice(0, 1).take(pa.array(np.zeros(rows, np.int64)))
+        pq.write_table(repeated, buffer, write_statistics=False, use_dictionary=False)
+        (folder / name).write_bytes(claim_of_rows(buffer.getvalue(), rows, claimed))
+        put_table(folder, name, claimed)
+
+    return make
+
+
 TABLE_KINDS: dict[str, Make] = {
+    "documents-of-billions": footer_of_billions("documents.parquet"),
+    "packs-of-billions": several(
+        footer_of_billions("packs.parquet"),
+        changed("counts.packs", 4_000_000_000),
+        changed("config.packs_per_shard", 1),
+    ),
     "parquet-cut": raw("packs.parquet", lambda data: data[: len(data) // 2]),
     "parquet-footer-of-gigabytes": raw("packs.parquet", lambda data: data[:-8] + b"\xff\xff\xff\x7f" + data[-4:]),
     "parquet-footer-negative": raw("documents.parquet", lambda data: data[:-8] + b"\xff\xff\xff\xff" + data[-4:]),

@@ -53,7 +53,7 @@ class Dataset:
     """A dataset that was whole when it was scanned. Safe for threads.
 
     ``broken`` says what has been found wrong with it since: it is no longer served until its files have new stamps.
-    ``tag`` changes whenever an answer about the dataset can.
+    ``tag`` changes whenever an answer about the dataset can. Tables of at most ``whole_rows`` rows are read whole.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Dataset:
         self.tag = hashlib.sha256(repr((VERSION, name, manifest.sha256, stamps)).encode()).hexdigest()[:32]
         self.n_packs = manifest.counts.packs
         self.order = BalanceOrder.of(self.config, self.n_packs)
+        self.whole_rows = WHOLE_ROWS
         self._derived_folder = derived
         self._derived: Derived | None = None
         self._derived_due = 0.0
@@ -161,7 +162,7 @@ class Dataset:
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
         """Some rows of a table, as dictionaries of the given columns."""
         places = np.asarray(wanted, np.int64)
-        if self.n_rows(table) > WHOLE_ROWS:
+        if self.n_rows(table) > self.whole_rows:
             return self._rows_of_groups(table, places, list(names))
         columns = [self.column(table, name).take(pa.array(places)).to_pylist() for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -183,7 +184,7 @@ class Dataset:
 
     def parts(self, table: str, names: Sequence[str]) -> Iterator[pa.Table]:
         """Columns of a table: of a short one whole and kept, of another one a row group at a time."""
-        if self.n_rows(table) <= WHOLE_ROWS:
+        if self.n_rows(table) <= self.whole_rows:
             yield pa.table({name: self.column(table, name) for name in names})
             return
         with self.parquet(table) as file:
