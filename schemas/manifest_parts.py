@@ -50,16 +50,26 @@ def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterat
     Raises:
         ManifestInvalid: as of :func:`schemas.codec.decode_manifest`; for an entry, when it is asked for.
     """
+    head, entries = split_manifest(data, where)
+    return head, decode_entries(entries, where)
+
+
+def split_manifest(data: bytes, where: str) -> tuple[ManifestHead, bytes]:
+    """The same with the shards as JSON, one entry after the other with commas between.
+
+    Raises:
+        ManifestInvalid: as of :func:`schemas.codec.decode_manifest`, but for what the entries of shards hold.
+    """
     start, end = data.rfind(_SHARDS), len(data) - _ENDING
     sealed = data[end + len(_SEAL) :].removesuffix(_END)
     if start < 0 or end < start + len(_SHARDS) or data[end : end + len(_SEAL)] != _SEAL:
         manifest = decode_manifest(data, where)
-        return manifest, iter(manifest.shards)
+        return manifest, b",".join(map(encode_json, manifest.shards))
     digest = hashlib.sha256(memoryview(data)[: end + len(_SEAL)])
     digest.update(UNSEALED.encode() + _END)
     head = _decode_head(data[:start] + b"}", where)
     _check_seal(digest.hexdigest(), sealed, where)
-    return head, _entries(data[start + len(_SHARDS) : end], where)
+    return head, data[start + len(_SHARDS) : end]
 
 
 def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
@@ -109,7 +119,12 @@ def _decode_head(data: bytes, where: str) -> ManifestHead:
         raise ManifestInvalid(where, str(first_violation(error))) from None
 
 
-def _entries(data: bytes, where: str) -> Iterator[ShardEntry]:
+def decode_entries(data: bytes, where: str) -> Iterator[ShardEntry]:
+    """Shards of :func:`split_manifest`, each made when it is asked for.
+
+    Raises:
+        ManifestInvalid: an entry is not legal.
+    """
     text, at, decode = data.decode(), 0, json.JSONDecoder().raw_decode
     while at < len(text):
         try:

@@ -33,7 +33,8 @@ KINDS = (
     "window-of-a-trillion", "packs-per-shard-one", "cost-nan", "counts-of-all", "manifest-endless", "manifest-deep",
     "manifest-a-pipe", "manifest-a-device", "table-a-pipe", "shards-a-circle", "run-endless", "folders-deep",
     "name-no-text", "job-endless", "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild",
-    "packs-of-documents-wild", "bomb-of-documents",
+    "packs-of-documents-wild", "bomb-of-documents", "documents-of-billions", "packs-of-billions",
+    "sample-inflates-to-gigabytes", "sample-claims-terabytes",
 )  # fmt: skip
 """One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
 

@@ -34,12 +34,13 @@ def claim_of_shape(name: str, shape: tuple[int, ...]) -> bytes:
     begin = io.BytesIO()
     np.lib.format.write_array_header_1_0(begin, {"descr": "<i4", "fortran_order": False, "shape": shape})
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return _zip(f"{name}.npy", packer.compress(begin.getvalue()) + packer.flush(), len(begin.getvalue()))
+    deflated = packer.compress(begin.getvalue()) + packer.flush()
+    return _zip(f"{name}.npy", deflated, len(begin.getvalue()), zlib.crc32(begin.getvalue()))
 
 
-def _zip(name: str, deflated: bytes, size: int) -> bytes:
-    """A ZIP of one entry whose checksum is wrong, which shows only to those who read it to its end."""
-    fields = (20, 0, zlib.DEFLATED, 0, 33, 0, len(deflated), size, len(name), 0)
+def _zip(name: str, deflated: bytes, size: int, checksum: int = 0) -> bytes:
+    """A ZIP of one entry. A wrong checksum shows only to those who read the entry to its end."""
+    fields = (20, 0, zlib.DEFLATED, 0, 33, checksum, len(deflated), size, len(name), 0)
     local = struct.pack("<4s5H3I2H", b"PK\3\4", *fields) + name.encode()
     central = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, *fields, 0, 0, 0, 0, 0) + name.encode()
     end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(central), len(local) + len(deflated), 0)

@@ -24,7 +24,9 @@ with interruptible():
 
 
 @contextlib.contextmanager
-def served(root: Path, header_seconds: float = 10.0, **settings: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def served(
+    root: Path | str, header_seconds: float = 10.0, **settings: object
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A service in a process of its own, and its port; killed at the end if it still runs.
 
     Args:

@@ -34,8 +34,8 @@ def entry_of(found: Found) -> DatasetEntry:
         counts=counts,
         seq_len=found.config.seq_len,
         fill=counts.tokens / (counts.packs * found.config.seq_len) if counts.packs else 0.0,
-        shards_done=len(manifest.shards),
-        shards_total=len(manifest.shards),
+        shards_done=len(found.shards),
+        shards_total=len(found.shards),
         bytes=found.shard_bytes,
         changed=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds") if changed else None,
     )

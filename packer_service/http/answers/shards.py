@@ -12,8 +12,8 @@ def packs_of_shard(dataset: Dataset, shard: str) -> range:
     Raises:
         ProblemError: 404 there is no such shard.
     """
-    for entry in dataset.manifest.shards:
-        if entry.name == shard:
-            return range(entry.first_pack, entry.first_pack + entry.packs)
-    last = dataset.manifest.shards[-1].name if dataset.manifest.shards else "none"
+    entry = dataset.shards.find(shard)
+    if entry is not None:
+        return range(entry.first_pack, entry.first_pack + entry.packs)
+    last = dataset.shards[len(dataset.shards) - 1].name if len(dataset.shards) else "none"
     raise not_found("shard", f"There is no shard {shard!r:.100}; the last one is {last}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 from packer_service.http.dataset.cache import Cache, size_of
 from packer_service.http.dataset.derived import Derived, DerivedFolder
 from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
+from packer_service.http.dataset.shard_list import ShardList, check_shards, read_manifest
 from packer_service.http.problems import ProblemError, damaged
 from packer_service.report.loads import numbers_of
 from schemas.balance import BalanceOrder
-from schemas.codec import decode_manifest, shard_name
+from schemas.codec import shard_name
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ManifestInvalid, PreshardError, ShardChanged, ShardMissing, TableChanged, TableMissing
-from schemas.manifest import MANIFEST, SHARDS, Manifest
+from schemas.manifest import MANIFEST, SHARDS, ManifestHead
 from schemas.tables import TABLES
 from schemas.version import VERSION
 
@@ -60,19 +61,23 @@ class Dataset:
         self,
         name: str,
         folder: ServedFolder,
-        manifest: Manifest,
+        manifest: ManifestHead,
+        config: PackConfig,
+        shards: ShardList,
         stamps: Stamps,
+        tag: str,
         cache: Cache,
         derived: DerivedFolder | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.manifest = manifest
-        self.config: PackConfig = stored_config(manifest)
+        self.config = config
+        self.shards = shards
         self.stamps = stamps
         self.cache = cache
         self.broken: str | None = None
-        self.tag = hashlib.sha256(repr((VERSION, name, manifest.sha256, stamps)).encode()).hexdigest()[:32]
+        self.tag = tag
         self.n_packs = manifest.counts.packs
         self.order = BalanceOrder.of(self.config, self.n_packs)
         self.whole_rows = WHOLE_ROWS
@@ -82,7 +87,7 @@ class Dataset:
 
     @property
     def shard_bytes(self) -> int:
-        return sum(shard.bytes for shard in self.manifest.shards)
+        return int(self.shards.bytes.sum())
 
     def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """A value derived from this dataset, made once while there is room for it."""
@@ -295,7 +300,9 @@ def load_dataset(
         FormatError: the manifest cannot be read, or a table or shard is missing or has another size.
         ConfigError: its configuration is not legal.
     """
-    manifest = decode_manifest(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
+    data = folder.read(MANIFEST, LARGEST_MANIFEST)
+    manifest, shards = read_manifest(data, MANIFEST)
+    config = stored_config(manifest)
     if [table.name for table in manifest.tables] != list(TABLES):
         raise ManifestInvalid(MANIFEST, f"tables: lists {[table.name for table in manifest.tables]}")
     for table in manifest.tables:
@@ -304,20 +311,18 @@ def load_dataset(
             raise TableMissing(table.name, "is not there")
         if stamp[0] != table.bytes:
             raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
-    sizes = folder.sizes(SHARDS) if looks_at_shards else None
-    first, each = 0, stored_config(manifest).packs_per_shard
-    for number, shard in enumerate(manifest.shards):
-        if shard.name != shard_name(number) or shard.first_pack != first:
-            raise ManifestInvalid(MANIFEST, f"shards[{number}] is {shard.name!r:.80} from pack {shard.first_pack}")
-        if sizes is not None and (shard.name not in sizes or f"{shard.name}.idx" not in sizes):
-            raise ShardMissing(f"{SHARDS}/{shard.name}", "is not there, or has no index")
-        if sizes is not None and sizes[shard.name] != shard.bytes:
-            raise ShardChanged(
-                f"{SHARDS}/{shard.name}", f"has {sizes[shard.name]} bytes; the manifest says {shard.bytes}"
-            )
-        if shard.packs != min(each, manifest.counts.packs - first):
-            raise ManifestInvalid(MANIFEST, f"shards[{number}] has {shard.packs} packs; packs_per_shard is {each}")
-        first += shard.packs
-    if first != manifest.counts.packs:
-        raise ManifestInvalid(MANIFEST, f"counts.packs is {manifest.counts.packs}; the shards hold {first}")
-    return Dataset(name, folder, manifest, stamps, cache, derived)
+    check_shards(shards, config.packs_per_shard, manifest.counts.packs)
+    if looks_at_shards:
+        _look_at_shards(shards, folder.sizes(SHARDS))
+    tag = hashlib.sha256(repr((VERSION, name, hashlib.sha256(data).hexdigest(), stamps)).encode()).hexdigest()[:32]
+    return Dataset(name, folder, manifest, config, shards, stamps, tag, cache, derived)
+
+
+def _look_at_shards(shards: ShardList, sizes: Mapping[str, int]) -> None:
+    for number, wanted in enumerate(shards.bytes.tolist()):
+        name = shard_name(number)
+        size = sizes.get(name)
+        if size is None or f"{name}.idx" not in sizes:
+            raise ShardMissing(f"{SHARDS}/{name}", "is not there, or has no index")
+        if size != wanted:
+            raise ShardChanged(f"{SHARDS}/{name}", f"has {size} bytes; the manifest says {wanted}")

@@ -92,7 +92,7 @@ def place_of(dataset: Dataset, pack_id: int) -> Place:
         int(dataset.numbers("packs.parquet", name)[pack_id])
         for name in ("offset", "header_size", "head_crc32c", "size")
     )
-    shard = dataset.manifest.shards[pack_id // dataset.config.packs_per_shard]
+    shard = dataset.shards[pack_id // dataset.config.packs_per_shard]
     with dataset.reading():
         if not (offset >= 0 and 0 < header <= size <= shard.bytes - offset and header <= _LARGEST_HEADER):
             raise PackRowInvalid("packs.parquet", f"pack {pack_id} lies outside its shard")

@@ -45,7 +45,7 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
         warnings=warnings_of(manifest, config),
-        shards=len(manifest.shards),
+        shards=len(dataset.shards),
         bytes=dataset.shard_bytes,
         counts=manifest.counts,
         **dict(overview(dataset)),

@@ -29,7 +29,7 @@ from packer_service.http.models.packs import (
 from packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute
-from schemas.codec import sample_key
+from schemas.codec import sample_key, shard_name
 from schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
@@ -95,7 +95,7 @@ def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chose
             PackRow(
                 pack_id=pack_id,
                 key=sample_key(pack_id),
-                shard=dataset.manifest.shards[pack_id // each].name,
+                shard=shard_name(pack_id // each),
                 index_in_shard=pack_id % each,
                 fill=values["n_tokens"] / seq_len,
                 **values,

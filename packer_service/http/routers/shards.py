@@ -51,16 +51,15 @@ def shards(
     keys = _keys(dataset, name, measured)
     order = np.argsort(-keys if sort.startswith("-") else keys, kind="stable")[part.wanted]
     by = name if name in MEASURES else "attention"
-    items = [_entry(dataset, dataset.manifest.shards[i], measured, by, chosen) for i in order]
+    items = [_entry(dataset, dataset.shards[i], measured, by, chosen) for i in order.tolist()]
     return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(keys)))
 
 
 def _keys(dataset: Dataset, name: str, measured: PackMeasures) -> Float64[np.ndarray, "shards"]:
     """The value by which each shard is sorted; nan, which comes last, where it has none."""
-    stored = dataset.manifest.shards
+    edges = dataset.shards.first_packs
     if name in ("first_pack", "bytes"):
-        return np.array([getattr(shard, name) for shard in stored], np.float64)
-    edges = np.array([shard.first_pack for shard in stored], np.int64)
+        return (edges if name == "first_pack" else dataset.shards.bytes).astype(np.float64)
     if name in MEASURES:
         return _means(measured[name], edges)
     column = "n_tokens" if name == "fill" else name
