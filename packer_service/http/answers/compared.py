@@ -10,6 +10,7 @@ from packer_service.report.dataset import mixture_of
 from packer_service.report.figures import Balances
 from packer_service.report.losses import losses_of
 
+
 def compared(dataset: Dataset) -> ComparedSide:
     """The same figures as those of `preshard report --against`, from the dataset's tables."""
     return dataset.figures("compared", ComparedSide.model_validate, lambda: _compared(dataset))

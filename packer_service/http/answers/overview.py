@@ -70,8 +70,9 @@ def written_sums(dataset: Dataset) -> WrittenSums:
 
     def summed() -> WrittenSums:
         rejects = reject_columns(dataset)
-        sums = WrittenSums(pc.unique(rejects.filter(pc.equal(rejects["stage"], "write"))["doc_id"]))
-        for part in dataset.parts(DOCUMENTS, ("source", "doc_id", *SUMMED, *PLACE)):
+        lost = pc.unique(rejects.filter(pc.equal(rejects["stage"], "write"))["doc_id"])
+        sums = WrittenSums(lost)
+        for part in dataset.parts(DOCUMENTS, ("source", *SUMMED, *PLACE, *(["doc_id"] if len(lost) else []))):
             sums.add(part)
         return sums
 
