@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from packer_service.http.answers.compared import compared
 from packer_service.http.answers.measures import (
@@ -18,17 +20,16 @@ from packer_service.http.answers.measures import (
 )
 from packer_service.http.answers.overview import overview
 from packer_service.http.dataset.derived import DerivedFolder, save_values
+from packer_service.http.dataset.derived_rows import CODES, EDGES, HASHES, IDS, NUMBERS, ROWS
 from packer_service.http.dataset.loads import image_loads, layout_loads
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.models.balance import Chosen
 from packer_service.report.balance import Cheapest, image_balance, layout_balance
+from packer_service.report.loads import numbers_of
 from schemas.document_ids import hash_ids
 
-HASHES, ROWS = "id-hashes", "id-rows"
-"""Names of the values by which a document is found: the hashes of all ids, ascending, and the row of each."""
-
-MOST_INDEXED = 40_000_000
-"""Documents up to which ids are indexed: sorting takes 24 bytes of memory for each."""
+MOST_INDEXED = 15_000_000
+"""Documents of which rows are kept: while they are written, they take some 80 bytes of memory each."""
 
 
 def derive(dataset: Dataset, to: DerivedFolder) -> None:
@@ -47,7 +48,7 @@ def _derive(dataset: Dataset, folder: Path) -> dict[str, Any]:
     figures["overview"] = overview(dataset).model_dump(mode="json")
     figures["compared"] = compared(dataset).model_dump(mode="json")
     if dataset.n_rows("documents.parquet") <= MOST_INDEXED:
-        _index(dataset, folder)
+        figures["sources"] = _documents(dataset, folder)
     return figures
 
 
@@ -80,9 +81,27 @@ def _images(dataset: Dataset, folder: Path) -> dict[str, Any]:
     return figures
 
 
-def _index(dataset: Dataset, folder: Path) -> None:
-    parts = [hash_ids(part["doc_id"]) for part in dataset.parts("documents.parquet", ("doc_id",))]
-    hashes = np.concatenate([np.zeros(0, np.uint64), *parts])
-    rows = np.argsort(hashes, kind="stable")
+def _documents(dataset: Dataset, folder: Path) -> list[str]:
+    """Keeps the columns of documents that lists show so that rows are found without decoding; returns the sources."""
+    hashes, lengths, names, codes = [np.zeros(0, np.uint64)], list[np.ndarray](), dict[str, int](), list[np.ndarray]()
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in NUMBERS}
+    with (folder / IDS).open("wb") as ids:
+        for part in dataset.parts("documents.parquet", ("doc_id", "source", *NUMBERS)):
+            own = part["doc_id"].combine_chunks()
+            hashes.append(hash_ids(own))
+            lengths.append(numbers_of(pa.chunked_array([pc.binary_length(own)])).astype(np.int64))
+            ids.write(pc.binary_join(pa.array([own], pa.list_(pa.string())), "")[0].as_buffer())
+            coded = part["source"].combine_chunks().dictionary_encode()
+            known = [names.setdefault(source, len(names)) for source in coded.dictionary.to_pylist()]
+            codes.append(np.array(known, np.int32)[coded.indices.to_numpy()])
+            for name, values in columns.items():
+                values.append(numbers_of(part[name]))
+    save_values(folder, EDGES, np.cumsum(np.concatenate([[0], *lengths])))
+    save_values(folder, CODES, np.concatenate([np.zeros(0, np.int32), *codes]))
+    for name, values in columns.items():
+        save_values(folder, f"document-{name}", np.concatenate([np.zeros(0, np.int64), *values]))
+    joined = np.concatenate(hashes)
+    rows = np.argsort(joined, kind="stable")
     save_values(folder, ROWS, rows)
-    save_values(folder, HASHES, hashes[rows])
+    save_values(folder, HASHES, joined[rows])
+    return list(names)

@@ -45,6 +45,13 @@ class Derived:
             return values
         return None
 
+    def bytes(self, name: str) -> np.ndarray | None:
+        """The bytes of a file, mapped and not read; None where it is not there."""
+        with suppress(OSError, ValueError):
+            data: np.ndarray = np.memmap(self._folder / name, np.uint8, mode="r")
+            return data
+        return None
+
 
 class DerivedFolder:
     """The folder that holds what was derived of every dataset.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from packer_service.http.dataset.cache import Cache, size_of
 from packer_service.http.dataset.derived import Derived, DerivedFolder
+from packer_service.http.dataset.derived_rows import KEPT, DerivedRows
 from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from packer_service.http.dataset.shard_list import ShardList, check_shards, read_manifest
 from packer_service.http.problems import ProblemError, damaged
@@ -83,6 +84,7 @@ class Dataset:
         self.whole_rows = WHOLE_ROWS
         self._derived_folder = derived
         self._derived: Derived | None = None
+        self._derived_rows: DerivedRows | None = None
         self._derived_due = 0.0
 
     @property
@@ -100,6 +102,14 @@ class Dataset:
             self._derived_due = time.monotonic() + DERIVED_SECONDS
             self._derived = self._derived_folder.open(self.tag)
         return self._derived
+
+    @property
+    def derived_rows(self) -> DerivedRows | None:
+        """The rows of documents that were kept; None where none were."""
+        if self._derived_rows is None and self.derived is not None:
+            rows = DerivedRows(self.derived)
+            self._derived_rows = rows if rows.is_there else None
+        return self._derived_rows
 
     def figures(self, name: str, parse: Callable[[Any], T], make: Callable[[], T]) -> T:
         """Figures that were derived before, or that are made now and kept while there is room.
@@ -167,6 +177,9 @@ class Dataset:
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
         """Some rows of a table, as dictionaries of the given columns."""
         places = np.asarray(wanted, np.int64)
+        kept = self.derived_rows if table == "documents.parquet" and KEPT.issuperset(names) else None
+        if kept is not None:
+            return kept.rows(places, list(names))
         if self.n_rows(table) > self.whole_rows:
             return self._rows_of_groups(table, places, list(names))
         columns = [self.column(table, name).take(pa.array(places)).to_pylist() for name in names]

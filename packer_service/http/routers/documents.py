@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
 from packer_service.http.answers.choice import choose
-from packer_service.http.answers.derive import HASHES, ROWS
 from packer_service.http.answers.layouts import stored_layout
 from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset, numbers_of
@@ -63,6 +62,9 @@ def documents(
 
 def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: str | None) -> Int64[np.ndarray, "rows"]:
     """The rows of documents for which all conditions hold, looked for a row group at a time."""
+    kept = dataset.derived_rows
+    if kept is not None and not prefix and not contains:
+        return kept.of_source(source or "")
     found, before = [np.zeros(0, np.int64)], 0
     names = [name for name, asked in (("doc_id", prefix or contains), ("source", source is not None)) if asked]
     for part in dataset.parts(DOCUMENTS, names):
@@ -77,8 +79,8 @@ def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: s
 def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
     """The rows of a document, by the hash of its id where hashes were sorted before; else all ids are looked at."""
     wanted = pa.array([doc_id], pa.string())
-    derived = dataset.derived
-    hashes, places = (derived.values(name) if derived else None for name in (HASHES, ROWS))
+    kept = dataset.derived_rows
+    hashes, places = (None, None) if kept is None else (kept.hashes, kept.places)
     if hashes is None or places is None:
         parts, rows, before = dataset.parts(DOCUMENTS, ("doc_id",)), [np.zeros(0, np.int64)], 0
         for part in parts:

@@ -1,0 +1,65 @@
+"""Rows of documents as they are kept for a large dataset: found by place, by id and by source without decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from packer_service.http.dataset.derived import Derived
+
+HASHES, ROWS = "id-hashes", "id-rows"
+"""The hashes of all ids, ascending, and the row of each."""
+
+IDS, EDGES = "ids.bytes", "id-edges"
+"""All ids one after the other in UTF-8, and where each begins."""
+
+CODES = "document-source"
+"""The place of each document's source among the ``sources``."""
+
+NUMBERS = ("length", "n_images")
+"""Columns of numbers that are kept."""
+
+KEPT = frozenset({"doc_id", "source", *NUMBERS})
+
+
+class DerivedRows:
+    """The documents of one dataset.
+
+    Args:
+        derived: what was derived of it.
+    """
+
+    def __init__(self, derived: Derived) -> None:
+        self.sources: list[str] = derived.figures("sources") or []
+        self.hashes, self.places = derived.values(HASHES), derived.values(ROWS)
+        self._edges, self._codes = derived.values(EDGES), derived.values(CODES)
+        self._numbers = {name: derived.values(f"document-{name}") for name in NUMBERS}
+        self._ids = derived.bytes(IDS)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything was kept: the documents may have been too many."""
+        return bool(self.sources) and self._ids is not None and self._edges is not None
+
+    def rows(self, places: Int64[np.ndarray, "some"], names: list[str]) -> list[dict[str, Any]]:
+        """Columns of :data:`KEPT` of some rows."""
+        columns: dict[str, list[Any]] = {
+            name: self._numbers[name][places].tolist() for name in names if name in NUMBERS
+        }
+        if "doc_id" in names:
+            columns["doc_id"] = [self._id(place) for place in places.tolist()]
+        if "source" in names:
+            columns["source"] = [self.sources[code] for code in self._codes[places].tolist()]
+        return [{name: columns[name][row] for name in names} for row in range(len(places))]
+
+    def _id(self, place: int) -> str:
+        return bytes(self._ids[self._edges[place] : self._edges[place + 1]]).decode()
+
+    def of_source(self, source: str) -> Int64[np.ndarray, "rows"]:
+        """The rows of a source."""
+        if source not in self.sources:
+            return np.zeros(0, np.int64)
+        found: Int64[np.ndarray, "rows"] = np.flatnonzero(self._codes == self.sources.index(source))
+        return found
