@@ -27,21 +27,26 @@ class Deriving:
         self.folder = derived_folder(settings)
         self._given_up: set[str] = set()
         self._working: asyncio.Task[None] | None = None
-        self._is_possible = self.folder.is_writable()
-        if settings.derived_folder is not None and not self._is_possible:
-            told = "cannot be written, so that figures of large datasets are computed again after each start"
-            print(f"preshard: {settings.derived_folder} {told}", file=sys.stderr, flush=True)
+        self._is_possible: bool | None = None
 
     def consider(self, known: Known) -> None:
         """Begins with a dataset, unless it is small, its turn has not come, or it was given up."""
         counts = known.entry.counts
-        if not self._is_possible or not known.tag or counts is None or counts.packs < self.settings.derived_packs:
+        if not known.tag or counts is None or counts.packs < self.settings.derived_packs or not self._may_write():
             return
         if self._working is not None and not self._working.done():
             return
         if known.tag in self._given_up or self.pool.cooling.reason(_key(known)) or self.folder.has(known.tag):
             return
         self._working = asyncio.ensure_future(self._derive(known))
+
+    def _may_write(self) -> bool:
+        if self._is_possible is None:
+            self._is_possible = self.folder.is_writable()
+            if self.folder.path is not None and not self._is_possible:
+                told = "cannot be written, so that figures of large datasets are computed again after each start"
+                print(f"preshard: {self.folder.path} {told}", file=sys.stderr, flush=True)
+        return self._is_possible
 
     async def _derive(self, known: Known) -> None:
         places = {known.name: known.path}
