@@ -12,11 +12,11 @@ from fastapi import FastAPI
 
 from packer_service.http.dataset.catalog import require_root
 from packer_service.http.dataset.shelf import Shelf
+from packer_service.http.deriving import Deriving
 from packer_service.http.middleware.compress import Compress
 from packer_service.http.middleware.forward import Forward, is_of_datasets
 from packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
 from packer_service.http.middleware.observer import Metrics, Observer
-from packer_service.http.pool.deriving import Deriving
 from packer_service.http.pool.listing import Listing
 from packer_service.http.pool.pool import ANSWERS_SHARE, Pool
 from packer_service.http.problems import add_handlers
