@@ -35,16 +35,18 @@ class DerivedRows:
         self.sources: list[str] = derived.figures("sources") or []
         self.hashes, self.places = derived.values(HASHES), derived.values(ROWS)
         self._edges, self._codes = derived.values(EDGES), derived.values(CODES)
-        self._numbers = {name: derived.values(f"document-{name}") for name in NUMBERS}
+        self._numbers: dict[str, Any] = {name: derived.values(f"document-{name}") for name in NUMBERS}
         self._ids = derived.bytes(IDS)
 
     @property
     def is_there(self) -> bool:
         """Whether anything was kept: the documents may have been too many."""
-        return bool(self.sources) and self._ids is not None and self._edges is not None
+        kept = (self.hashes, self.places, self._edges, self._codes, self._ids, *self._numbers.values())
+        return bool(self.sources) and all(values is not None for values in kept)
 
     def rows(self, places: Int64[np.ndarray, "some"], names: list[str]) -> list[dict[str, Any]]:
         """Columns of :data:`KEPT` of some rows."""
+        assert self._codes is not None
         columns: dict[str, list[Any]] = {
             name: self._numbers[name][places].tolist() for name in names if name in NUMBERS
         }
@@ -55,11 +57,14 @@ class DerivedRows:
         return [{name: columns[name][row] for name in names} for row in range(len(places))]
 
     def _id(self, place: int) -> str:
+        assert self._ids is not None
+        assert self._edges is not None
         return bytes(self._ids[self._edges[place] : self._edges[place + 1]]).decode()
 
     def of_source(self, source: str) -> Int64[np.ndarray, "rows"]:
         """The rows of a source."""
         if source not in self.sources:
             return np.zeros(0, np.int64)
+        assert self._codes is not None
         found: Int64[np.ndarray, "rows"] = np.flatnonzero(self._codes == self.sources.index(source))
         return found
