@@ -35,7 +35,10 @@ def test_one_cpu_gives_the_same_bytes(
 ) -> None:
     """Fails when one CPU waits for itself. Two are those of the Ray that the next test finds."""
     words = command(tiny_source, tmp_path / "out", tiny_settings, "--num-cpus", "1")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    for _ in range(3):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+        if "could not be started" not in done.stderr:  # Ray gives its start 30 s, too few on a very busy machine
+            break
     assert done.returncode == 0, done.stderr
     assert "29 documents" in done.stdout
     assert "starting Ray" in done.stderr
