@@ -104,6 +104,19 @@ class BalanceOrder:
                 yield stretch
                 row += stretch.rows
 
+    def stretches_of(self, group: LoadGroup, packs: range) -> Iterator[Stretch]:
+        """Those of one group that hold any of some consecutive packs.
+
+        Raises:
+            ValueError: there is no such group.
+        """
+        number = self.groups.index(group)
+        before = sum(each.rows for each in self.groups[:number])
+        each, rows = self.block_packs, self.rows_per_pack
+        for first in range(packs.start // each * each, min(packs.stop, self.n_packs), each):
+            held = min(each, self.n_packs - first)
+            yield Stretch(group=group, first_pack=first, packs=held, first_row=first * rows + before * held)
+
     def places(self, packs: int) -> list[Int64[np.ndarray, "rows"]]:
         """For each group, where its rows stand in a block that is sorted pack by pack.
 

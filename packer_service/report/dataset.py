@@ -12,7 +12,7 @@ from packer_service.report.balance import balances
 from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
 from packer_service.report.figures import Balances, DatasetReport, Figures, Mixture, RejectReason, SourceShare
 from packer_service.report.fill import fill_of
-from packer_service.report.loads import numbers_of, read_loads
+from packer_service.report.loads import StoredLoads, numbers_of
 from packer_service.report.losses import losses_of
 from packer_service.report.mismatch import warnings_of
 from packer_service.report.tables import open_balance, read_numbers, table_parts
@@ -164,4 +164,5 @@ def _balances(folder: Folder, config: PackConfig) -> Balances:
     tiles = read_numbers(folder, "packs.parquet", "attention_tiles")
     order, every = BalanceOrder.of(config, len(tiles)), range(len(tiles))
     with open_balance(folder, order) as file:
-        return balances(lambda group: read_loads(file, order, group, every), tiles, config)
+        stored = StoredLoads(file, order)
+        return balances(lambda group: stored.read(group, every), tiles, config)

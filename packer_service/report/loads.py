@@ -195,14 +195,33 @@ def _joined(parts: list[Loads]) -> Loads:
     )
 
 
-def read_loads(file: pq.ParquetFile, order: BalanceOrder, group: LoadGroup, packs: range) -> Iterator[Block]:
-    """The loads of a group for consecutive packs, read from ``balance.parquet`` a block of packs at a time."""
-    edges = _row_group_edges(file)
-    for stretch in order.stretches():
-        first, end = max(packs.start, stretch.first_pack), min(packs.stop, stretch.first_pack + stretch.packs)
-        if stretch.group == group and first < end:
-            loads = block_of(_read_rows(file, edges, stretch), stretch)
+class StoredLoads:
+    """Reads loads from an open ``balance.parquet``.
+
+    Args:
+        file: the table.
+        order: where its rows lie.
+    """
+
+    def __init__(self, file: pq.ParquetFile, order: BalanceOrder) -> None:
+        self._file, self._order = file, order
+        metadata = file.metadata
+        sizes = [metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        self._edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
+
+    def read(self, group: LoadGroup, packs: range) -> Iterator[Block]:
+        """The loads of a group for consecutive packs, a block of packs at a time."""
+        for stretch in self._order.stretches_of(group, packs):
+            first, end = max(packs.start, stretch.first_pack), min(packs.stop, stretch.first_pack + stretch.packs)
+            loads = block_of(self._rows(stretch), stretch)
             yield np.ascontiguousarray(loads[:, :, first - stretch.first_pack : end - stretch.first_pack])
+
+    def _rows(self, stretch: Stretch) -> Int64[np.ndarray, "rows"]:
+        """The loads of a stretch from the row groups that it lies in: a single one, as the writer makes them."""
+        first = int(np.searchsorted(self._edges, stretch.first_row, side="right")) - 1
+        last = int(np.searchsorted(self._edges, stretch.first_row + stretch.rows, side="left"))
+        column = self._file.read_row_groups(range(first, last), columns=["load"]).column("load")
+        return numbers_of(column.slice(stretch.first_row - int(self._edges[first]), stretch.rows))
 
 
 def block_of(rows: Int64[np.ndarray, "rows"], stretch: Stretch) -> Block:
@@ -210,21 +229,9 @@ def block_of(rows: Int64[np.ndarray, "rows"], stretch: Stretch) -> Block:
     return rows.reshape(len(stretch.group.kinds), stretch.packs, stretch.group.degree).transpose(0, 2, 1)
 
 
-def _row_group_edges(file: pq.ParquetFile) -> Int64[np.ndarray, "row_groups_plus_1"]:
-    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-    return np.cumsum([0, *sizes])
-
-
-def _read_rows(
-    file: pq.ParquetFile, edges: Int64[np.ndarray, "row_groups_plus_1"], stretch: Stretch
-) -> Int64[np.ndarray, "rows"]:
-    """The loads of a stretch from the row groups that it lies in: a single one, as the writer makes them."""
-    first = int(np.searchsorted(edges, stretch.first_row, side="right")) - 1
-    last = int(np.searchsorted(edges, stretch.first_row + stretch.rows, side="left"))
-    column = file.read_row_groups(range(first, last), columns=["load"]).column("load")
-    return numbers_of(column.slice(stretch.first_row - int(edges[first]), stretch.rows))
-
-
 def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of numbers without nulls as an array. Arrow's own conversion imports pandas, which takes 0.25 s."""
-    return np.from_dlpack(column.combine_chunks())
+    """A column of numbers without nulls as an array, without a copy where it is in one chunk.
+
+    Arrow's own conversion imports pandas, which takes 0.25 s.
+    """
+    return np.from_dlpack(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.dataset.sample import read_sample
 from packer_service.http.problems import ProblemError
 from packer_service.report.advice.derived import PackMask, not_derived, with_derived
 from packer_service.report.advice.loads import PackLoads, read_pack_loads
-from packer_service.report.loads import Block, read_loads
-from schemas.balance import LoadGroup
+from packer_service.report.loads import StoredLoads
 from schemas.errors import LayoutError
 
 
@@ -42,9 +39,14 @@ def _derived(dataset: Dataset, gpus: int) -> PackLoads:
 
 
 def _stored(dataset: Dataset, gpus: int) -> PackLoads:
+    return dataset.kept(("stored advice", gpus), lambda: _read(dataset, gpus), size_of)
+
+
+def _read(dataset: Dataset, gpus: int) -> PackLoads:
     with dataset.parquet("balance.parquet") as file:
-
-        def read(group: LoadGroup, packs: range) -> Iterator[Block]:
-            return read_loads(file, dataset.order, group, packs)
-
-        return read_pack_loads(dataset.order, lambda name: dataset.numbers("packs.parquet", name), read, gpus=gpus)
+        return read_pack_loads(
+            dataset.order,
+            lambda name: dataset.numbers("packs.parquet", name),
+            StoredLoads(file, dataset.order).read,
+            gpus=gpus,
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+import pyarrow as pa
+from jaxtyping import Bool, Int64
 
 from packer_service.http.dataset.derived import Derived
 
@@ -61,10 +62,17 @@ class DerivedRows:
         assert self._edges is not None
         return bytes(self._ids[self._edges[place] : self._edges[place + 1]]).decode()
 
-    def of_source(self, source: str) -> Int64[np.ndarray, "rows"]:
-        """The rows of a source."""
-        if source not in self.sources:
-            return np.zeros(0, np.int64)
+    def __len__(self) -> int:
+        return 0 if self._edges is None else len(self._edges) - 1
+
+    def ids(self) -> pa.ChunkedArray:
+        """All ids, as they lie in the file: nothing is read yet."""
+        edges, ids = pa.py_buffer(self._edges), pa.py_buffer(self._ids)
+        return pa.chunked_array([pa.LargeStringArray.from_buffers(len(self), edges, ids)])
+
+    def of_source(self, source: str) -> Bool[np.ndarray, "rows"]:
+        """Whether each row is of a source."""
         assert self._codes is not None
-        found: Int64[np.ndarray, "rows"] = np.flatnonzero(self._codes == self.sources.index(source))
+        number = self.sources.index(source) if source in self.sources else -1
+        found: Bool[np.ndarray, "rows"] = self._codes == number
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packer_service.http.dataset.cache import size_of
 from packer_service.http.dataset.reader import Dataset
-from packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns, read_loads
+from packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns, StoredLoads
 from schemas.balance import LoadGroup
 
 
@@ -28,10 +28,11 @@ def _layout(dataset: Dataset, layout: str, ring_degree: int, packs: range) -> La
     tiles = dataset.numbers("packs.parquet", "attention_tiles")[packs.start : packs.stop]
     group = LoadGroup(scheme=layout, degree=ring_degree)
     with dataset.parquet("balance.parquet") as file:
-        return LayoutLoadColumns.of(read_loads(file, dataset.order, group, packs), tiles, ring_degree, dataset.config)
+        blocks = StoredLoads(file, dataset.order).read(group, packs)
+        return LayoutLoadColumns.of(blocks, tiles, ring_degree, dataset.config)
 
 
 def _images(dataset: Dataset, cp_size: int, packs: range) -> ImageLoadColumns:
     group = LoadGroup(scheme=None, degree=cp_size)
     with dataset.parquet("balance.parquet") as file:
-        return ImageLoadColumns.of(read_loads(file, dataset.order, group, packs), cp_size)
+        return ImageLoadColumns.of(StoredLoads(file, dataset.order).read(group, packs), cp_size)

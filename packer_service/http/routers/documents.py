@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import APIRouter, Path, Query
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from packer_service.http.answers.choice import choose
 from packer_service.http.answers.layouts import stored_layout
@@ -61,19 +61,25 @@ def documents(
 
 
 def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: str | None) -> Int64[np.ndarray, "rows"]:
-    """The rows of documents for which all conditions hold, looked for a row group at a time."""
+    """The rows of documents for which all conditions hold, looked for a row group at a time if none are kept."""
     kept = dataset.derived_rows
-    if kept is not None and not prefix and not contains:
-        return kept.of_source(source or "")
+    if kept is not None:
+        of_ids = _of_ids(kept.ids(), prefix, contains) if prefix or contains else []
+        return _where(of_ids, len(kept), None if source is None else kept.of_source(source))
     found, before = [np.zeros(0, np.int64)], 0
     names = [name for name, asked in (("doc_id", prefix or contains), ("source", source is not None)) if asked]
     for part in dataset.parts(DOCUMENTS, names):
-        conditions = [pc.starts_with(part["doc_id"], prefix)] if prefix else []
-        conditions += [pc.match_substring(part["doc_id"], contains)] if contains else []
+        conditions = _of_ids(part["doc_id"], prefix, contains) if prefix or contains else []
         conditions += [pc.equal(part["source"], source)] if source is not None else []
         found.append(before + _where(conditions, len(part)))
         before += len(part)
     return np.concatenate(found)
+
+
+def _of_ids(ids: pa.ChunkedArray, prefix: str | None, contains: str | None) -> list[pa.ChunkedArray]:
+    """For each condition whether it holds for an id."""
+    conditions = [pc.starts_with(ids, prefix)] if prefix else []
+    return conditions + ([pc.match_substring(ids, contains)] if contains else [])
 
 
 def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
@@ -93,9 +99,11 @@ def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
     return near[[found == doc_id for found in ids]] if ids else np.zeros(0, np.int64)
 
 
-def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, "rows"]:
+def _where(
+    conditions: list[pa.ChunkedArray], n_rows: int, also: Bool[np.ndarray, "rows"] | None = None
+) -> Int64[np.ndarray, "rows"]:
     """The rows for which all conditions hold."""
-    holds = np.ones(n_rows, bool)
+    holds = np.ones(n_rows, bool) if also is None else also
     for condition in conditions:
         holds &= numbers_of(condition.cast(pa.uint8())).astype(bool)
     return np.flatnonzero(holds)

@@ -51,7 +51,8 @@ def shards(
     keys = _keys(dataset, name, measured)
     order = np.argsort(-keys if sort.startswith("-") else keys, kind="stable")[part.wanted]
     by = name if name in MEASURES else "attention"
-    items = [_entry(dataset, dataset.shards[i], measured, by, chosen) for i in order.tolist()]
+    columns = {name: dataset.numbers("packs.parquet", name) for name in COLUMNS}
+    items = [_entry(dataset, dataset.shards[i], columns, measured, by, chosen) for i in order.tolist()]
     return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(keys)))
 
 
@@ -76,9 +77,16 @@ def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shard
     return means
 
 
-def _entry(dataset: Dataset, shard: ShardEntry, measured: PackMeasures, by: str, chosen: Chosen) -> ShardRow:
+def _entry(
+    dataset: Dataset,
+    shard: ShardEntry,
+    columns: dict[str, np.ndarray],
+    measured: PackMeasures,
+    by: str,
+    chosen: Chosen,
+) -> ShardRow:
     own = slice(shard.first_pack, shard.first_pack + shard.packs)
-    tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own] for name in COLUMNS)
+    tokens, documents, images, cost = (columns[name][own] for name in COLUMNS)
     spreads = {name: spread(values[own]) for name, values in measured.items()}
     values = measured[by][own]
     worst = None

@@ -12,7 +12,7 @@ from packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loa
 from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
 from packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from packer_service.report.dataset import open_dataset
-from packer_service.report.loads import read_loads
+from packer_service.report.loads import StoredLoads
 from packer_service.report.mismatch import warnings_of
 from packer_service.report.tables import open_balance, read_packs
 from packer_service.shards.store import Folder
@@ -76,7 +76,7 @@ def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int)
         loads = read_pack_loads(
             order,
             lambda name: packs[name].to_numpy(),
-            lambda group, span: read_loads(file, order, group, span),
+            StoredLoads(file, order).read,
             gpus=gpus,
         )
     try:
