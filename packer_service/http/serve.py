@@ -125,8 +125,10 @@ def _allow_files() -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio sends answers without delay only on a socket that names its protocol; else each waits 40 ms for the
+        # client to confirm its head
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)  # from now on clients wait instead of being refused

@@ -22,6 +22,9 @@ CODES = "document-source"
 NUMBERS = ("length", "n_images")
 """Columns of numbers that are kept."""
 
+CHUNK = 1 << 20
+"""Ids that are looked through at once, some 50 ms each."""
+
 KEPT = frozenset({"doc_id", "source", *NUMBERS})
 
 
@@ -66,9 +69,10 @@ class DerivedRows:
         return 0 if self._edges is None else len(self._edges) - 1
 
     def ids(self) -> pa.ChunkedArray:
-        """All ids, as they lie in the file: nothing is read yet."""
+        """All ids, in chunks, as they lie in the file: nothing is read yet."""
         edges, ids = pa.py_buffer(self._edges), pa.py_buffer(self._ids)
-        return pa.chunked_array([pa.LargeStringArray.from_buffers(len(self), edges, ids)])
+        whole = pa.LargeStringArray.from_buffers(len(self), edges, ids)
+        return pa.chunked_array([whole.slice(first, CHUNK) for first in range(0, len(whole), CHUNK)], whole.type)
 
     def of_source(self, source: str) -> Bool[np.ndarray, "rows"]:
         """Whether each row is of a source."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Annotated
 
 import numpy as np
@@ -77,9 +80,10 @@ def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: s
 
 
 def _of_ids(ids: pa.ChunkedArray, prefix: str | None, contains: str | None) -> list[pa.ChunkedArray]:
-    """For each condition whether it holds for an id."""
-    conditions = [pc.starts_with(ids, prefix)] if prefix else []
-    return conditions + ([pc.match_substring(ids, contains)] if contains else [])
+    """For each condition whether it holds for an id; chunks are looked through side by side."""
+    asked = [(function, part) for function, part in ((pc.starts_with, prefix), (pc.match_substring, contains)) if part]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(ids.num_chunks, 1))) as pool:
+        return [pa.chunked_array(pool.map(function, ids.chunks, repeat(part)), pa.bool_()) for function, part in asked]
 
 
 def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
