@@ -1,8 +1,12 @@
-"""The columns of a dataset's Parquet tables."""
+"""The columns of a dataset's Parquet tables, and where their row groups begin."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
+from jaxtyping import Int64
 
 PACKS = pa.schema(
     [
@@ -90,3 +94,14 @@ TABLES: dict[str, pa.Schema] = {
     "rejects.parquet": REJECTS,
     "balance.parquet": BALANCE,
 }
+
+
+def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:
+    """The first row of each row group of a Parquet file, then the number of rows.
+
+    Args:
+        metadata: the file's footer, a ``pyarrow.parquet.FileMetaData``.
+    """
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
+    return edges

@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 from packer_service.layout.cost import gather_cost, key_weight, ring_cost
 from schemas.balance import IMAGE_KINDS, BalanceOrder, LoadGroup, Stretch
 from schemas.config import PackConfig
+from schemas.tables import row_group_edges
 
 Block = Int64[np.ndarray, "kinds ranks packs"]
 """Loads of a group for consecutive packs. Packs are the last axis, over which NumPy is fast."""
@@ -205,9 +206,7 @@ class StoredLoads:
 
     def __init__(self, file: pq.ParquetFile, order: BalanceOrder) -> None:
         self._file, self._order = file, order
-        metadata = file.metadata
-        sizes = [metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        self._edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
+        self._edges = row_group_edges(file.metadata)
 
     def read(self, group: LoadGroup, packs: range) -> Iterator[Block]:
         """The loads of a group for consecutive packs, a block of packs at a time."""

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from jaxtyping import Int64
 
 from packer_service.shards.store import Folder
+from schemas.tables import row_group_edges
 
 KEPT_GROUPS = 3
 """Row groups in memory: those that the rows of one shard lie in, and one more."""
@@ -24,8 +25,7 @@ class RowReader:
     def __init__(self, folder: Folder, name: str) -> None:
         self._files = ExitStack()
         self._file = pq.ParquetFile(self._files.enter_context(folder.open(name)))
-        sizes = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
-        self._edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
+        self._edges = row_group_edges(self._file.metadata)
         self._kept: LRUCache[int, pa.Table] = LRUCache(KEPT_GROUPS)
 
     def rows(self, first: int, end: int) -> pa.Table:

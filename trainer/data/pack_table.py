@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Shaped
 
 from schemas.errors import TableInvalid
-from schemas.tables import PACKS
+from schemas.tables import PACKS, row_group_edges
 
 PACKS_TABLE = "packs.parquet"
 
@@ -44,8 +43,7 @@ class PackTable:
             schema = self._parquet().schema_arrow
         if not schema.equals(PACKS):
             raise TableInvalid(PACKS_TABLE, f"has the columns {schema.names}, not {PACKS.names} with their types")
-        sizes = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-        self.edges = [0, *accumulate(sizes)]
+        self.edges: list[int] = row_group_edges(metadata).tolist()
         """Row group g has the packs from ``edges[g]`` to ``edges[g + 1] - 1``."""
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ from schemas.codec import shard_name
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ManifestInvalid, PreshardError, ShardChanged, ShardMissing, TableChanged, TableMissing
 from schemas.manifest import MANIFEST, SHARDS, ManifestHead
-from schemas.tables import TABLES
+from schemas.tables import TABLES, row_group_edges
 from schemas.version import VERSION
 
 T = TypeVar("T")
@@ -188,8 +188,7 @@ class Dataset:
     def _rows_of_groups(self, table: str, places: np.ndarray, names: list[str]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [{} for _ in places]
         with self.parquet(table) as file:
-            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            edges = np.cumsum([0, *sizes])
+            edges = row_group_edges(file.metadata)
             groups = np.searchsorted(edges, places, side="right") - 1
             for group in np.unique(groups).tolist():
                 own = np.flatnonzero(groups == group)

@@ -91,7 +91,7 @@ class _Worker:
             await anyio.to_thread.run_sync(work)
         except MemoryError:
             told["failed"] = "memory"
-        except Exception as error:
+        except Exception as error:  # the listening process gives the dataset up, and this one ends
             told |= {"failed": "error", "error": "".join(traceback.format_exception(error))}
         self._send(told)
 
