@@ -78,9 +78,6 @@ class SharedPlaces:
     def _open(self) -> None:
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            size = self._begin + len(self._table) * RECORD.itemsize
-            if os.fstat(self._file).st_size < size:
-                os.ftruncate(self._file, size)
         except OSError as error:
             raise self._cannot_write(error) from None
         self._known: set[int] = set()
