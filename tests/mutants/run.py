@@ -71,6 +71,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/job/test_workdir.py",
             "tests/job/test_pack.py",
             "tests/job/test_finish.py",
+            "tests/job/test_finished.py",
         ],
     ),
     "reading": (["trainer/data/*.py"], ["tests/trainer/data"]),

@@ -247,3 +247,11 @@ def test_the_mask_written_out() -> None:
     np.testing.assert_array_equal(dense_mask(mask, queries, keys), every[queries][:, keys])
     np.testing.assert_array_equal(dense_mask(mask, queries), every[queries])
     np.testing.assert_array_equal(dense_mask(mask, keys=keys), every[:, keys])
+
+
+@pytest.mark.parametrize("name", ["model", "chat_template", "tokenizer", "form"])
+def test_an_empty_name_is_refused(name: str) -> None:
+    """Fails when an empty text stands for the folder that the job is started in."""
+    with pytest.raises(ConfigError, match=f"{name}.*at least 1 character"):
+        parse_config({name: ""})
+    assert getattr(parse_config({name: "x"}), name) == "x"

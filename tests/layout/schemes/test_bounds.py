@@ -1,0 +1,39 @@
+"""What bounds the searches: room for ragged rows, and work that does not grow with the square of a pack."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from packer_service.layout.blocks import block_map
+from packer_service.layout.mask import MaskIndex
+from packer_service.layout.schemes import balanced_gather
+from packer_service.layout.schemes.balanced_gather import gather_owners
+from schemas.sequence import MaskArrays
+
+TILE = 8
+
+
+def mapped(documents: np.ndarray):
+    doc = np.repeat(documents, TILE).astype(np.int32)
+    zero = np.zeros_like(doc)
+    return block_map(MaskIndex.of(MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)), TILE, tile=TILE)
+
+
+def test_rows_of_very_many_spans_have_room():
+    # Fails when the room for the differences of two rows is too small, or grows faster than the rows do.
+    blocks = mapped(np.arange(200) % 2)
+    assert np.diff(blocks.row_edges).max() == 100
+    assert np.bincount(gather_owners(blocks, 2, tries=200)).tolist() == [100, 100]
+
+
+def test_wide_rows_are_tried_less_often(monkeypatch: pytest.MonkeyPatch):
+    # Fails when the bound of a search's work counts other steps than its exchanges take, or none.
+    blocks = mapped(np.repeat(np.arange(8), [5, 13, 3, 9, 11, 2, 14, 7]))
+    width = int(np.diff(blocks.row_spans[:, :2]).sum()) // 64
+    work = 8 * width + 256  # two ranks and two rows, there and back
+    few, usual = (gather_owners(blocks, 4, tries=tries).tolist() for tries in (3000, 450 * 64))
+    assert gather_owners(blocks, 4).tolist() == usual != few
+    monkeypatch.setattr(balanced_gather, "MOST_WORK", 3000 * work)
+    assert gather_owners(blocks, 4).tolist() == few
+    assert gather_owners(blocks, 4, tries=3000 * work // (work - width)).tolist() != few, "a step less would be told"
