@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -112,19 +112,10 @@ class Walk:
 
     Args:
         settings: how deep and wide to search.
-        skip: paths of folders that are not looked into.
-        told: called with the path of each folder before anything in it is read.
     """
 
-    def __init__(
-        self,
-        settings: ServiceSettings,
-        skip: Collection[str] = (),
-        told: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.skip = skip
-        self.told = told
         self.complete = True
 
     def folders(self) -> Iterator[ServedFolder]:
@@ -133,26 +124,29 @@ class Walk:
         looked = found = 0
         while waiting:
             folder, depth = waiting.popleft()
-            if folder.path in self.skip:
-                continue
             looked += 1
             if looked > self.settings.max_folders or found == self.settings.max_datasets:
                 self.complete = False
                 return
-            self.told(folder.path)
-            try:
-                entries = folder.entries()
-            except OSError:  # we may not read this folder, so it holds nothing that we serve
-                continue
-            if entries.get(MANIFEST) is False or entries.get(WORK):
+            is_dataset, below = what_lies_in(folder)
+            if is_dataset:
                 found += 1
                 yield folder
-                continue
-            below = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
-            if below and depth == self.settings.max_depth:
+            elif below and depth == self.settings.max_depth:
                 self.complete = False
-                continue
-            waiting.extend((folder.child(name), depth + 1) for name in below)
+            else:
+                waiting.extend((folder.child(name), depth + 1) for name in below)
+
+
+def what_lies_in(folder: ServedFolder) -> tuple[bool, list[str]]:
+    """Whether a folder holds a dataset or a job, and, where it does not, the folders in it that may."""
+    try:
+        entries = folder.entries()
+    except OSError:  # we may not read this folder, so it holds nothing that we serve
+        return False, []
+    if entries.get(MANIFEST) is False or entries.get(WORK):
+        return True, []
+    return False, [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
 
 
 def stamps_of(folder: ServedFolder) -> Stamps:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from packer_service.http.dataset.derived import Derived
+from packer_service.http.dataset.id_search import rows_with
 
 HASHES, ROWS = "id-hashes", "id-rows"
 """The hashes of all ids, ascending, and the row of each."""
@@ -21,9 +21,6 @@ CODES = "document-source"
 
 NUMBERS = ("length", "n_images")
 """Columns of numbers that are kept."""
-
-CHUNK = 1 << 20
-"""Ids that are looked through at once, some 50 ms each."""
 
 KEPT = frozenset({"doc_id", "source", *NUMBERS})
 
@@ -68,15 +65,20 @@ class DerivedRows:
     def __len__(self) -> int:
         return 0 if self._edges is None else len(self._edges) - 1
 
-    def ids(self) -> pa.ChunkedArray:
-        """All ids, in chunks, as they lie in the file: nothing is read yet."""
-        edges, ids = pa.py_buffer(self._edges), pa.py_buffer(self._ids)
-        whole = pa.LargeStringArray.from_buffers(len(self), edges, ids)
-        return pa.chunked_array([whole.slice(first, CHUNK) for first in range(0, len(whole), CHUNK)], whole.type)
+    def with_ids(self, prefix: str | None, contains: str | None) -> Int64[np.ndarray, "some"] | None:
+        """The rows whose id begins with one part and contains another; None where neither is asked for."""
+        assert self._ids is not None
+        assert self._edges is not None
+        asked = [(part.encode(), at_start) for part, at_start in ((prefix, True), (contains, False)) if part]
+        found = [rows_with(self._ids, self._edges, part, at_start=at_start) for part, at_start in asked]
+        if not found:
+            return None
+        return found[0] if len(found) == 1 else np.intersect1d(*found, assume_unique=True)
 
-    def of_source(self, source: str) -> Bool[np.ndarray, "rows"]:
-        """Whether each row is of a source."""
+    def of_source(self, source: str, among: Int64[np.ndarray, "some"] | None) -> Int64[np.ndarray, "fewer"]:
+        """The rows that are of a source, of all or of some."""
         assert self._codes is not None
         number = self.sources.index(source) if source in self.sources else -1
-        found: Bool[np.ndarray, "rows"] = self._codes == number
-        return found
+        if among is None:
+            return np.flatnonzero(self._codes == number)
+        return among[self._codes[among] == number]

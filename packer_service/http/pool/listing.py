@@ -24,6 +24,15 @@ FIRST_WAIT_SECONDS = 25.0
 LATER_WAIT_SECONDS = 2.0
 """Longest wait of a request for another look, when the last one is old or did not find what is asked for."""
 
+SETTLED_SECONDS = 1.0
+"""Time without an answer after which no request waits for a folder. The look itself goes on."""
+
+LEAVE_SECONDS = 2.0
+"""Time in which a process that looks says that it goes on without a folder, unless something in it stands still."""
+
+MOST_LEFT = 32
+"""Folders that a process has left, and whose threads still wait in it, after which another one takes its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -38,8 +47,9 @@ class Known:
 class Listing:
     """What lies below the root, looked through again when the last look is older than ``rescan_seconds``.
 
-    The look runs in a process of its own. Whatever it finds is known at once, and a folder over which it stands still
-    is listed as damaged and left out of the next looks for a while, so that no folder can hide another.
+    The look runs in a process of its own, at several folders side by side. Whatever it finds is known at once. A folder
+    that takes too long, or ends the process, is listed as damaged and left out of the next looks for a while, so that
+    no folder can hide another.
     """
 
     def __init__(self, settings: ServiceSettings, pool: Pool) -> None:
@@ -53,7 +63,10 @@ class Listing:
         self._stuck: dict[str, Known] = {}
         self._seen: set[str] = set()
         self._scanner: ReadingProcess | None = None
-        self._at: str | None = None
+        self._at: dict[str, float] = {}
+        self._leaving: set[str] = set()
+        self._n_left = 0
+        self._heard = 0.0
         self._ended: asyncio.Event = asyncio.Event()
         self._news: asyncio.Event = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -100,6 +113,7 @@ class Listing:
         """Waits, never for long, until what is known is young enough to answer about a dataset, or about all."""
         age = None if self._looked is None else time.monotonic() - self._looked
         if (self._looking is None or self._looking.done()) and (age is None or age >= self.settings.rescan_seconds):
+            self._seen = set()
             self._looking = asyncio.ensure_future(self._look())
         if self._looking is None or self._looking.done():
             return
@@ -107,70 +121,109 @@ class Listing:
         if is_old or self.settings.rescan_seconds == 0 or (name is not None and name not in self._known):
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WAIT_SECONDS if age is None else LATER_WAIT_SECONDS):
-                    await self._until_told(name, self._looking, is_first=age is None)
+                    await self._until_told(name, self._looking)
 
-    async def _until_told(self, name: str | None, looking: asyncio.Task[None], *, is_first: bool) -> None:
-        while not looking.done() and not (is_first and name in self._known):
+    async def _until_told(self, name: str | None, looking: asyncio.Task[None]) -> None:
+        """Until a dataset was found, or all of them were but those whose folders do not answer."""
+        while not (looking.done() or name in self._seen or self._is_settled()):
             news = asyncio.ensure_future(self._news.wait())
-            await asyncio.wait({looking, news}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({looking, news}, timeout=SETTLED_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
 
+    def _is_settled(self) -> bool:
+        """Whether nothing is looked at but folders that have not answered for a while; the root itself is no such."""
+        now = time.monotonic()
+        is_quiet = now - self._heard > SETTLED_SECONDS / 2  # else the next folder may be about to be told
+        return is_quiet and bool(self._at) and all(path and now - at > SETTLED_SECONDS for path, at in self._at.items())
+
     async def _look(self) -> None:
-        """One look through the root, in as many tries as there are folders over which it stands still."""
+        """One look through the root, in as many tries as there are folders that end the process."""
+        alone = False
         while True:
-            self._seen, self._at, self._ended = set(), None, asyncio.Event()
-            scanner = self._scanner
-            if scanner is None or scanner.ended is not None:
-                scanner = self._scanner = self.pool.start_scanner(self._told)
-                with suppress(EndedError, TimeoutError):
-                    async with asyncio.timeout(START_SECONDS):
-                        await scanner.wait()
-            self._stuck = {path: known for path, known in self._stuck.items() if self._cooling.reason(path)}
-            scanner.tell({"skip": list(self._stuck)})
-            if await self._is_over(scanner):
+            scanner = await self._begin(alone=alone)
+            is_over = await self._is_over(scanner)
+            if self._n_left or not is_over:
+                scanner.end("it stood still")  # and threads in it with it
+            if is_over:
                 self._known = {name: known for name, known in self._known.items() if name in self._seen}
                 break
-            scanner.end("it stood still")
-            if not self._give_up():
-                break
+            if self._n_left >= MOST_LEFT:
+                continue
+            suspects = list(self._at)
+            if suspects in ([], [""]):
+                self.complete = False
+                break  # nothing starts, or the root itself does not answer: the list stays as it is
+            if len(suspects) == 1:
+                self._give_up(suspects[0], "looking at it ended the process that looked, or stood still in it")
+            alone = alone or len(suspects) > 1
         self._known.update({known.name: known for known in self._stuck.values()})
         self._looked = time.monotonic()
         self._tell_all()
 
+    async def _begin(self, *, alone: bool) -> ReadingProcess:
+        """The process that looks, once it has been told to; a new one where the last one has ended."""
+        self._at, self._leaving, self._n_left, self._ended = {}, set(), 0, asyncio.Event()
+        scanner = self._scanner
+        if scanner is None or scanner.ended is not None:
+            scanner = self._scanner = self.pool.start_scanner(self._told)
+            with suppress(EndedError, TimeoutError):
+                async with asyncio.timeout(START_SECONDS):
+                    await scanner.wait()
+        self._stuck = {path: known for path, known in self._stuck.items() if self._cooling.reason(path)}
+        scanner.tell({"skip": list(self._stuck), "alone": alone})
+        return scanner
+
     async def _is_over(self, scanner: ReadingProcess) -> bool:
-        """Whether the look came to its end; not, if it ended otherwise or told nothing for too long."""
+        """Whether the look came to its end; not, if the process ended, stood still, or has left too many folders."""
         while not self._ended.is_set():
             waits = {asyncio.ensure_future(event.wait()) for event in (self._news, scanner.over)}
-            done, _ = await asyncio.wait(waits, timeout=self.settings.scan_seconds, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-            if not done or scanner.ended is not None:
+            late = self._late() - self._leaving
+            if scanner.ended is not None or self._n_left >= MOST_LEFT or "" in late or not (done or late):
                 return False
+            if late:
+                self._leaving |= late
+                scanner.tell({"leave": sorted(late)})
         return True
 
-    def _give_up(self) -> bool:
-        """Leaves out the folder over which the look stood still, if it was one.
+    def _late(self) -> set[str]:
+        """Folders that are looked at for too long."""
+        latest = time.monotonic() - self.settings.scan_seconds
+        return {path for path, since in self._at.items() if since <= latest}
 
-        If it did not start, or the root itself does not answer, the list stays as it is until the next look.
-        """
-        path, self.complete = self._at, False
-        if not path:
-            return False
-        reason = f"looking at it took longer than {self.settings.scan_seconds:g} seconds, or ended the process"
+    def _patience(self) -> float:
+        """Seconds in which something will be told, or a folder will be late, unless the process stands still."""
+        since = min((since for path, since in self._at.items() if path not in self._leaving), default=time.monotonic())
+        left = max(since + self.settings.scan_seconds - time.monotonic(), 0.0)
+        return min(left, LEAVE_SECONDS, self.settings.scan_seconds) if self._leaving else left
+
+    def _give_up(self, path: str, reason: str) -> None:
+        """Lists a folder as damaged, and leaves it out for a while."""
+        self._at.pop(path, None)
+        self._leaving.discard(path)
+        self.complete = False
         self._cooling.fail(path, reason)
-        name = path.replace("~", "~0").replace(":", "~1").replace("/", ":") or "root"
+        name = path.replace("~", "~0").replace(":", "~1").replace("/", ":")
         unknown = dict.fromkeys(("dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
         entry = DatasetEntry(name=name, state="damaged", reason=reason, shards_done=0, bytes=0, **unknown)
-        self._stuck[path] = Known(name, path, "", entry)
-        return True
+        self._stuck[path] = self._known[name] = Known(name, path, "", entry)
+        self._seen.add(name)
 
     def _told(self, frame: Frame) -> None:
-        head = frame.head
+        head, self._heard = frame.head, time.monotonic()
         if "at" in head:
-            self._at = str(head["at"])
+            self._at[str(head["at"])] = self._heard
+        elif "past" in head:
+            self._is_past(str(head["past"]))
+        elif "left" in head:
+            self._n_left += 1
+            self._give_up(str(head["left"]), f"looking at it took longer than {self.settings.scan_seconds:g} seconds")
         elif "found" in head:
             found = head["found"]
             entry = DatasetEntry.model_validate(found["entry"])
+            self._is_past(str(found["path"]))
             self._known[entry.name] = Known(entry.name, str(found["path"]), str(found["tag"]), entry)
             self._seen.add(entry.name)
             self.found(self._known[entry.name])
@@ -178,6 +231,10 @@ class Listing:
             self.complete = bool(head["end"]) and not self._stuck
             self._ended.set()
         self._tell_all()
+
+    def _is_past(self, path: str) -> None:
+        self._at.pop(path, None)
+        self._leaving.discard(path)
 
     def _tell_all(self) -> None:
         news, self._news = self._news, asyncio.Event()

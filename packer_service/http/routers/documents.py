@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import APIRouter, Path, Query
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from packer_service.http.answers.choice import choose
 from packer_service.http.answers.layouts import stored_layout
@@ -64,50 +62,53 @@ def documents(
 
 
 def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: str | None) -> Int64[np.ndarray, "rows"]:
-    """The rows of documents for which all conditions hold, looked for a row group at a time if none are kept."""
+    """The rows of documents for which all conditions hold."""
     kept = dataset.derived_rows
     if kept is not None:
-        of_ids = _of_ids(kept.ids(), prefix, contains) if prefix or contains else []
-        return _where(of_ids, len(kept), None if source is None else kept.of_source(source))
+        of_ids = kept.with_ids(prefix, contains)
+        if source is not None:
+            return kept.of_source(source, of_ids)
+        return np.arange(len(kept)) if of_ids is None else of_ids
+    asked: list[tuple[str, Callable[..., pa.ChunkedArray], str | None]] = [
+        ("doc_id", pc.starts_with, prefix or None),
+        ("doc_id", pc.match_substring, contains or None),
+        ("source", pc.equal, source),
+    ]
+    conditions = [(name, function, wanted) for name, function, wanted in asked if wanted is not None]
+    return _rows_where(dataset, conditions)
+
+
+def _rows_where(
+    dataset: Dataset, conditions: Sequence[tuple[str, Callable[..., pa.ChunkedArray], str]]
+) -> Int64[np.ndarray, "rows"]:
+    """The rows of documents for which all conditions hold: a column, a function and what it compares the column with."""
+
+    def where(part: pa.Table) -> tuple[int, Int64[np.ndarray, "rows"]]:
+        return len(part), _where([function(part[name], wanted) for name, function, wanted in conditions], len(part))
+
+    names = list(dict.fromkeys(name for name, _, _ in conditions))
     found, before = [np.zeros(0, np.int64)], 0
-    names = [name for name, asked in (("doc_id", prefix or contains), ("source", source is not None)) if asked]
-    for part in dataset.parts(DOCUMENTS, names):
-        conditions = _of_ids(part["doc_id"], prefix, contains) if prefix or contains else []
-        conditions += [pc.equal(part["source"], source)] if source is not None else []
-        found.append(before + _where(conditions, len(part)))
-        before += len(part)
+    for length, rows in dataset.of_parts(DOCUMENTS, names, where):
+        found.append(before + rows)
+        before += length
     return np.concatenate(found)
-
-
-def _of_ids(ids: pa.ChunkedArray, prefix: str | None, contains: str | None) -> list[pa.ChunkedArray]:
-    """For each condition whether it holds for an id; chunks are looked through side by side."""
-    asked = [(function, part) for function, part in ((pc.starts_with, prefix), (pc.match_substring, contains)) if part]
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(ids.num_chunks, 1))) as pool:
-        return [pa.chunked_array(pool.map(function, ids.chunks, repeat(part)), pa.bool_()) for function, part in asked]
 
 
 def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
     """The rows of a document, by the hash of its id where hashes were sorted before; else all ids are looked at."""
-    wanted = pa.array([doc_id], pa.string())
     kept = dataset.derived_rows
     hashes, places = (None, None) if kept is None else (kept.hashes, kept.places)
     if hashes is None or places is None:
-        parts, rows, before = dataset.parts(DOCUMENTS, ("doc_id",)), [np.zeros(0, np.int64)], 0
-        for part in parts:
-            rows.append(before + _where([pc.equal(part["doc_id"], wanted[0])], len(part)))
-            before += len(part)
-        return np.concatenate(rows)
-    own = hash_ids(wanted)[0]
+        return _rows_where(dataset, [("doc_id", pc.equal, doc_id)])
+    own = hash_ids(pa.array([doc_id], pa.string()))[0]
     near = np.sort(places[slice(*(int(np.searchsorted(hashes, own, side)) for side in ("left", "right")))])
     ids = [row["doc_id"] for row in dataset.rows(DOCUMENTS, near, ("doc_id",))]
     return near[[found == doc_id for found in ids]] if ids else np.zeros(0, np.int64)
 
 
-def _where(
-    conditions: list[pa.ChunkedArray], n_rows: int, also: Bool[np.ndarray, "rows"] | None = None
-) -> Int64[np.ndarray, "rows"]:
+def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, "rows"]:
     """The rows for which all conditions hold."""
-    holds = np.ones(n_rows, bool) if also is None else also
+    holds = np.ones(n_rows, bool)
     for condition in conditions:
         holds &= numbers_of(condition.cast(pa.uint8())).astype(bool)
     return np.flatnonzero(holds)

@@ -1,21 +1,27 @@
-"""Looks through the root for the process that listens: what lies there, one dataset after the other."""
+"""Looks through the root for the process that listens, several folders side by side."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from packer_service.http.answers.entries import entry_of
 from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.catalog import Walk, examine, name_of, stamps_of
+from packer_service.http.dataset.catalog import examine, name_of, stamps_of
 from packer_service.http.dataset.folder import ServedFolder
 from packer_service.http.dataset.reader import Dataset, Stamps
 from packer_service.http.settings import ServiceSettings
+from packer_service.http.workers.look import MOST_THREADS, Look, Tell
 
 REST = 20
 """What is not whole is examined again once this many times as long has passed as that took."""
+
+LOCAL, REMOTE = 2, 16
+"""Folders that are looked at at once. A disk answers at once, and an object store some tens of milliseconds later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +39,37 @@ class Scanner:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self._told: dict[str, _Told] = {}
+        self._look: Look | None = None
 
-    def scan(self, skip: Collection[str], tell: Callable[[dict[str, Any]], None]) -> None:
+    def scan(self, skip: Collection[str], tell: Tell, *, alone: bool = False) -> None:
         """Tells of every dataset below the root.
 
         Args:
             skip: paths of folders that are not looked into.
-            tell: gets ``{"at": path}`` before a folder is read, ``{"found": {...}}`` for each dataset, and
-                ``{"end": complete}`` last.
+            tell: gets ``{"at": path}`` before a folder is read, ``{"found": {...}}`` for a dataset or ``{"past": path}``
+                for another folder once it was, and ``{"end": complete}`` last.
+            alone: whether each folder is looked at by itself, since one of them has ended the process before.
         """
-        walk = Walk(self.settings, skip, lambda path: tell({"at": path}))
         before, self._told = self._told, {}
-        for folder in walk.folders():
+        root = ServedFolder(self.settings.root)
+        if not root.is_local:
+            pa.set_io_thread_count(MOST_THREADS)  # a listing that never comes takes one of them, and there are few
+
+        def examined(folder: ServedFolder) -> dict[str, Any]:
             known, stamps = before.get(folder.path), _stamps(folder)
             if known is None or known.stamps != stamps or time.monotonic() >= known.until:
                 known = self._examined(folder, stamps)
             self._told[folder.path] = known
-            tell({"found": known.found})
-        tell({"end": walk.complete})
+            return known.found
+
+        width = 1 if alone else LOCAL if root.is_local else REMOTE
+        self._look = Look(self.settings, skip, tell, examined, width=width, waits=alone)
+        tell({"end": self._look.run(root)})
+
+    def leave(self, paths: Collection[str]) -> None:
+        """Goes on without folders that are still being looked at, and tells ``{"left": path}`` of each."""
+        if self._look is not None:
+            self._look.leave(paths)
 
     def _examined(self, folder: ServedFolder, stamps: Stamps | None) -> _Told:
         """A folder as it is now. What is wrong with it, or how far a job is, need not show in its stamps."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import traceback
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -61,20 +62,22 @@ class _Worker:
         if "cache_bytes" in head:
             self.service.cache.resize(head["cache_bytes"])
         if "skip" in head:
-            await self._scan(head["skip"])
+            await self._scan(head["skip"], alone=bool(head["alone"]))
+        if "leave" in head:
+            self.scanner.leave(head["leave"])
         if "scope" in head:
             await self._answer(head["id"], head["scope"], frame.body)
         if "derive" in head:
             await self._derive(head["id"], head["derive"])
 
-    async def _scan(self, skip: list[str]) -> None:
+    async def _scan(self, skip: list[str], *, alone: bool) -> None:
         loop = asyncio.get_running_loop()
 
         def tell(head: dict[str, Any]) -> None:
             loop.call_soon_threadsafe(self._send, head)
 
         try:
-            await anyio.to_thread.run_sync(self.scanner.scan, frozenset(skip), tell)
+            await anyio.to_thread.run_sync(partial(self.scanner.scan, frozenset(skip), tell, alone=alone))
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # the listening process leaves out the folder over which this happened
