@@ -73,7 +73,7 @@ class DerivedRows:
         found = [rows_with(self._ids, self._edges, part, at_start=at_start) for part, at_start in asked]
         if not found:
             return None
-        return found[0] if len(found) == 1 else np.intersect1d(*found, assume_unique=True)
+        return found[0] if len(found) == 1 else np.intersect1d(found[0], found[1], assume_unique=True)
 
     def of_source(self, source: str, among: Int64[np.ndarray, "some"] | None) -> Int64[np.ndarray, "fewer"]:
         """The rows that are of a source, of all or of some."""

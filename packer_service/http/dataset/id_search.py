@@ -87,7 +87,10 @@ def _places(
 
 
 def _those_of(
-    places: Int64[np.ndarray, "some"], data: UInt8[np.ndarray, "bytes"], wanted: UInt8[np.ndarray, "part"], left: list[int]
+    places: Int64[np.ndarray, "some"],
+    data: UInt8[np.ndarray, "bytes"],
+    wanted: UInt8[np.ndarray, "part"],
+    left: list[int],
 ) -> Int64[np.ndarray, "fewer"]:
     """The places at which the bytes that are left to compare are the same too."""
     for at in left:

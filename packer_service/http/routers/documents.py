@@ -81,7 +81,7 @@ def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: s
 def _rows_where(
     dataset: Dataset, conditions: Sequence[tuple[str, Callable[..., pa.ChunkedArray], str]]
 ) -> Int64[np.ndarray, "rows"]:
-    """The rows of documents for which all conditions hold: a column, a function and what it compares the column with."""
+    """The rows of documents for which all conditions hold: each a column, a function and what that compares."""
 
     def where(part: pa.Table) -> tuple[int, Int64[np.ndarray, "rows"]]:
         return len(part), _where([function(part[name], wanted) for name, function, wanted in conditions], len(part))

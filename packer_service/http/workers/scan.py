@@ -46,8 +46,8 @@ class Scanner:
 
         Args:
             skip: paths of folders that are not looked into.
-            tell: gets ``{"at": path}`` before a folder is read, ``{"found": {...}}`` for a dataset or ``{"past": path}``
-                for another folder once it was, and ``{"end": complete}`` last.
+            tell: gets ``{"at": path}`` before a folder is read, then ``{"found": {...}}`` for a dataset and
+                ``{"past": path}`` for any other folder, and ``{"end": complete}`` last.
             alone: whether each folder is looked at by itself, since one of them has ended the process before.
         """
         before, self._told = self._told, {}

@@ -160,6 +160,6 @@ def test_a_request_waits_for_its_dataset_and_for_no_other() -> None:
 
 def test_a_root_that_does_not_answer_leaves_the_list_as_it_is() -> None:
     """Fails when the root itself is listed as a damaged dataset, or the look never ends."""
-    listing = looked(FakePool(lambda scanner, head: scanner.say(at="")))
+    listing = looked(FakePool(lambda scanner, _: scanner.say(at="")))
     assert listing.look() == {}
     assert not listing.complete

@@ -26,9 +26,7 @@ class Running:
         limits = {name: others.pop(name) for name in ("max_depth", "max_folders", "max_datasets") if name in others}
         self.told: Told = []
         self.news = threading.Condition()
-        self.look = Look(
-            ServiceSettings(root=str(root), **limits), (), self.tell, examined, **{"width": 2, **others}
-        )
+        self.look = Look(ServiceSettings(root=str(root), **limits), (), self.tell, examined, **{"width": 2, **others})
         self.whole: bool | None = None
         self.thread = threading.Thread(target=self.run, args=(root,), daemon=True)
         self.thread.start()
@@ -100,7 +98,7 @@ def test_a_look_ends_without_what_it_has_left(tmp_path: Path) -> None:
 
 
 def test_folders_are_looked_at_alone_where_that_is_asked(tmp_path: Path) -> None:
-    """Fails when two folders are looked at together after one of them has ended the process: neither could be blamed."""
+    """Fails when two folders are looked at together after one has ended the process, and neither could be blamed."""
     datasets(tmp_path, *"abcdef")
     running = Running(tmp_path, path_of, width=1, waits=True)
     assert running.end() is True
