@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
 from pydantic import ValidationError
 
@@ -21,6 +21,13 @@ _ENDING = len(_SEAL + UNSEALED.encode() + _END)
 
 _BLOCK = 1 << 20
 """Bytes that are read at a time."""
+
+
+class SealedHead(NamedTuple):
+    """A manifest's head and the hash of the whole manifest, which says which one it is."""
+
+    head: ManifestHead
+    sha256: str
 
 
 def manifest_parts(head: ManifestHead, shards: Iterable[bytes]) -> Iterator[bytes]:
@@ -73,6 +80,11 @@ def split_manifest(data: bytes, where: str) -> tuple[ManifestHead, bytes]:
 
 
 def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
+    """The head of :func:`read_sealed_head`."""
+    return read_sealed_head(file, where).head
+
+
+def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
     """A manifest's head, checked against the hash that the file holds, in memory for a block of the file.
 
     The entries of shards are hashed and not decoded. As with :func:`decode_manifest_parts`, other legal JSON than
@@ -89,7 +101,7 @@ def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
     while (at := start.find(_SHARDS)) < 0 and (block := file.read(_BLOCK)):
         start += block
     if at < 0:
-        return decode_manifest(start, where)
+        return _sealed_whole(start, where)
     digest, held, size = hashlib.sha256(), start, len(start)
     while block := file.read(_BLOCK):
         digest.update(memoryview(held)[:-_ENDING])
@@ -97,12 +109,17 @@ def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
     ending = held[-_ENDING:]
     if size < at + len(_SHARDS) + _ENDING or not (ending.startswith(_SEAL) and ending.endswith(_END)):
         file.seek(0)
-        return decode_manifest(file.read(), where)
+        return _sealed_whole(file.read(), where)
     digest.update(memoryview(held)[:-_ENDING])
     digest.update(_SEAL + UNSEALED.encode() + _END)
     head = _decode_head(start[:at] + b"}", where)
     _check_seal(digest.hexdigest(), ending[len(_SEAL) : -len(_END)], where)
-    return head
+    return SealedHead(head, digest.hexdigest())
+
+
+def _sealed_whole(data: bytes, where: str) -> SealedHead:
+    manifest = decode_manifest(data, where)
+    return SealedHead(manifest, manifest.sha256)
 
 
 def _check_seal(digest: str, sealed: bytes, where: str) -> None:

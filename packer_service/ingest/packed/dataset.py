@@ -26,7 +26,7 @@ from schemas.config import PackConfig, stored_config
 from schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from schemas.filesystem import join, locate
 from schemas.header import read_member, stored_checksum
-from schemas.manifest import SHARDS, Manifest, SampleHead
+from schemas.manifest import SHARDS, ManifestHead, SampleHead
 from schemas.sequence import PackedSequence
 from schemas.tables import DOCUMENTS, PACKS
 
@@ -87,7 +87,7 @@ class PackedDatasetSource:
     """A dataset as a container of documents. A place is a pack and the number of a document in it."""
 
     file: SourceFile
-    manifest: Manifest
+    manifest: ManifestHead
     config: PackConfig
     recent: LRUCache[int, StoredPack] = field(
         default_factory=lambda: recent_values(CACHED_TOKENS, lambda pack: pack.sequence.seq_len)

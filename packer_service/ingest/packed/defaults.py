@@ -23,7 +23,7 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
             was not given.
         OSError: a dataset cannot be read.
     """
-    manifests = [(source, found) for source in sources if (found := dataset_manifest(source)) is not None]
+    manifests = [(source, found.head) for source in sources if (found := dataset_manifest(source)) is not None]
     if not manifests:
         return dict(given)
     first_source, first = manifests[0]

@@ -1,51 +1,54 @@
-"""Recognises a packed dataset among the sources of a job, and reads its manifest."""
+"""Recognises a packed dataset among the sources of a job, and reads its manifest but for the list of shards."""
 
 from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import IO, Any
 
 from pyarrow import fs
 
 from packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
-from schemas.codec import decode_manifest
 from schemas.errors import ConfigError, FormatError
 from schemas.filesystem import join, locate
-from schemas.manifest import MANIFEST, WORK, Manifest
+from schemas.manifest import MANIFEST, WORK, ManifestHead
+from schemas.manifest_parts import SealedHead, read_sealed_head
 
-
-def dataset_manifest(source: str) -> Manifest | None:
+def dataset_manifest(source: str) -> SealedHead | None:
     """The manifest of a source that is a dataset, None for any other source.
 
     Raises:
         ConfigError: the dataset has another version of the format, is damaged, or is not whole yet.
         OSError: it cannot be read.
     """
-    content = _content(source)
-    if content is None or not _is_ours(content):
+    opened = _opened(source)
+    if opened is None:
         return None
-    try:
-        return decode_manifest(content, MANIFEST)
-    except FormatError as error:
-        raise ConfigError(f"SOURCE {source}: {error}") from None
+    with opened:
+        try:
+            return read_sealed_head(opened, MANIFEST)
+        except FormatError as error:
+            opened.seek(0)
+            if not _is_ours(opened.read()):
+                return None
+            raise ConfigError(f"SOURCE {source}: {error}") from None
 
 
-def dataset_file(label: str, source: str, manifest: Manifest) -> SourceFile:
+def dataset_file(label: str, source: str, manifest: SealedHead) -> SourceFile:
     """A dataset as one file of the job's sources."""
     return SourceFile(
         label=label,
         uri=source,
         kind=DATASET,
-        size=sum(shard.bytes for shard in manifest.shards),
-        mtime_ns=0,  # what a dataset holds is known by its hashes
+        size=0,  # what a dataset holds is known by its hashes
+        mtime_ns=0,
         form=DATASET,
-        dataset=DatasetIdentity(dataset_id=manifest.dataset_id, manifest_sha256=manifest.sha256),
+        dataset=DatasetIdentity(dataset_id=manifest.head.dataset_id, manifest_sha256=manifest.sha256),
     )
 
 
 @lru_cache(maxsize=16)
-def manifest_of(file: SourceFile) -> Manifest:
+def manifest_of(file: SourceFile) -> ManifestHead:
     """The manifest of a dataset that was listed as a source.
 
     Raises:
@@ -55,11 +58,11 @@ def manifest_of(file: SourceFile) -> Manifest:
     manifest = dataset_manifest(file.uri)
     if manifest is None or file.dataset is None or manifest.sha256 != file.dataset.manifest_sha256:
         raise ConfigError(f"SOURCE {file.label}: changed while it was read; run the same command with another --out")
-    return manifest
+    return manifest.head
 
 
-def _content(source: str) -> bytes | None:
-    """The bytes of the file that would be the manifest.
+def _opened(source: str) -> IO[bytes] | None:
+    """The file that would be the manifest.
 
     Raises:
         ConfigError: there is none, but what a job leaves until its dataset is whole.
@@ -70,9 +73,8 @@ def _content(source: str) -> bytes | None:
     except (OSError, ConfigError):  # whoever lists the source says what is wrong with it
         return None
     if kind == fs.FileType.File:
-        with filesystem.open_input_stream(path) as opened:
-            content: bytes = opened.read()
-            return content
+        opened: IO[bytes] = filesystem.open_input_file(path)
+        return opened
     _, job = locate(join(source, WORK, "job.json"))
     if filesystem.get_file_info(job).type == fs.FileType.File:
         raise ConfigError(f"SOURCE {source}: is a dataset that is not whole yet; finish its job with the same command")

@@ -14,7 +14,7 @@ from packer_service.ingest.source.file import DATASET, SourceFile
 from schemas.changes import REMEDY, leaves, refuse_changes
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ConfigError
-from schemas.manifest import Manifest
+from schemas.manifest import ManifestHead
 
 
 def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
@@ -42,7 +42,7 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
     return target
 
 
-def _refuse_other_files(target: PackedFor, label: str, manifest: Manifest) -> None:
+def _refuse_other_files(target: PackedFor, label: str, manifest: ManifestHead) -> None:
     """Compares what the files of a model and a tokenizer hold."""
     now, before = _facts(target.model), _facts(manifest.model)
     if now != before:

@@ -85,11 +85,25 @@ def _variance(steps: np.ndarray) -> np.int64:
 
 @compiled
 def _between(blocks: BlockMap, row: int, column: int) -> np.int32:
-    """Tiles between one block of queries and one of keys."""
+    """Tiles between one block of queries and one of keys.
+
+    Without a branch for each span: whether a random block lies in one cannot be predicted, and this is asked twice for
+    each exchange.
+    """
+    tiles = np.int32(0)
     for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
-        if blocks.row_spans[span, 0] <= column < blocks.row_spans[span, 1]:
-            return blocks.row_spans[span, 2]
-    return np.int32(0)
+        holds = np.int32(blocks.row_spans[span, 0] <= column) & np.int32(column < blocks.row_spans[span, 1])
+        tiles += holds * blocks.row_spans[span, 2]
+    return tiles
+
+
+@compiled
+def _own_tiles(blocks: BlockMap) -> np.ndarray:
+    """Tiles between each block of queries and the same block of keys."""
+    own = np.empty(len(blocks.loads), np.int32)
+    for block in range(len(own)):
+        own[block] = _between(blocks, block, block)
+    return own
 
 
 @compiled
@@ -124,6 +138,54 @@ def _exchange(
 
 
 @compiled
+def _is_longer(
+    steps: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    first: int,
+    second: int,
+    both: int,
+    most: int,
+    total: int,
+    changed: np.ndarray,
+) -> bool:
+    """Whether an exchange, as :func:`_exchange` takes it, would give a ring path above ``most``; ``steps`` stay.
+
+    It looks at one step after the other, in ``changed``. Those that are left take at least the mean of their tiles, and
+    ``total`` is the sum of all; searches come near that floor, and most exchanges are refused after half of the steps.
+    """
+    ring = len(steps)
+    here, there, along_here, along_there = first, second, first, second
+    path, left = np.int64(0), np.int64(total)
+    for step in range(ring):
+        for rank in range(ring):
+            changed[rank] = steps[step, rank]
+        changed[first] += rows[here]
+        changed[second] -= rows[there]
+        changed[along_here] += columns[along_here]
+        changed[along_there] -= columns[along_there]
+        if step == 0:
+            changed[first] += both
+            changed[second] += both
+        if along_here == second:
+            changed[second] -= both
+        if along_there == first:
+            changed[first] -= both
+        largest = np.int64(0)
+        for rank in range(ring):
+            largest = max(largest, changed[rank])
+            left -= changed[rank]
+        path += largest
+        if path * ring + left > most * ring:
+            return True
+        here = here - 1 if here > 0 else ring - 1
+        there = there - 1 if there > 0 else ring - 1
+        along_here = along_here + 1 if along_here < ring - 1 else 0
+        along_there = along_there + 1 if along_there < ring - 1 else 0
+    return False
+
+
+@compiled
 def _move(blocks: BlockMap, by_key: np.ndarray, by_query: np.ndarray, block: int, old: int, new: int) -> None:
     """Account for a block that goes from rank ``old`` to rank ``new``."""
     for span in range(blocks.column_edges[block], blocks.column_edges[block + 1]):
@@ -145,6 +207,7 @@ def _search(
     """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``."""
     owners, count = start.copy(), len(start)
     by_key, by_query, steps = _tables(blocks, owners, ring)
+    own, total, changed = _own_tiles(blocks), steps.sum(), np.empty(ring, np.int64)
     best, best_path = owners.copy(), _path(steps)
     cost = PATH_WEIGHT * best_path + _variance(steps)
     rows, columns = np.empty(ring, np.int32), np.empty(ring, np.int32)
@@ -156,19 +219,22 @@ def _search(
         i, j = drawn_pair(state, count)
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
-        first, second, differing = np.int64(owners[i]), np.int64(owners[j]), False
+        first, second, differing = np.int64(owners[i]), np.int64(owners[j]), np.int32(0)
         for rank in range(ring):
-            rows[rank], columns[rank] = by_key[j, rank] - by_key[i, rank], by_query[j, rank] - by_query[i, rank]
-            differing |= rows[rank] != 0 or columns[rank] != 0
-        if not differing:
+            rows[rank] = by_key[j, rank] - by_key[i, rank]
+            columns[rank] = by_query[j, rank] - by_query[i, rank]
+            differing |= rows[rank] | columns[rank]
+        if differing == 0:
             continue  # both blocks see, and are seen by, the same ranks: the exchange would change nothing
-        both = _between(blocks, i, i) + _between(blocks, j, j) - _between(blocks, i, j) - _between(blocks, j, i)
-        _exchange(steps, rows, columns, first, second, both, 1)
+        both = own[i] + own[j] - _between(blocks, i, j) - _between(blocks, j, i)
         idle += 1
+        is_patient, most = idle <= PATIENCE * count, cost // PATH_WEIGHT
+        if is_patient and _is_longer(steps, rows, columns, first, second, both, most, total, changed):
+            continue
+        _exchange(steps, rows, columns, first, second, both, 1)
         new_path = _path(steps)
-        new_cost = PATH_WEIGHT * new_path
-        new_cost += _variance(steps) if new_cost <= cost or idle > PATIENCE * count else 0
-        if new_cost > cost and idle <= PATIENCE * count:
+        new_cost = PATH_WEIGHT * new_path + _variance(steps)
+        if new_cost > cost and is_patient:
             _exchange(steps, rows, columns, first, second, both, -1)
             continue
         idle = 0 if new_cost != cost else idle
