@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from threading import Event, Thread
@@ -95,7 +95,7 @@ def placed_crops(documents: Sequence[ReadDocument], decoded: Decoded) -> list[Cr
     first = 0
     for document, own in zip(documents, decoded, strict=True):
         if not isinstance(own, DocumentError):
-            placed += [replace(crop, unit=first + crop.unit) for crop in own] if first else own
+            placed += [crop.moved(first) for crop in own] if first else own
             first += document.n_units
     return placed
 

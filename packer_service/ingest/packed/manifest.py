@@ -14,6 +14,7 @@ from schemas.filesystem import join, locate
 from schemas.manifest import MANIFEST, WORK, ManifestHead
 from schemas.manifest_parts import SealedHead, read_sealed_head
 
+
 def dataset_manifest(source: str) -> SealedHead | None:
     """The manifest of a source that is a dataset, None for any other source.
 

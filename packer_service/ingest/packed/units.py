@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Int64
@@ -50,12 +50,12 @@ class StoredUnits:
             crops_at: the byte from which their offsets count.
         """
         rows = np.flatnonzero(self.documents == number)
-        media = self.units.media[rows]
-        units = replace(self.units.of(rows), media=media, numbers=np.arange(len(rows)))
+        own = {field.name: getattr(self.units, field.name)[rows] for field in fields(Units)}
+        units = Units(**{**own, "edges": own["edges"] - start, "numbers": np.arange(len(rows))})
         crops = tuple(
             StoredCrops(
                 shard=shard, crops_at=crops_at, images=tuple(self.images[self.crop_edges[i] : self.crop_edges[i + 1]])
             )
             for i in rows.tolist()
         )
-        return units.moved(-start), crops
+        return units, crops

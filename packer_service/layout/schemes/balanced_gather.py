@@ -67,18 +67,28 @@ def _difference(blocks: BlockMap, old: int, new: int, spans: np.ndarray) -> int:
 
 
 @compiled
-def _see(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign: int) -> np.int64:
-    """Add ``sign`` times the spans to a rank's count of rows that see each block; the change in the keys it needs."""
+def _change_of_keys(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign: int) -> np.int64:
+    """What a rank needs more, or less, of keys when ``sign`` times the spans are added to its rows that see each block.
+
+    Keys are newly needed where nothing saw them, and no longer where the last row that did is gone.
+    """
     change = np.int64(0)
     for span in range(count):
         step = np.int32(spans[span, 2] * sign)
-        # Keys are newly needed where nothing saw them, and no longer where this was the last row that did.
         turning, keys = np.int32(0 if step > 0 else 1), np.int64(0)
         for column in range(spans[span, 0], spans[span, 1]):
             keys += real[column] if seen[column] == turning else 0
-            seen[column] += step
         change += keys * step
     return change
+
+
+@compiled
+def _see(seen: np.ndarray, spans: np.ndarray, count: int, sign: int) -> None:
+    """Add ``sign`` times the spans to a rank's count of rows that see each block."""
+    for span in range(count):
+        step = np.int32(spans[span, 2] * sign)
+        for column in range(spans[span, 0], spans[span, 1]):
+            seen[column] += step
 
 
 @compiled
@@ -128,11 +138,12 @@ def _search(
         differing = _difference(blocks, i, j, spans)
         if differing == 0:
             continue
-        change = _see(seen[a], blocks.real, spans, differing, 1) + _see(seen[b], blocks.real, spans, differing, -1)
+        change = _change_of_keys(seen[a], blocks.real, spans, differing, 1)
+        change += _change_of_keys(seen[b], blocks.real, spans, differing, -1)
         if change + penalty * over > allowed:
-            _see(seen[a], blocks.real, spans, differing, -1)
-            _see(seen[b], blocks.real, spans, differing, 1)
             continue
+        _see(seen[a], spans, differing, 1)
+        _see(seen[b], spans, differing, -1)
         need, excess = need + change, excess + over
         loads[a] += gain
         loads[b] -= gain
