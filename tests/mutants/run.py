@@ -189,14 +189,20 @@ def _equivalent() -> set[tuple[str, str, str]]:
 
 
 def _print_summary(outcomes: list[tuple[Mutant, str]]) -> None:
+    """What became of the mutants of each room, and the name of each that survived, in this run or by the log."""
     for room in ROOMS:
         counts = Counter(outcome for mutant, outcome in outcomes if mutant.room == room)
         if counts:
-            print(f"{room}: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items())))
+            print(
+                f"{room}: {counts.total()} drawn, " + ", ".join(f"{n} {found}" for found, n in sorted(counts.items()))
+            )
     total = Counter(outcome for _, outcome in outcomes)
     judged = total["killed"] + total["survived"]
     print(f"{len(outcomes)} mutants: {total['killed']} killed, {total['survived']} survived, "
           f"{total['equivalent']} equivalent; {total['killed'] / max(judged, 1):.1%} of the others killed")  # fmt: skip
+    for mutant, outcome in outcomes:
+        if outcome == "survived":
+            print(f"survived: {mutant}")
 
 
 if __name__ == "__main__":

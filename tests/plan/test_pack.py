@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packer_service.plan import pack as packing
 from packer_service.plan.best_fit import best_fit
+from packer_service.plan.guided_fit import guided_fit
 from packer_service.plan.kinds import kinds_of, lower_bound
 from packer_service.plan.pack import pack_documents
 from schemas.errors import PlanError
@@ -152,3 +154,13 @@ def test_a_budget_far_above_the_documents_costs_nothing() -> None:
     """Fails when an index is as long as seq_len even where all documents together are shorter: 100 GB here."""
     packs = pack_documents(np.array([3, 5, 4]), np.array([1, 0, 2]), seq_len=2**32, max_images=2)
     assert packs.max() + 1 == 2
+
+
+def test_room_is_made_for_as_many_documents_as_a_pack_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a compiled search is given room for fewer: it would write past it. 1 + 1 + 4 + 4 tokens are four."""
+    asked: list[int] = []
+    monkeypatch.setattr(packing, "guided_fit", lambda *given: asked.append(given[-1]) or guided_fit(*given))
+    sizes = [(9, 2), (1, 3), (9, 0), (6, 0), (6, 0), (7, 0), (4, 0), (11, 0), (1, 5), (4, 0)]
+    tokens, images = np.array(sizes, np.int64).T
+    pack_documents(tokens, images, seq_len=12, max_images=6)
+    assert set(asked) == {4}

@@ -29,3 +29,14 @@ def test_units_count_on_from_the_first_of_each_slot() -> None:
     assert all(found.text[place.start : place.end] == place.token for place in found.places)
     assert "".join(found.text[start:end] for start, end in found.loss) == "xyz"
     assert [place.end - place.start for place in found.places] == [3] * 8
+
+
+def test_marks_of_the_text_take_the_place_of_a_units_own_only_where_a_slot_says_so() -> None:
+    """Fails when a family that writes its marks within the template's loses them, or a unit has them twice."""
+    of_slot = {"placeholder": "@", "pieces": PIECES, "first_unit": 0, "opening": "<a>", "closing": "<z>"}
+    for once, written in ((None, "<a><a><r>then<r><z><z>"), (True, "<a><r>then<r><z>")):
+        slot = Slot(**of_slot) if once is None else Slot(**of_slot, once=once)
+        found = write("<a>@<z>", [], [slot], spelled, ["@"])
+        assert found.text == written
+        assert [place.token for place in found.places] == ["<a>", "<r>", "<r>", "<z>"]
+        assert all(found.text[place.start : place.end] == place.token for place in found.places)
