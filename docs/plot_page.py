@@ -1,4 +1,4 @@
-"""Takes the pictures of ``page.md``: the inspection page over packed datasets, in headless Chromium.
+"""Takes the pictures of ``page.md``: the inspection page over packed datasets, in headless Chromium, by day and night.
 
     python docs/plot_page.py http://127.0.0.1:8000 demo short [--out docs/page]
 
@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 VIEWS = {
     "overview": ("d/{first}", 900),
@@ -24,6 +24,9 @@ VIEWS = {
 }
 """Name of a picture: the address of its view, and pixels from the top."""
 
+THEMES = {"light": "", "dark": "-dark"}
+"""What is behind a picture's name in each theme."""
+
 WIDTH = 1120
 COLOURS = 256
 """A screenshot of flat colours loses nothing that one sees, and takes less than half of the bytes."""
@@ -31,6 +34,8 @@ COLOURS = 256
 SHOWN = """() => document.querySelector('main').dataset.address === location.hash
     && !document.querySelector('.loading')
     && [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"""
+
+LOADED = "async () => { for (const image of document.images) { image.loading = 'eager'; await image.decode(); } }"
 
 
 def main() -> None:
@@ -44,12 +49,20 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, (view, height) in VIEWS.items():
-            page = browser.new_page(viewport={"width": WIDTH, "height": height})
-            page.goto(f"{given.address}/#/{view.format(first=given.first, second=given.second)}")
-            page.wait_for_function(SHOWN)
-            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
-            picture.save(given.out / f"{name}.png", optimize=True)
+            address = f"{given.address}/#/{view.format(first=given.first, second=given.second)}"
+            for theme, mark in THEMES.items():
+                page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme=theme)
+                photograph(page, address).save(given.out / f"{name}{mark}.png", optimize=True)
+                page.close()
         browser.close()
+
+
+def photograph(page: Page, address: str) -> Image.Image:
+    """What a window shows at an address once all is there."""
+    page.goto(address)
+    page.wait_for_function(SHOWN)
+    page.evaluate(LOADED)
+    return Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Prints what advice says of three kinds of packs, and whether two processes on CPUs take their time in that order.
 
-    python tests/benchmarks/advice.py                       # the advice for 64 H100, and the time of a million packs
+    python tests/benchmarks/advice.py              # the advice for 64 H100, and the time of a million packs
+    python tests/benchmarks/advice.py --derived    # how far loads derived from a few masks are from those of all packs
     python tests/benchmarks/advice.py --measure [--seq-len 8192] [--rounds 3]
 
-The second form trains a model of Qwen3's kind with every split over two processes. Other work on the machine must not
+The last form trains a model of Qwen3's kind with every split over two processes. Other work on the machine must not
 decide the order, so times are processor time on the critical path: each process has a clock of the processor time that
 it took, and what waits for another process sets its clock to the later one (Lamport 1978). The speeds of products, of
 the attention kernel and of messages are measured first, on other packs, and given to the advice as assumptions. Vision
@@ -46,7 +47,7 @@ from packer_service.layout.mask import MaskIndex  # noqa: E402
 from packer_service.layout.tiles import whole_tiles  # noqa: E402
 from packer_service.report.advice.answer import Advisor  # noqa: E402
 from packer_service.report.advice.derived import PackMask, with_derived  # noqa: E402
-from packer_service.report.advice.loads import PackLoads, read_pack_loads  # noqa: E402
+from packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
 from packer_service.report.advice.model import ModelDimensions, configured_sizes  # noqa: E402
 from packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
 from schemas.balance import BalanceOrder  # noqa: E402
@@ -171,23 +172,39 @@ def print_advice_of_kinds(gpus: int) -> None:
                 f"over cp 1 {split.speedup_over_cp1 or 0:.2f}\n    {split.reason}"
             )
 
-        print_derived(packs, loads, config, gpus)
+
+def print_derived(number: int) -> None:
+    """How far means of the loads of `contiguous` derived from some masks are from those of all packs, by kind."""
+    config = PackConfig(layouts=("contiguous", "zigzag"))  # defined, so that packing searches for nothing
+    place = "contiguous", max(config.ring_degrees)
+    print("\n| packs | masks | gather path | ring path | keys | CPU time |\n|---|---|---|---|---|---|")
+    for kind in KINDS:
+        packs = made_packs(kind, config, number)
+        stored = loads_of(packs, config, place[1])
+        derived, taken = derived_loads(packs, stored, config, place[1])
+        errors = errors_of(derived.layouts[place], stored.layouts[place])
+        said = " | ".join(f"{100 * error:+.1f}%" for error in errors)
+        print(f"| {kind} | {derived.masks} of {number} | {said} | {taken:.2f} s |")
+    print(f"\nmeans over packs of {config.seq_len:,} tokens, {place[0]} at ring degree {place[1]}")
 
 
-def print_derived(packs: list[MadePack], stored: PackLoads, config: PackConfig, gpus: int) -> None:
-    """How far the loads that are derived from some masks are from those of all packs, at the largest ring degree."""
+def derived_loads(packs: list[MadePack], stored: PackLoads, config: PackConfig, gpus: int) -> tuple[PackLoads, float]:
+    """The loads as if no layout with a definition had been packed, and the processor time that deriving them took."""
     unpacked = config.model_copy(update={"layouts": ("balanced_ring",)})
     masks = [PackMask(MaskIndex.of(pack.mask), pack.edges) for pack in packs]
+    began = time.process_time()
     derived = with_derived(replace(stored, layouts={}), unpacked, gpus, masks.__getitem__)
-    place = "contiguous", max(config.ring_degrees)
-    found, exact = derived.layouts[place], stored.layouts[place]
-    errors = {
-        "gather path": found.gather_path.mean() / exact.gather_path.mean() - 1,
-        "ring path": found.ring_steps.sum(axis=0).mean() / exact.ring_steps.sum(axis=0).mean() - 1,
-        "keys": found.most_keys.mean() / max(exact.most_keys.mean(), 1) - 1,
-    }
-    said = ", ".join(f"{name} {100 * error:+.1f}%" for name, error in errors.items())
-    print(f"  derived from {derived.masks} masks of {len(packs)} packs, {place[0]} at {place[1]}: {said}")
+    return derived, time.process_time() - began
+
+
+def errors_of(found: SlowestRank, exact: SlowestRank) -> tuple[float, ...]:
+    """Of the means of gather path, ring path and keys: relative to the exact ones."""
+    pairs = (
+        (found.gather_path, exact.gather_path),
+        (found.ring_steps.sum(axis=0), exact.ring_steps.sum(axis=0)),
+        (found.most_keys, exact.most_keys),
+    )
+    return tuple(float(one.mean()) / max(float(other.mean()), 1.0) - 1 for one, other in pairs)
 
 
 def time_a_million(gpus: int) -> None:
@@ -211,6 +228,7 @@ def time_a_million(gpus: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="time every split on two processes")
+    parser.add_argument("--derived", action="store_true", help="print the errors of derived layouts alone")
     parser.add_argument("--seq-len", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gpus", type=int, default=64)
@@ -218,7 +236,11 @@ def main() -> int:
     print(f"{hardware()}, torch {torch.__version__}")
     if given.measure:
         return min(measure(given.seq_len, given.rounds), 1)
+    if given.derived:
+        print_derived(given.gpus)
+        return 0
     print_advice_of_kinds(given.gpus)
+    print_derived(given.gpus)
     time_a_million(given.gpus)
     return 0
 
