@@ -9,7 +9,7 @@ DEMO := demo
 # Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo train check lint ruff types contracts unit test kernels chromium test-cluster mutants docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster mutants docs bench peers clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -83,15 +83,19 @@ unit: .venv/installed
 	@echo "==> unit tests: no process, no browser, no Ray"
 	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m "not process"
 
-# What one process does comes first, three at a time since one of them waits for downloads; the tests then take every core.
+# What one process does comes first, four at a time since one of them waits for downloads; the tests then take every core.
 test: .venv/installed
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target types kernels chromium contracts ruff
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target chromium loops types modules contracts ruff
 	@echo "==> all tests, on $(WORKERS) cores"
 	@$(BIN)/python -m pytest --quiet -n $$(($(WORKERS) + 1)) --durations=10
 
-kernels: .venv/installed
-	@echo "==> compiling loops and modules"
-	@$(BIN)/python tests/support/kernels.py 2>/dev/null
+loops: .venv/installed
+	@echo "==> compiling loops"
+	@$(BIN)/python tests/support/kernels.py loops 2>/dev/null
+
+modules: .venv/installed
+	@echo "==> compiling modules"
+	@$(BIN)/python tests/support/kernels.py modules 2>/dev/null
 
 chromium:
 	@sh tests/browser/chromium.sh

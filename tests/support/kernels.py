@@ -1,6 +1,9 @@
 """Compiles what each worker of the tests would compile at once: the loops that most tests run, and all modules.
 
-Started by path, while other parts of ``make test`` run. What is compiled is kept beside the code.
+    .venv/bin/python tests/support/kernels.py loops
+    .venv/bin/python tests/support/kernels.py modules
+
+Started by path, each while other parts of ``make test`` run. What is compiled is kept beside the code.
 """
 
 from __future__ import annotations
@@ -48,5 +51,4 @@ def compile_modules() -> None:
 
 
 if __name__ == "__main__":
-    compile_loops()
-    compile_modules()
+    {"loops": compile_loops, "modules": compile_modules}[sys.argv[1]]()
