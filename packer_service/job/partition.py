@@ -19,7 +19,6 @@ from packer_service.job.segments import (
     PLACES,
     PLAN_FOLDER,
     SegmentFacts,
-    count_distinct,
     segment_name,
     write_costs,
     write_segment,
@@ -30,6 +29,7 @@ from packer_service.plan.order import whole_groups
 from packer_service.plan.plan import Plan
 from packer_service.report.mixture import MixtureTotals, take_mixture
 from packer_service.runtime.executors import TaskCounts
+from packer_service.runtime.memory import give_back_memory
 from packer_service.shards.store import Folder
 from schemas.codec import encode_table
 from schemas.config import PackConfig
@@ -93,11 +93,15 @@ def plan_partition(
     folder = Folder(work)
     found = survey([read_range(folder / RUNS, run, part.low, part.high) for run in runs], labels, unique=unique)
     documents, totals = take_mixture(found.documents, config, sources)
+    give_back_memory()  # joining and sorting takes columns in Arrow, planning takes arrays
     plan = plan_documents(documents, config, part.number)
+    give_back_memory()
     _keep(folder / PLAN_FOLDER, part, Survey(documents=documents, rejects=found.rejects, n_rows=found.n_rows), plan,
           totals, sources, config)  # fmt: skip
-    pa.default_memory_pool().release_unused()  # the next partition may be planned in the same process
-    return TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
+    counts = TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
+    del found, documents, plan
+    give_back_memory()  # the next partition may be planned in the same process
+    return counts
 
 
 def _keep(
@@ -118,7 +122,7 @@ def _keep(
     groups, grouped = _groups(found.documents, plan, config.order.window)
     facts = SegmentFacts(
         n_rows=found.n_rows,
-        n_documents=count_distinct(found.documents["doc_id"]),
+        n_documents=_count_ids(found.documents),
         n_rejected=len(found.rejects),
         n_placed=plan.n_documents,
         groups=groups,
@@ -140,6 +144,17 @@ def _groups(documents: pa.Table, plan: Plan, window: int) -> tuple[list[int], in
     epochs = documents["epoch"].to_numpy()[plan.document[plan.pack_edges[:-1]]]
     groups = whole_groups(epochs, window)
     return groups.tolist(), int(groups.sum())
+
+
+def _count_ids(documents: pa.Table) -> int:
+    """How many different ids documents in canonical order have, however often each is taken.
+
+    Rows of one id are neighbours in every pass, so no table of all ids is made, the largest thing in memory if it were.
+    """
+    once = pc.and_(pc.equal(documents["copy_number"], 0), pc.equal(documents["epoch"], 0))
+    ids = documents["doc_id"].filter(once)
+    changes = pc.sum(pc.not_equal(ids.slice(1), ids.slice(0, max(len(ids) - 1, 0)))).as_py() or 0
+    return int(changes) + bool(len(ids))
 
 
 def _truncated(rows: pa.Table, sources: Sequence[str]) -> dict[str, int]:

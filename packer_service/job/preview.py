@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from packer_service.report.figures import PlanReport
 from packer_service.report.what_if import SampledPack, sampled_packs
 from packer_service.runtime.executors import Executor, PlainExecutor
 from packer_service.runtime.progress import Progress
+from packer_service.runtime.scratch import scratch_folder
 from packer_service.shards.reach import require_answer
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig
@@ -65,7 +65,7 @@ def plan_sources(
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)
     fragments = list_fragments(listed.files)
-    with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
+    with scratch_folder("preshard-plan-") as temporary:
         planner = PartitionPlanner(
             work=Folder(temporary),
             config=config,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
 from packer_service.plan.order import check_dp_sizes
 from packer_service.report.figures import PlanReport
 from packer_service.runtime.progress import Progress
+from packer_service.runtime.scratch import scratch_folder
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
@@ -48,7 +48,7 @@ def plan_lengths(
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
+    with scratch_folder("preshard-plan-") as temporary:
         began, total = time.perf_counter(), _n_rows(file)
         sizes = SizeRuns(Folder(temporary), config)
         for table in read_lengths(file, min(READ_ROWS, partition_rows)):

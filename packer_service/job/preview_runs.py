@@ -17,6 +17,7 @@ from packer_service.plan.cost import causal_area
 from packer_service.report.figures import PlanReport
 from packer_service.report.what_if import SampledPack, sampled_packs, solve_lengths, with_patches, within_budgets
 from packer_service.runtime.executors import PlainExecutor
+from packer_service.runtime.memory import give_back_memory
 from packer_service.runtime.progress import Progress
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig
@@ -52,7 +53,7 @@ class SizeRuns:
         write_run(self._work / RUNS, run_name(self._runs, self._runs + 1), run, count_run(run))
         self.n_rows, self._runs = self.n_rows + len(table), self._runs + 1
         del table, run
-        pa.default_memory_pool().release_unused()  # what a partition takes is not on top of it
+        give_back_memory()  # what a partition takes is not on top of it
 
     def plan(self, progress: Progress, partition_rows: int, *, unique: bool) -> Planned:
         """Plans what has come.

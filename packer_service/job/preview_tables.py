@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +23,7 @@ from packer_service.report.figures import PlanReport
 from packer_service.report.stored_lengths import PLACE, STORED_SIZES, stored_lengths
 from packer_service.report.tables import table_parts
 from packer_service.runtime.progress import Progress
+from packer_service.runtime.scratch import scratch_folder
 from packer_service.shards.store import Folder
 from schemas.config import PackConfig, stored_config
 
@@ -65,7 +65,7 @@ def plan_tables(
     check_dp_sizes(dp_sizes, config.order.window)
     if any(_was_cut(file) for file in files):
         return None
-    with tempfile.TemporaryDirectory(prefix="preshard-plan-") as temporary:
+    with scratch_folder("preshard-plan-") as temporary:
         work, began = Folder(temporary), time.perf_counter()
         sizes, total = SizeRuns(work, config), sum(manifest_of(file).counts.documents for file in files)
         for table in _sizes(files, work, min(READ_ROWS, partition_rows)):

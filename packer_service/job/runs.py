@@ -21,6 +21,7 @@ from packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, taken, wr
 from packer_service.job.measure import MAX_UNUSED, MEASURED
 from packer_service.job.measured import KeptFragment, read_measured
 from packer_service.runtime.executors import TaskCounts
+from packer_service.runtime.memory import give_back_memory
 from packer_service.shards.store import Folder
 from schemas.document_ids import hash_ids
 
@@ -118,6 +119,8 @@ def merge_fragments(parts: Sequence[RunPart], work: str) -> TaskCounts:
     write_run(folder / RUNS, name, table, facts)
     for part in parts:
         folder.delete(part.kept.name)
+    del found, table
+    give_back_memory()  # the next run may be sorted in the same process
     return TaskCounts(amounts={"documents": facts.n_documents})
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 from pydantic import BaseModel, ConfigDict
 
@@ -125,7 +124,3 @@ def read_costs(plan: Folder, name: str) -> Float64[np.ndarray, "packs"]:
     with opened(plan, f"{name}-costs.arrow") as file:
         costs: Float64[np.ndarray, "packs"] = file.read_all()["cost"].to_numpy()
     return costs
-
-
-def count_distinct(ids: pa.ChunkedArray) -> int:
-    return int(pc.count_distinct(ids).as_py() or 0)

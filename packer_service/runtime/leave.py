@@ -6,11 +6,13 @@ import os
 import sys
 from typing import NoReturn
 
+from packer_service.runtime.scratch import remove_scratch_folders
+
 SHOW_CURSOR = "\x1b[?25h"
 
 
 def exit_at_once(message: str, status: int = 1) -> NoReturn:
-    """Ends the process with one line.
+    """Ends the process with one line, and removes what it keeps in the folder for temporary files.
 
     The usual way out waits for threads and for ``atexit`` hooks: Ray's wait for a Ray that is gone, and those of
     pyarrow's filesystems for requests that nobody answers.
@@ -18,4 +20,5 @@ def exit_at_once(message: str, status: int = 1) -> NoReturn:
     cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a moving line of progress hides it
     print(f"{cursor}preshard: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
+    remove_scratch_folders()
     os._exit(status)

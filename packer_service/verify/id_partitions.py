@@ -6,7 +6,6 @@ range waits in a file of its own on this machine.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from packer_service.runtime.scratch import scratch_folder
 from schemas.document_ids import hash_ids
 
 PARTITION_ROWS = 1_000_000
@@ -43,9 +43,9 @@ class IdPartitions:
     def __init__(self, schema: pa.Schema, partitions: int) -> None:
         self.schema, self.partitions = schema, partitions
         self._few: list[pa.Table] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="preshard-verify-") if partitions > 1 else None
+        self._folder: str | None = None
         self._sinks: dict[int, Any] = {}
-        self._open = ExitStack()
+        self._open, self._until_exit = ExitStack(), ExitStack()
 
     def add(self, part: pa.Table) -> None:
         """Adds rows; columns that are not kept are left out."""
@@ -83,17 +83,18 @@ class IdPartitions:
 
     def _path(self, number: int) -> Path:
         assert self._folder is not None
-        return Path(self._folder.name) / f"{number}.arrow"
+        return Path(self._folder) / f"{number}.arrow"
 
     def __enter__(self) -> IdPartitions:
+        if self.partitions > 1:
+            self._folder = self._until_exit.enter_context(scratch_folder("preshard-verify-"))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._until_exit.close()
 
 
 @contextmanager

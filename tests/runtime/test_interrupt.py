@@ -17,11 +17,14 @@ from packer_service.runtime.patience import NoAnswerError, answer, is_waited_for
 
 ENDINGS = """
 import sys
+from pathlib import Path
 from packer_service.runtime.interrupt import Interrupted, interruptible
+from packer_service.runtime.scratch import scratch_folder
 from pyarrow import fs
-with interruptible(deaf_seconds=0.3, stop_seconds=0.3):
+with interruptible(deaf_seconds=0.3, stop_seconds=0.3), scratch_folder("preshard-test-") as waiting:
+    Path(waiting, "rows").touch()
     filesystem, path = fs.FileSystem.from_uri(sys.argv[1])
-    print("asking", flush=True)
+    print(waiting, flush=True)
     try:
         filesystem.get_file_info(path)
     except Interrupted:
@@ -50,16 +53,18 @@ def uris(address: str) -> list[str]:
 def test_one_signal_ends_a_command_whose_main_thread_waits_in_c_code(
     silent: str, store: int, number: signal.Signals, status: int
 ) -> None:
-    """Fails when a signal is seen only once a request has been answered, which is never."""
+    """Fails when a signal is seen only once a request has been answered, which is never, or leaves a folder behind."""
     words = [sys.executable, "-c", ENDINGS, uris(silent)[store]]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "asking\n"
+        waiting = Path(running.stdout.readline().strip(), "rows")
+        assert waiting.exists()
         time.sleep(0.2)
         running.send_signal(number)
         _, error = running.communicate(timeout=20)
     assert running.returncode == status
     assert error == "preshard: interrupted; run the same command again to continue\n"
+    assert not waiting.parent.exists()
 
 
 @pytest.mark.parametrize("words", [("pack", "URI", "--out", "OUT"), ("report", "URI")])

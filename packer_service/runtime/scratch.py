@@ -1,0 +1,40 @@
+"""Folders for what waits on a disk while a command runs: gone when it ends, in whatever way it ends itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TRIES = 3
+"""Times that a folder is removed: compiled code that is still at work may put a file into it meanwhile."""
+
+_folders = set[str]()
+"""Those of this process that are in use."""
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[str]:
+    """The path of a new folder in the folder for temporary files (``TMPDIR``), which is removed with the block.
+
+    Args:
+        prefix: what its name begins with.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix) as path:
+        _folders.add(path)
+        try:
+            yield path
+        finally:
+            _folders.discard(path)
+
+
+def remove_scratch_folders() -> None:
+    """Removes all of this process that are in use, for a way out that runs no ``finally``."""
+    for path in list(_folders):
+        for _ in range(TRIES):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+os.register_at_fork(after_in_child=_folders.clear)  # a forked process has none of its own
