@@ -166,7 +166,8 @@ def test_runs_hold_neighbours_up_to_a_limit() -> None:
 
 
 def test_copies_lie_apart_and_epochs_follow_each_other(tmp_path: Path, progress: Progress) -> None:
-    """Fails when the copies of a document share a pack, an epoch begins before another ends, or shares are off."""
+    """Fails when the copies of a document share a pack or are counted as documents, an epoch begins before another
+    ends, or shares are off."""
     config = configured('mixture={"web": 0.5, "books": 2}', "epochs=3")
     plan = planned(tmp_path, config, progress, 700)
     assert len(plan.partitions) > 2
@@ -182,7 +183,9 @@ def test_copies_lie_apart_and_epochs_follow_each_other(tmp_path: Path, progress:
     share = plan.mixture.shares["web"]
     assert share.documents == sum(row["source_number"] == 1 for row in found)
     assert 0.4 < share.documents / 3 / (N_FRAGMENTS * 82) < 0.6
-    assert plan.mixture.left_out == plan.n_rows - plan.n_rejected - len({row["doc_id"] for row in found})
+    ids = {row["doc_id"] for row in found}
+    assert sum(part.n_documents for part in plan.partitions) == len(ids)
+    assert plan.mixture.left_out == plan.n_rows - plan.n_rejected - len(ids)
 
 
 def test_a_plan_is_the_same_after_a_kill_behind_every_task(tmp_path: Path, progress: Progress, stopping: Any) -> None:

@@ -15,7 +15,15 @@ T = TypeVar("T")
 
 
 class LostPictureError(Exception):
-    """A picture that packets promise cannot be decoded. The text is empty, or follows a message and says why."""
+    """A picture that packets promise cannot be decoded. The text is empty, or follows a message and says why.
+
+    Attributes:
+        tick: which picture it is.
+    """
+
+    def __init__(self, tick: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.tick = tick
 
 
 LATER, DAMAGED = " (the decoder went on to a later frame)", " (its data are damaged)"
@@ -98,16 +106,16 @@ def read_all(video: Video, packets: Iterator[Any], ticks: Iterable[int], use: Ca
                 if shown is None or shown < tick:
                     continue
                 if shown > tick:
-                    raise LostPictureError(LATER)
+                    raise LostPictureError(tick, LATER)
                 if picture.is_corrupt:
-                    raise LostPictureError(DAMAGED)
+                    raise LostPictureError(tick, DAMAGED)
                 yield use(picture)
                 if (following := next(left, None)) is None:
                     return
                 tick = following
     except av.FFmpegError as error:
-        raise LostPictureError(f" ({error.strerror})") from None
-    raise LostPictureError
+        raise LostPictureError(tick, f" ({error.strerror})") from None
+    raise LostPictureError(tick)
 
 
 def _has_one_layer(extradata: bytes | None) -> bool:
