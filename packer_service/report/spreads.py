@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -75,3 +76,17 @@ def spread(values: Float64[np.ndarray, "packs"]) -> Spread:
     parts = PartedSpread(len(values))
     parts.add(values)
     return parts.spread()
+
+
+def spreads(parts: Sequence[Float64[np.ndarray, "packs"]]) -> list[Spread]:
+    """The same of each of several, all at once where each has as many values as the others and none is nan."""
+    packs = len(parts[0]) if parts else 0
+    rows = np.stack(parts) if packs and all(len(part) == packs for part in parts) else None
+    if rows is None or np.isnan(rows).any():
+        return [spread(part) for part in parts]
+    ordered = np.sort(rows, axis=1)
+    columns = (rows.sum(axis=1) / packs, ordered[:, packs - (packs // ABOVE + 1)], ordered[:, -1])
+    return [
+        Spread(packs=packs, mean=mean, p95=p95, max=most)
+        for mean, p95, most in zip(*(column.tolist() for column in columns), strict=True)
+    ]

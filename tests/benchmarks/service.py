@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import multiprocessing
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -118,28 +120,26 @@ async def load(port: int, asked: Sequence[str], clients: int, seconds: float | N
     return np.array(times), errors, took
 
 
+def watch(pid: int, most_bytes: Synchronized[int], over: Event) -> None:
+    """Notes the most memory that a process and all that it has started take; by itself, for looking takes its time."""
+    while not over.wait(0.5):
+        most_bytes.value = max(most_bytes.value, memory_bytes(descendants(pid)))
+
+
 class Service:
     """The service in processes of its own, what they take, and what they use of processors."""
 
     def __init__(self, pid: int, port: int) -> None:
-        self.pid, self.port, self.most_bytes, self._ended = pid, port, 0, 0.0
+        self.pid, self.port = pid, port
         self._seen: dict[int, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.25):
-            self.look()
-
-    def look(self) -> None:
-        pids = descendants(self.pid)
-        self.most_bytes = max(self.most_bytes, memory_bytes(pids))
-        self._seen |= {pid: used for pid in pids if (used := processor_seconds(pid))}
+        self._over = multiprocessing.Event()
+        self._most_bytes: Synchronized[int] = multiprocessing.Value("q", 0)
+        self._watch = multiprocessing.Process(target=watch, args=(pid, self._most_bytes, self._over), daemon=True)
+        self._watch.start()
 
     def processor_seconds(self) -> float:
-        """What all of them have used, those that have ended since included."""
-        self.look()
+        """What all of them have used; of those that have ended since, what they had when this was last asked."""
+        self._seen |= {pid: used for pid in descendants(self.pid) if (used := processor_seconds(pid))}
         return sum(self._seen.values())
 
     def ask(self, what: str, asked: Sequence[str], clients: int, seconds: float | None = None) -> None:
@@ -156,8 +156,8 @@ class Service:
 
     def end(self) -> None:
         self._over.set()
-        self._thread.join()
-        print(f"memory of all its processes at most {self.most_bytes >> 20} MiB", flush=True)
+        self._watch.join()
+        print(f"memory of all its processes at most {self._most_bytes.value >> 20} MiB", flush=True)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ class Derived:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._figures: dict[str, Any] = json.loads((folder / FIGURES).read_bytes())
+        self._values: dict[str, np.ndarray] = {}
 
     def figures(self, name: str) -> Any:
         """Figures by their name, as JSON has them; None where they are not there."""
@@ -40,10 +41,13 @@ class Derived:
 
     def values(self, name: str) -> np.ndarray | None:
         """One value of each pack, or of each document, mapped and not read; None where they are not there."""
-        with suppress(OSError, ValueError):
-            values: np.ndarray = np.load(self._folder / f"{name}{VALUES}", mmap_mode="r", allow_pickle=False)
-            return values
-        return None
+        if name not in self._values:
+            try:
+                mapped = np.load(self._folder / f"{name}{VALUES}", mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError):
+                return None
+            self._values[name] = np.asarray(mapped)  # NumPy's own class of mapped arrays makes each slice dear
+        return self._values[name]
 
     def bytes(self, name: str) -> np.ndarray | None:
         """The bytes of a file, mapped and not read; None where it is not there."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from cachetools import LRUCache
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,6 +23,9 @@ from packer_service.http.settings import ServiceSettings
 
 LISTING_PATH = "/v1/datasets"
 OF_DATASET = "/v1/datasets/{name}"
+
+MOST_MATCHED, LONGEST_MATCHED = 4096, 256
+"""Paths whose routes are kept, and characters of the longest."""
 
 _SHELL_BYTES = 500
 """What a kept answer takes besides its body."""
@@ -74,6 +78,7 @@ class Forward:
         self.pool = pool
         self.listing = listing
         self.cache = cache
+        self._matched: LRUCache[tuple[str, str], tuple[Any, dict[str, Any]]] = LRUCache(MOST_MATCHED)
         self._asked: dict[tuple[str, ...], asyncio.Task[Reply]] = {}
         self._planning = asyncio.Lock()
 
@@ -98,6 +103,14 @@ class Forward:
         await send({"type": "http.response.body", "body": reply.body})
 
     def _match(self, scope: Scope) -> tuple[Any, dict[str, Any]] | None:
+        """The route of a request and the parameters in its path. Those found last are kept: looking takes a while."""
+        key = (scope["method"], scope["path"])
+        found = self._matched.get(key)
+        if found is None and (found := self._looked_for(scope)) is not None and len(scope["path"]) <= LONGEST_MATCHED:
+            self._matched[key] = found
+        return found
+
+    def _looked_for(self, scope: Scope) -> tuple[Any, dict[str, Any]] | None:
         for route in self.routes:
             match, child = route.matches(scope)
             if match is Match.FULL:

@@ -16,7 +16,8 @@ from packer_service.http.models.balance import MEASURES, Chosen, ShardPage, Shar
 from packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
 from packer_service.http.problems import not_legal
 from packer_service.http.service import DatasetRoute
-from packer_service.report.spreads import spread
+from packer_service.report.figures import Spread
+from packer_service.report.spreads import spreads
 from schemas.manifest import ShardEntry
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=DatasetRoute)
@@ -52,7 +53,12 @@ def shards(
     order = np.argsort(-keys if sort.startswith("-") else keys, kind="stable")[part.wanted]
     by = name if name in MEASURES else "attention"
     columns = {name: dataset.numbers("packs.parquet", name) for name in COLUMNS}
-    items = [_entry(dataset, dataset.shards[i], columns, measured, by, chosen) for i in order.tolist()]
+    page = [dataset.shards[i] for i in order.tolist()]
+    of_shards = {name: spreads([values[_packs_of(shard)] for shard in page]) for name, values in measured.items()}
+    items = [
+        _entry(dataset, shard, columns, {name: each[at] for name, each in of_shards.items()}, measured[by], by, chosen)
+        for at, shard in enumerate(page)
+    ]
     return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(keys)))
 
 
@@ -77,21 +83,25 @@ def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shard
     return means
 
 
+def _packs_of(shard: ShardEntry) -> slice:
+    return slice(shard.first_pack, shard.first_pack + shard.packs)
+
+
 def _entry(
     dataset: Dataset,
     shard: ShardEntry,
     columns: dict[str, np.ndarray],
-    measured: PackMeasures,
+    spread: dict[str, Spread],
+    measured: Float64[np.ndarray, "packs"],
     by: str,
     chosen: Chosen,
 ) -> ShardRow:
-    own = slice(shard.first_pack, shard.first_pack + shard.packs)
+    own = _packs_of(shard)
     tokens, documents, images, cost = (columns[name][own] for name in COLUMNS)
-    spreads = {name: spread(values[own]) for name, values in measured.items()}
-    values = measured[by][own]
+    values = measured[own]
     worst = None
-    if spreads[by].packs:
-        at = int(np.nanargmax(values))
+    if spread[by].packs:
+        at = int(np.argmax(np.where(np.isnan(values), -np.inf, values)))
         worst = worst_pack(dataset, shard.first_pack + at, by, float(values[at]), chosen, read=False)
     return ShardRow(
         **shard.model_dump(include={"name", "first_pack", "packs", "bytes", "sha256"}),
@@ -99,9 +109,9 @@ def _entry(
         documents=int(documents.sum()),
         images=int(images.sum()),
         cost=float(cost.mean()),
-        **{name: spreads[name] for name in ("attention", "gather_path", "ring_path", "traffic")},
-        image_imbalance=spreads["images"],
-        pooled_imbalance=spreads["pooled_tokens"],
-        image_load_imbalance=spreads["image_load"],
+        **{name: spread[name] for name in ("attention", "gather_path", "ring_path", "traffic")},
+        image_imbalance=spread["images"],
+        pooled_imbalance=spread["pooled_tokens"],
+        image_load_imbalance=spread["image_load"],
         worst=worst,
     )

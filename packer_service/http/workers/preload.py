@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -26,15 +27,21 @@ def preload() -> None:
     settle()
 
 
-def preload_slowly() -> None:
-    """Loads what takes seconds of processor time: the compiled loops, the tokenizer that is built in, and pandas, which
-    Arrow imports where it turns times into Python's.
+def preload_slowly() -> Iterator[None]:
+    """Loads what takes some tenths of a second each, between whose parts a question can be answered.
+
+    Pandas comes first: Arrow imports it wherever it takes Python's values, in every process by itself otherwise. Then
+    the compiled loops, and the tokenizer that is built in.
     """
+    with suppress(ImportError):
+        importlib.import_module("pandas")
+    settle()
+    yield
     ids = np.zeros(128, np.int32)
     mask = MaskArrays(doc_ids=ids, branch_ids=ids, group_ids=ids - 1)
     area_by_rank(mask, np.array([[0, 0, len(ids)]], np.int32), 1)
-    with suppress(ImportError):
-        importlib.import_module("pandas")
+    settle()
+    yield
     importlib.import_module("packer_service.ingest.text.tokenizer").load_decoder("tekken").decode([])
     settle()
 

@@ -13,8 +13,8 @@ import signal
 import socket
 import sys
 
-IDLE_SECONDS = 2.0
-"""Time without an order after which the rest is loaded: what the first questions rarely need, and can wait for."""
+IDLE_SECONDS = 0.2
+"""Time without an order after which the next part of the rest is loaded: the first questions rarely need it."""
 
 MOST_BYTES = 1 << 20
 """Bytes of the settings, which come first; each later message is a single byte and the socket of the new process."""
@@ -32,11 +32,10 @@ def main(descriptor: int) -> None:
     orders = socket.socket(fileno=descriptor)
     app = create_inner(ServiceSettings.model_validate_json(orders.recv(MOST_BYTES)))
     preload()
-    is_complete = False
+    rest, is_complete = preload_slowly(), False
     while True:
-        if not is_complete and not select.select([orders], [], [], IDLE_SECONDS)[0]:
-            preload_slowly()
-            is_complete = True
+        while not is_complete and not select.select([orders], [], [], IDLE_SECONDS)[0]:
+            is_complete = next(rest, True) is True
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             os._exit(0)
