@@ -32,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from service_dataset import write_dataset  # noqa: E402
 
+from packer_service.http.dataset.derived import FORM  # noqa: E402
 from schemas.codec import shard_name  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
 from tests.support.served import descendants, memory_bytes, processor_seconds, served  # noqa: E402
@@ -176,7 +177,7 @@ def derive(root: Path, folder: Path) -> None:
     """Waits until what answers need is derived, as it is once when a dataset is first seen."""
     began = time.perf_counter()
     with service(root, folder) as found:
-        while not list(folder.glob("[!.]*/figures.json")):
+        while not list(folder.glob(f"[!.]*-{FORM}/figures.json")):
             time.sleep(0.25)
             if time.perf_counter() - began > 1800:
                 raise SystemExit("nothing was derived")

@@ -15,7 +15,7 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from packer_service.http.answers.derive import derive
-from packer_service.http.dataset.derived import DerivedFolder
+from packer_service.http.dataset.derived import DerivedFolder, folder_name
 from packer_service.http.dataset.reader import Dataset
 from tests.support.served import served
 
@@ -81,7 +81,7 @@ def test_what_was_derived_is_what_answers(root: Path, tmp_path: Path, start: Sta
     dataset = dataset_of(client)
     worst = client.get("/v1/datasets/one/packs?sort=attention&ring=2").json()["items"]
     derive(dataset, DerivedFolder(str(folder), LARGE))
-    own = folder / dataset.tag
+    own = folder / folder_name(dataset.tag)
     figures = json.loads((own / "figures.json").read_bytes())
     figures["overview"]["fill"] = 0.125
     (own / "figures.json").write_text(json.dumps(figures), encoding="utf-8")
@@ -119,7 +119,7 @@ def test_the_oldest_makes_room_and_a_folder_of_others_is_not_used(root: Path, tm
     derive(two, DerivedFolder(str(folder), 1))
     kept = DerivedFolder(str(folder), 1)
     assert (kept.has(one.tag), kept.has(two.tag)) == (False, True)
-    (folder / two.tag / "figures.json").write_text("{", encoding="utf-8")
+    (folder / folder_name(two.tag) / "figures.json").write_text("{", encoding="utf-8")
     assert kept.open(two.tag) is None
     assert kept.open("none") is None
     assert not DerivedFolder(None, 1).is_writable()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from packer_service.report.spreads import PartedSpread, spread
+from packer_service.report.spreads import PartedSpread, spread, spreads
 
 
 @settings(deadline=None)
@@ -55,3 +55,19 @@ def test_sums_of_parts_add_up_by_source() -> None:
     assert tuple(sums.totals) == (4, 4321, 4321, 4321, 4321)
     assert (dict(sums.documents), sums.lost_tokens) == ({"a": 2, "b": 1, "c": 1}, {"a": 5, "b": 2})
     assert DocumentSums.of([]).totals.documents == 0
+
+
+def test_spreads_of_several_are_those_of_each() -> None:
+    """Fails when several at once differ from one at a time in the last bit, with nan among them or unequal lengths."""
+    rng = np.random.default_rng(3)
+    for packs in (1, 2, 7, 8, 16, 19, 20, 21, 130):
+        parts = list(rng.random((5, packs)) * 1e3)
+        assert spreads(parts) == [spread(part) for part in parts]
+        parts[2] = np.where(rng.random(packs) < 0.5, np.nan, parts[2])
+        assert spreads(parts) == [spread(part) for part in parts]
+        assert spreads([*parts[:2], parts[3][: packs // 2]]) == [
+            *map(spread, parts[:2]),
+            spread(parts[3][: packs // 2]),
+        ]
+    assert spreads([]) == []
+    assert spreads([np.zeros(0)]) == [spread(np.zeros(0))]

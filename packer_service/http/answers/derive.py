@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from jaxtyping import Float64
 
 from packer_service.http.answers.compared import compared
 from packer_service.http.answers.measures import (
@@ -15,11 +16,13 @@ from packer_service.http.answers.measures import (
     LAYOUT_MEASURES,
     image_figures,
     layout_figures,
+    means_of_shards,
     measure_name,
     preferred_figures,
+    shard_means_name,
 )
 from packer_service.http.answers.overview import overview
-from packer_service.http.dataset.derived import DerivedFolder, save_values
+from packer_service.http.dataset.derived import DerivedFolder, pack_column, save_values
 from packer_service.http.dataset.derived_rows import CODES, EDGES, HASHES, IDS, NUMBERS, ROWS
 from packer_service.http.dataset.loads import image_loads, layout_loads
 from packer_service.http.dataset.reader import Dataset
@@ -27,6 +30,7 @@ from packer_service.http.models.balance import Chosen
 from packer_service.report.balance import Cheapest, image_balance, layout_balance
 from packer_service.report.loads import numbers_of
 from schemas.document_ids import hash_ids
+from schemas.tables import PACKS
 
 MOST_INDEXED = 15_000_000
 """Documents of which rows are kept: while they are written, they take some 80 bytes of memory each."""
@@ -44,6 +48,9 @@ def derive(dataset: Dataset, to: DerivedFolder) -> None:
 
 
 def _derive(dataset: Dataset, folder: Path) -> dict[str, Any]:
+    for field in PACKS:
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            save_values(folder, pack_column(field.name), dataset.numbers("packs.parquet", field.name))
     figures = {**_layouts(dataset, folder), **_images(dataset, folder)}
     figures["overview"] = overview(dataset).model_dump(mode="json")
     figures["compared"] = compared(dataset).model_dump(mode="json")
@@ -61,7 +68,7 @@ def _layouts(dataset: Dataset, folder: Path) -> dict[str, Any]:
             loads = layout_loads(dataset, layout, degree, every)
             for name in LAYOUT_MEASURES:
                 chosen = Chosen(layout=layout, ring_degree=degree, cp_size=1)
-                save_values(folder, measure_name(name, chosen), getattr(loads, name))
+                _save_measure(dataset, folder, measure_name(name, chosen), getattr(loads, name))
             figures[layout_figures(layout, degree)] = layout_balance(loads, layout, degree).model_dump(mode="json")
             figures[preferred_figures([layout], degree)] = {layout: dataset.n_packs} if dataset.n_packs else {}
             cheapest.add(layout, loads.cost)
@@ -74,11 +81,15 @@ def _images(dataset: Dataset, folder: Path) -> dict[str, Any]:
     for size in sorted(dataset.config.cp_sizes):
         loads = image_loads(dataset, size, range(dataset.n_packs))
         for name in IMAGE_MEASURES:
-            save_values(
-                folder, measure_name(name, Chosen(layout="", ring_degree=1, cp_size=size)), getattr(loads, name)
-            )
+            chosen = Chosen(layout="", ring_degree=1, cp_size=size)
+            _save_measure(dataset, folder, measure_name(name, chosen), getattr(loads, name))
         figures[image_figures(size)] = image_balance(loads, size).model_dump(mode="json")
     return figures
+
+
+def _save_measure(dataset: Dataset, folder: Path, name: str, values: Float64[np.ndarray, "packs"]) -> None:
+    save_values(folder, name, values)
+    save_values(folder, shard_means_name(name), means_of_shards(values, dataset.shards.first_packs))
 
 
 def _documents(dataset: Dataset, folder: Path) -> list[str]:
@@ -95,11 +106,12 @@ def _documents(dataset: Dataset, folder: Path) -> list[str]:
             known = [names.setdefault(source, len(names)) for source in coded.dictionary.to_pylist()]
             codes.append(np.array(known, np.int32)[coded.indices.to_numpy()])
             for name, values in columns.items():
-                values.append(numbers_of(part[name]))
+                found = numbers_of(part[name])
+                values.append(found.astype(np.min_scalar_type(found.max(initial=0))))
     save_values(folder, EDGES, np.cumsum(np.concatenate([[0], *lengths])))
     save_values(folder, CODES, np.concatenate([np.zeros(0, np.int32), *codes]))
     for name, values in columns.items():
-        save_values(folder, f"document-{name}", np.concatenate([np.zeros(0, np.int64), *values]))
+        save_values(folder, f"document-{name}", np.concatenate([np.zeros(0, np.uint8), *values]))
     joined = np.concatenate(hashes)
     rows = np.argsort(joined, kind="stable")
     save_values(folder, ROWS, rows)

@@ -42,6 +42,31 @@ def measure_name(name: str, chosen: Chosen) -> str:
     return f"{name}-{chosen.layout}-{chosen.ring_degree}" if name in LAYOUT_MEASURES else f"{name}-{chosen.cp_size}"
 
 
+def shard_means(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
+    """The mean of a measure over the packs of each shard that have a value; nan where none has."""
+    stored = dataset.derived.values(shard_means_name(measure_name(name, chosen))) if dataset.derived else None
+    if stored is not None and len(stored) == len(dataset.shards):
+        return stored
+    return means_of_shards(measure(dataset, name, chosen), dataset.shards.first_packs)
+
+
+def shard_means_name(measured: str) -> str:
+    """What the means of the values of that name are called."""
+    return f"shard-{measured}"
+
+
+def means_of_shards(
+    values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shards"]
+) -> Float64[np.ndarray, "shards"]:
+    """Means of the packs of each shard that have a value, where shards begin at the edges."""
+    if not len(edges):
+        return np.zeros(0)
+    real = ~np.isnan(values)
+    totals, counts = np.add.reduceat(np.where(real, values, 0.0), edges), np.add.reduceat(real.astype(np.int64), edges)
+    means: Float64[np.ndarray, "shards"] = np.divide(totals, counts, out=np.full(len(edges), np.nan), where=counts > 0)
+    return means
+
+
 def measures(
     dataset: Dataset, chosen: Chosen, packs: Int64[np.ndarray, "packs"] | slice = EVERY
 ) -> dict[str, Float64[np.ndarray, "packs"]]:

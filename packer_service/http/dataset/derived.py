@@ -26,6 +26,9 @@ VALUES = ".npy"
 UNFINISHED = ".making-"
 """Beginning of the names of folders that are being written."""
 
+FORM = 2
+"""Raised with every change of what is derived: what an earlier version left is not read, and makes room in time."""
+
 
 class Derived:
     """What was derived of one dataset."""
@@ -71,14 +74,14 @@ class DerivedFolder:
 
     def has(self, tag: str) -> bool:
         """Whether something was derived of the dataset that has this tag."""
-        return self.path is not None and (self.path / tag / FIGURES).is_file()
+        return self.path is not None and (self.path / folder_name(tag) / FIGURES).is_file()
 
     def open(self, tag: str) -> Derived | None:
         """What was derived of the dataset that has this tag; None where nothing was."""
         if self.path is None:
             return None
         try:
-            return Derived(self.path / tag)
+            return Derived(self.path / folder_name(tag))
         except (OSError, ValueError):
             return None
 
@@ -105,10 +108,10 @@ class DerivedFolder:
         try:
             figures = make(making)
             (making / FIGURES).write_text(json.dumps(figures), encoding="utf-8")
-            making.rename(self.path / tag)
+            making.rename(self.path / folder_name(tag))
         finally:
             shutil.rmtree(making, ignore_errors=True)
-        self._make_room(tag)
+        self._make_room(folder_name(tag))
 
     def _make_room(self, newest: str) -> None:
         """Removes the oldest while all together have more bytes than the limit."""
@@ -124,8 +127,18 @@ class DerivedFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def folder_name(tag: str) -> str:
+    """The name of the folder for the dataset that has this tag."""
+    return f"{tag}-{FORM}"
+
+
 def _bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def pack_column(name: str) -> str:
+    """What a column of ``packs.parquet`` is called among the values."""
+    return f"pack-{name}"
 
 
 def save_values(folder: Path, name: str, values: np.ndarray) -> None:

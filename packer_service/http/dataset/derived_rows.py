@@ -19,8 +19,11 @@ IDS, EDGES = "ids.bytes", "id-edges"
 CODES = "document-source"
 """The place of each document's source among the ``sources``."""
 
-NUMBERS = ("length", "n_images")
-"""Columns of numbers that are kept."""
+NUMBERS = (
+    "piece", "copy_number", "epoch", "pack_id", "start", "length", "aligned_length", "n_units", "n_images", "n_patches",
+    "load", "truncated_tokens",
+)  # fmt: skip
+"""Columns of numbers that are kept, each in as few bytes as its largest takes."""
 
 KEPT = frozenset({"doc_id", "source", *NUMBERS})
 

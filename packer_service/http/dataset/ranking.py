@@ -7,8 +7,8 @@ import math
 import numpy as np
 from jaxtyping import Int64
 
-FEW = 65_536
-"""Values that are simply sorted, which takes a few milliseconds."""
+FEW = 16_384
+"""Values that are simply sorted, which takes a millisecond."""
 
 SAMPLED = 16_384
 """Values by which it is guessed where a part of the order lies."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.http.dataset.cache import Cache, size_of
-from packer_service.http.dataset.derived import Derived, DerivedFolder
+from packer_service.http.dataset.derived import Derived, DerivedFolder, pack_column
 from packer_service.http.dataset.derived_rows import KEPT, DerivedRows
 from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from packer_service.http.dataset.shard_list import ShardList, check_shards, read_manifest
@@ -174,6 +174,9 @@ class Dataset:
 
     def numbers(self, table: str, name: str) -> np.ndarray:
         """A column of numbers, as an array."""
+        kept = self.derived.values(pack_column(name)) if table == "packs.parquet" and self.derived else None
+        if kept is not None and len(kept) == self.n_packs:
+            return kept
         return numbers_of(self.column(table, name))
 
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from packer_service.http.answers.choice import choose
-from packer_service.http.answers.measures import measures
+from packer_service.http.answers.measures import means_of_shards, measures, shard_means
 from packer_service.http.answers.worst import worst_pack
+from packer_service.http.dataset.ranking import ranked
 from packer_service.http.dataset.reader import Dataset
 from packer_service.http.models.balance import MEASURES, Chosen, ShardPage, ShardRow
 from packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
@@ -24,8 +25,6 @@ router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=Da
 
 COLUMNS = ("n_tokens", "n_documents", "n_images", "cost")
 SORTS = ("first_pack", "bytes", "fill", "cost", *MEASURES)
-
-PackMeasures = dict[str, Float64[np.ndarray, "packs"]]
 
 
 @router.get("/shards", summary="Shards, the worst balanced first")
@@ -49,8 +48,8 @@ def shards(
     if name not in SORTS:
         raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, and with - in front")
     measured = measures(dataset, chosen)
-    keys = _keys(dataset, name, measured)
-    order = np.argsort(-keys if sort.startswith("-") else keys, kind="stable")[part.wanted]
+    keys = _keys(dataset, name, chosen)
+    order = ranked(keys, part.wanted, descending=sort.startswith("-"))
     by = name if name in MEASURES else "attention"
     columns = {name: dataset.numbers("packs.parquet", name) for name in COLUMNS}
     page = [dataset.shards[i] for i in order.tolist()]
@@ -62,25 +61,15 @@ def shards(
     return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(keys)))
 
 
-def _keys(dataset: Dataset, name: str, measured: PackMeasures) -> Float64[np.ndarray, "shards"]:
+def _keys(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
     """The value by which each shard is sorted; nan, which comes last, where it has none."""
     edges = dataset.shards.first_packs
     if name in ("first_pack", "bytes"):
         return (edges if name == "first_pack" else dataset.shards.bytes).astype(np.float64)
     if name in MEASURES:
-        return _means(measured[name], edges)
+        return shard_means(dataset, name, chosen)
     column = "n_tokens" if name == "fill" else name
-    return _means(dataset.numbers("packs.parquet", column).astype(np.float64), edges)
-
-
-def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shards"]) -> Float64[np.ndarray, "shards"]:
-    """Means of the packs of each shard that have a value."""
-    if not len(edges):
-        return np.zeros(0)
-    real = ~np.isnan(values)
-    totals, counts = np.add.reduceat(np.where(real, values, 0.0), edges), np.add.reduceat(real.astype(np.int64), edges)
-    means: Float64[np.ndarray, "shards"] = np.divide(totals, counts, out=np.full(len(edges), np.nan), where=counts > 0)
-    return means
+    return means_of_shards(dataset.numbers("packs.parquet", column).astype(np.float64), edges)
 
 
 def _packs_of(shard: ShardEntry) -> slice:
