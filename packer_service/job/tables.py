@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from packer_service.job.joined import in_batches
+from packer_service.runtime.memory import give_back_memory
 from packer_service.shards.store import Folder, Sink
 from schemas.balance import BalanceOrder
 from schemas.manifest import TableEntry
@@ -49,6 +50,7 @@ def write_table(folder: Folder, name: str, parts: Iterable[pa.Table], order: Bal
             for group in groups:
                 to.write_table(group.cast(schema), row_group_size=max(len(group), 1))
                 rows += len(group)
+    give_back_memory()  # what the next table takes is not on top of it
     return TableEntry(name=name, bytes=hashed.size, sha256=hashed.digest.hexdigest(), rows=rows)
 
 

@@ -79,6 +79,8 @@ def _read_chosen(reader: PictureReader, ticks: Sequence[int], use: Callable[[Any
 
 def _runs(video: Video, ticks: Sequence[int]) -> list[Sequence[int]]:
     """The pictures in groups, between which the container is sought."""
+    if len(ticks) < 2:
+        return [ticks]
     if not set(SEEKABLE).intersection(video.container.format.name.split(",")):
         return [ticks]
     gap = int(SEEK_SECONDS / video.time_base)

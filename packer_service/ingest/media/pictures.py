@@ -67,6 +67,8 @@ def is_dense(video: Video, ticks: Sequence[int]) -> bool:
         video: an open video.
         ticks: the wanted pictures, ascending.
     """
+    if len(ticks) < 2:
+        return False
     rate = video.stream.average_rate
     passed = 0 if rate is None else (ticks[-1] - ticks[0]) * float(video.time_base * rate)
     return 0 < DENSE * passed <= len(ticks) - 1
