@@ -1,0 +1,128 @@
+"""Ranks as threads of one process: the collectives that attention calls, over memory that the threads share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.distributed.mesh import ContextParallel
+
+PATIENCE = 120
+"""Seconds that a rank waits for the others. One that fails ends all at once, so this is for a deadlock alone."""
+
+
+class ThreadGroup:
+    """Stands for a process group; each thread knows by itself which of its ranks it is."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier, self._given = threading.Barrier(size), [None] * size
+        self._me = threading.local()
+
+    def join(self, rank: int) -> None:
+        self._me.rank = rank
+
+    def leave(self) -> None:
+        """Ends the waiting of all ranks."""
+        self._barrier.abort()
+
+    @property
+    def rank(self) -> int:
+        rank: int = self._me.rank
+        return rank
+
+    def exchange(self, given: Any) -> list[Any]:
+        """What all ranks give, by rank."""
+        self._given[self.rank] = given
+        self._barrier.wait(PATIENCE)
+        found = list(self._given)
+        self._barrier.wait(PATIENCE)
+        return found
+
+
+def run_ranks(ulysses: int, ring: int, function: Callable[[ContextParallel], Any]) -> list[Any]:
+    """What a function returns on each rank of a mesh, by ``cp_rank``; the first error of any rank is raised."""
+    whole = ThreadGroup(ulysses * ring)
+    rings, rows = [ThreadGroup(ring) for _ in range(ulysses)], [ThreadGroup(ulysses) for _ in range(ring)]
+    groups: Any = [whole, *rings, *rows]
+
+    def on_rank(rank: int) -> Any:
+        r, u = divmod(rank, ulysses)
+        for group, place in ((whole, rank), (rings[u], r), (rows[r], u)):
+            group.join(place)
+        of_one: Any = [group if size > 1 else None for group, size in ((rings[u], ring), (rows[r], ulysses))]
+        together: Any = whole if ulysses * ring > 1 else None
+        cp = ContextParallel(
+            ulysses_degree=ulysses, ring_degree=ring, ulysses_rank=u, ring_rank=r,
+            ring_group=of_one[0], ulysses_group=of_one[1], cp_group=together,
+        )  # fmt: skip
+        try:
+            return function(cp)
+        except BaseException:
+            for group in groups:
+                group.leave()
+            raise
+
+    with _collectives(), ThreadPoolExecutor(ulysses * ring) as pool:
+        futures = [pool.submit(on_rank, rank) for rank in range(ulysses * ring)]
+        errors = [future.exception() for future in futures]
+    own = [error for error in errors if error is not None and not isinstance(error, threading.BrokenBarrierError)]
+    for error in (*own, *filter(None, errors)):
+        raise error
+    return [future.result() for future in futures]
+
+
+def _collectives() -> Any:
+    return mock.patch.multiple(
+        dist,
+        all_to_all_single=_all_to_all,
+        all_gather_single=_all_gather,
+        batch_isend_irecv=_send_and_receive,
+        P2POp=lambda op, tensor, group, group_peer, tag: SimpleNamespace(
+            sends=op is dist.isend, tensor=tensor, group=group, key=(group_peer, tag)
+        ),
+    )
+
+
+def _all_to_all(
+    received: Tensor,
+    sent: Tensor,
+    received_sizes: Sequence[int] | None = None,
+    sent_sizes: Sequence[int] | None = None,
+    *,
+    group: ThreadGroup,
+    async_op: bool = False,
+) -> Any:
+    """As torch's. It is done when it returns, which no caller may rely on."""
+    parts = group.exchange(sent.detach().clone())
+    size = len(parts)
+    sizes = group.exchange([len(sent) // size] * size if sent_sizes is None else list(sent_sizes))
+    found = [part.split(each)[group.rank] for part, each in zip(parts, sizes, strict=True)]
+    assert received_sizes is None or [len(part) for part in found] == list(received_sizes)
+    assert sum(map(len, found)) == len(received), "torch would refuse it"
+    with torch.no_grad():
+        received.copy_(torch.cat(found))
+    return SimpleNamespace(wait=lambda: None) if async_op else None
+
+
+def _all_gather(received: Tensor, sent: Tensor, *, group: ThreadGroup) -> None:
+    with torch.no_grad():
+        received.copy_(torch.cat(group.exchange(sent.detach().clone())))
+
+
+def _send_and_receive(ops: Sequence[Any]) -> list[Any]:
+    group: ThreadGroup = ops[0].group
+    sent = group.exchange({op.key: op.tensor.detach().clone() for op in ops if op.sends})
+    for op in ops:
+        if not op.sends:
+            peer, tag = op.key
+            with torch.no_grad():
+                op.tensor.copy_(sent[peer][group.rank, tag])
+    return [SimpleNamespace(wait=lambda: None) for _ in ops]

@@ -1,0 +1,62 @@
+"""Every kind of attention between ranks that are threads: a moment's check of what ranks in processes prove."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from thread_ranks import run_ranks
+
+from schemas.errors import LayoutError
+from schemas.layout import TokenLayout
+from trainer.attention import MaskTensors, bind
+from trainer.distributed.mesh import ContextParallel
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("ring", {}),
+    ("gather", {}),
+    ("gather", {"exchange": "all"}),
+    ("ulysses", {}),
+    ("ulysses", {"overlap": True}),
+]
+TOKENS = [(0, 0, -1)] * 21 + [(0, 0, 3)] * 12 + [(0, 1, -1)] * 9 + [(-1, 0, -1)] * 6 + [(1, 0, -1)] * 48
+
+
+@pytest.mark.parametrize(("ulysses", "ring", "heads", "kv_heads"), [(1, 2, 8, 4), (2, 2, 12, 3), (2, 1, 8, 2)])
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_every_kind_is_the_reference(
+    kind: str, options: dict[str, Any], ulysses: int, ring: int, heads: int, kv_heads: int, make_mask: Any,
+    make_layout: Any, make_case: Any, expected: Any, assert_same: Any,
+) -> None:  # fmt: skip
+    """Fails when tokens, heads or gradients are sent to another rank than theirs, or added to another's."""
+    mask = make_mask(TOKENS)
+    case = make_case(mask=mask, layout=make_layout(mask, "random", ring, seed=3), ulysses=ulysses, heads=heads,
+                     kv_heads=kv_heads)  # fmt: skip
+
+    def on_rank(cp: ContextParallel) -> Any:
+        mine = torch.from_numpy(case.slices()[cp.cp_rank])
+        q, k, v, dout = (x[:, mine] for x in case.inputs())
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = bind(kind, case.layout, MaskTensors.from_arrays(mask), cp, **options)(*inputs)
+        return out.detach(), *torch.autograd.grad(out, inputs, dout)
+
+    parts = zip(*run_ranks(ulysses, ring, on_rank), strict=True)
+    natural = torch.from_numpy(np.argsort(np.concatenate(case.slices())))
+    assert_same(tuple(torch.cat(list(part), dim=1)[:, natural] for part in parts), expected(case))
+
+
+@pytest.mark.parametrize("length", [64, 56])
+def test_needs_of_another_block_size_are_refused(length: int, make_mask: Any, make_layout: Any) -> None:
+    """Fails when needs are read with the wrong block size, or a last block that is not full is not counted."""
+    mask = make_mask([(0, 0, -1)] * length)
+    made = make_layout(mask, "contiguous", 2)
+    layout = TokenLayout(scheme="contiguous", ring_degree=2, block_size=16, runs=made.runs, needs=made.needs)
+
+    def on_rank(cp: ContextParallel) -> None:
+        bind("gather", layout, MaskTensors.from_arrays(mask), cp)
+
+    said = rf"lists {length // 8} blocks of needed keys; {length} tokens make 4 blocks of its block_size 16"
+    with pytest.raises(LayoutError, match=said):
+        run_ranks(1, 2, on_rank)
