@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from s3_server import Store
+from s3_server import BUCKET, Store
 
 from tests.support.served import descendants, is_running, served
 from tests.support.slow_store import NEVER, NEVER_LISTED, slow_store
+
+HANGING = 40
+"""Folders that never answer: more than a client has connections by itself, and fewer than threads that look."""
 
 NEVER_GIVEN_UP = 300.0
 """Seconds for which a folder is looked at: more than the test takes, so that what waits for it fails."""
@@ -28,15 +31,20 @@ def ask(port: int, path: str) -> tuple[int, Any]:
 
 
 def test_a_sound_dataset_answers_while_folders_beside_it_hang(store: Store, tiny_dataset: Path) -> None:
-    """Fails when folders of a bucket are looked at one after the other: two of these never answer, and come first."""
+    """Fails when folders of a bucket are looked at one after the other, or when those that never answer, which come
+    first, take all threads or connections.
+    """
     for name in (NEVER, NEVER_LISTED, "sound"):
         store.upload(tiny_dataset, f"served/{name}")
+    for number in range(HANGING):
+        with store.filesystem.open_output_stream(f"{BUCKET}/served/{NEVER_LISTED}-{number:02}/file") as file:
+            file.write(b"x")
     endpoint = re.search(r"127\.0\.0\.1:(\d+)", store.query)
     assert endpoint is not None
     with slow_store(int(endpoint[1])) as port:
         root = store.uri("served").replace(endpoint[0], f"127.0.0.1:{port}")
         with served(root, scan_seconds=NEVER_GIVEN_UP) as (process, own):
-            deadline, status = time.monotonic() + 100, 0
+            deadline, status = time.monotonic() + NEVER_GIVEN_UP / 2, 0
             while status != 200 and time.monotonic() < deadline:
                 status, told = ask(own, "/v1/datasets/sound/packs")
             assert status == 200, told

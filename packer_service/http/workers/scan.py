@@ -51,9 +51,10 @@ class Scanner:
             alone: whether each folder is looked at by itself, since one of them has ended the process before.
         """
         before, self._told = self._told, {}
+        # Arrow has 8, and a listing that never comes takes one; a store's client has as many connections as there were
+        # of them when it was made
+        pa.set_io_thread_count(MOST_THREADS)
         root = ServedFolder(self.settings.root)
-        if not root.is_local:
-            pa.set_io_thread_count(MOST_THREADS)  # a listing that never comes takes one of them, and there are few
 
         def examined(folder: ServedFolder) -> dict[str, Any]:
             known, stamps = before.get(folder.path), _stamps(folder)
