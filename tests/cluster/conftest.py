@@ -11,7 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ray_nodes import Machine
+from page import PackOn, command
+from ray_nodes import Machine, Node
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
@@ -56,6 +57,16 @@ def short_settings(tiny_settings: list[str]) -> list[str]:
 @pytest.fixture(scope="session")
 def short_options(short_settings: list[str]) -> list[str]:
     return as_options(short_settings)
+
+
+@pytest.fixture(scope="session")
+def pack_on(tiny_source: Path, short_options: list[str]) -> PackOn:
+    def given(machine: Machine, head: Node, out: Path) -> list[str]:
+        places = {"SOURCE": str(tiny_source), "DATASET": str(out), "HEAD:6379": head.address}
+        found = command("preshard pack", **places)
+        return [str(Path(machine.python).with_name(found[0])), *found[1:], *short_options]
+
+    return given
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
+
+from ray_nodes import Machine, Node
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 PROGRAMS = ("curl", "docker", "kubectl", "preshard", "ray", "torchrun")
+
+UPLOADING = "ray job submit --address http://HEAD:8265 --working-dir"
+INSTALLED = "ray job submit --address http://HEAD:8265 -- preshard"
+
+PackOn: TypeAlias = Callable[[Machine, Node, Path], list[str]]
+"""``pack_on(machine, head, out)``: the command for packing from a process of one's own."""
 
 
 def commands(program: str) -> list[str]:
@@ -24,3 +34,8 @@ def command(beginning: str, **places: str) -> list[str]:
     for name, place in places.items():
         found = found.replace(name, place)
     return found.split()
+
+
+def submitted(beginning: str, source: Path, out: Path, options: list[str]) -> list[str]:
+    """The command that submits a pack job, with what the page leaves to the reader."""
+    return [*command(beginning, SOURCE=str(source), DATASET=str(out)), *options]

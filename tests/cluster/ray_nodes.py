@@ -18,8 +18,13 @@ import ray
 from process_trees import descendants, free_ports, stop_tree
 
 REPOSITORY = Path(__file__).parents[2]
-# A node that is killed shall be missed within seconds; Ray's own values take half a minute.
-QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
+QUICK = {
+    # A node that is killed shall be missed within seconds; Ray's own values take half a minute.
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+    # Workers that wait for a first driver are not those of a job with a working directory of its own.
+    "RAY_prestart_worker_first_driver": "0",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,11 @@ class Machine:
             timeout=200,
             check=False,
         )
+
+    def submit(self, head: Node, job: Sequence[str], **variables: str) -> tuple[int, str]:
+        """Exit status and words of a command of the page that submits a job to a head."""
+        done = self.run([head.dashboard or word if word == "http://HEAD:8265" else word for word in job], **variables)
+        return done.returncode, done.stdout + done.stderr
 
     def install(self, wheel: Path) -> None:
         """Installs a wheel, its dependencies being there."""
@@ -132,3 +142,8 @@ def _wait_until_started(node: Node, said: Path) -> None:
         assert node.process.poll() is None, said.read_text(errors="replace")
         assert time.monotonic() < deadline, said.read_text(errors="replace")
         time.sleep(0.1)
+
+
+def shards(out: Path) -> list[Path]:
+    """Shards of a dataset that have their names."""
+    return list(out.glob("shards/preshard-*.tar"))

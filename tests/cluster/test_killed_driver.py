@@ -1,4 +1,4 @@
-"""A job on Ray whose driver or one of whose workers is killed, by the script that kills jobs."""
+"""A job whose driver, one of whose workers or all of whose Ray is killed, by the script that kills jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ SCRIPT = Path(__file__).parents[1] / "job" / "kill.py"
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_all_of_ray_ends_with_its_driver_and_a_lost_worker_costs_nothing() -> None:
-    """Fails when a killed driver leaves processes of Ray or half of a file, or the loss of a worker ends the job."""
-    command = [sys.executable, str(SCRIPT), "--kills", "1", "--phases", "write", "--who", "driver", "worker"]
+    """Fails when a killed driver leaves processes of Ray or half of a file, or the loss of a worker ends the job, or
+    that of all of Ray does not."""
+    command = [sys.executable, str(SCRIPT), "--kills", "1", "--phases", "write", "--who", "driver", "worker", "ray"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 2 kills faulty; processes left at the end: []" in done.stdout
+    assert "0 of 3 kills faulty; processes left at the end: []" in done.stdout

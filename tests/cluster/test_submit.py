@@ -1,4 +1,7 @@
-"""``ray job submit`` as docs/cluster.md shows it: a directory uploaded, a wheel installed, with and without a token."""
+"""``ray job submit`` as docs/cluster.md shows it: a wheel installed, with and without a token.
+
+That an uploaded directory packs is what test_head.py finds.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page import command
-from ray_nodes import Machine, Node, ray_node
+from page import INSTALLED, command, submitted
+from ray_nodes import Machine, ray_node
 
 from packer_service.verify import verify_dataset
-
-
-def submit(machine: Machine, head: Node, job: list[str], **variables: str) -> tuple[int, str]:
-    """Exit status and words of a command of the page at a head."""
-    words = [head.dashboard if word == "http://HEAD:8265" else word for word in job]
-    done = machine.run([str(word) for word in words], **variables)
-    return done.returncode, done.stdout + done.stderr
-
-
-UPLOADING = "ray job submit --address http://HEAD:8265 --working-dir"
-INSTALLED = "ray job submit --address http://HEAD:8265 -- preshard"
-
-
-def job(beginning: str, source: Path, out: Path, options: list[str]) -> list[str]:
-    return [*command(beginning, SOURCE=str(source), DATASET=str(out)), *options]
-
-
-def test_the_working_directory_packs_the_same_bytes(
-    machine: Machine, tiny_source: Path, options: list[str], same_bytes: Callable[[Path], bool], tmp_path: Path
-) -> None:
-    """Fails when the page's command does not pack, or when what is uploaded misses a file or is megabytes of what
-    packing does not need.
-    """
-    with ray_node(machine) as head:
-        status, said = submit(machine, head, job(UPLOADING, tiny_source, tmp_path / "uploaded", options))
-        assert status == 0, said
-        assert "succeeded" in said
-        assert same_bytes(tmp_path / "uploaded")
-        assert machine.run([machine.python, "-P", "-c", "import packer_service"]).returncode, "not from the upload"
 
 
 @pytest.mark.cluster
@@ -54,16 +28,16 @@ def test_an_installed_wheel_packs_the_same_bytes(
 ) -> None:
     """Fails when the page's command for an image with the wheel does not pack, or hides why it failed.
 
-    That the wheel lacks no file is also what test_nodes.py finds.
+    That the wheel lacks no file is also what test_head.py finds.
     """
     machine.install(wheel)
     with ray_node(machine) as head:
-        status, said = submit(machine, head, job(INSTALLED, tiny_source, tmp_path / "installed", options))
+        status, said = machine.submit(head, submitted(INSTALLED, tiny_source, tmp_path / "installed", options))
         assert status == 0, said
         assert same_bytes(tmp_path / "installed")
         assert not verify_dataset(str(tmp_path / "installed"), processes=1, progress=progress).broken
 
-        status, said = submit(machine, head, job(INSTALLED, Path("/nowhere"), tmp_path / "none", options))
+        status, said = machine.submit(head, submitted(INSTALLED, Path("/nowhere"), tmp_path / "none", options))
         assert status == 1
         assert "Job entrypoint command failed with exit code 2" in said
         assert "preshard: SOURCE /nowhere: no such file or folder" in said
@@ -83,14 +57,14 @@ def test_a_head_with_a_token_takes_jobs_of_those_alone_who_have_it(
     machine.install(wheel)
     assert machine.run(command("ray get-auth-token")).returncode == 0
     assert (machine.folder / "home" / ".ray" / "auth_token").exists()
-    words = job(INSTALLED, tiny_source, tmp_path / "packed", options)
+    words = submitted(INSTALLED, tiny_source, tmp_path / "packed", options)
     with ray_node(machine, RAY_AUTH_MODE="token") as head:
         elsewhere = machine.folder / "elsewhere"
         elsewhere.mkdir()
-        status, said = submit(machine, head, words, HOME=str(elsewhere))
+        status, said = machine.submit(head, words, HOME=str(elsewhere))
         assert status == 1
         assert "authentication" in said.lower(), said
         assert not (tmp_path / "packed").exists()
-        status, said = submit(machine, head, words, RAY_AUTH_MODE="token")
+        status, said = machine.submit(head, words, RAY_AUTH_MODE="token")
         assert status == 0, said
         assert same_bytes(tmp_path / "packed")
