@@ -277,12 +277,11 @@ def demo(made_once: MadeOnce) -> tuple[Path, dict[str, int], list[str]]:
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One Ray with two CPUs for all tests that need it."""
-    import ray
+    """One Ray with two CPUs for all tests that need it. It starts as that of a job."""
+    from packer_service.runtime.ray import ray_cluster
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
+    with ray_cluster(None, 2):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,12 @@ def hostile_root(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -
 @pytest.fixture(scope="module")
 def front(hostile_root: Path) -> Iterator[Front]:
     with served(hostile_root, header_seconds=1.0, request_seconds=REQUEST_SECONDS) as (process, port):
-        yield Front(process, port)
+        front, deadline = Front(process, port), time.monotonic() + 100
+        # on a busy machine the process that readers are forked from may take longer to start than a request may
+        while front.get("/v1/datasets/tiny").status != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield front
 
 
 def test_answers_are_those_of_one_process(front: Front, client: TestClient) -> None:

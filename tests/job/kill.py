@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
 from machine import hardware  # noqa: E402
 
+from packer_service.config import load_config  # noqa: E402
 from packer_service.demo.packages import package_folder  # noqa: E402
+from packer_service.ingest.text.configured import configured_tokenizer  # noqa: E402
+from packer_service.job.pack import pack  # noqa: E402
+from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
 from packer_service.verify import verify_dataset  # noqa: E402
 from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
@@ -46,6 +52,8 @@ KINDS = ("driver", "worker", "ray")
 N_FILES = 6
 PATIENCE = 60.0
 """Seconds in which everything must have noticed a kill."""
+LOOK_SECONDS = 0.01
+"""Between two looks at what a run has written."""
 SUBREAPER = 36
 """``PR_SET_CHILD_SUBREAPER`` of Linux: orphans become this process's children, so that none is lost from sight."""
 
@@ -168,30 +176,56 @@ def _parents() -> dict[int, tuple[str, int]]:
     return parents
 
 
-PLAIN = """
-import sys
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import ConsoleProgress
-source, out, *settings = sys.argv[1:]
-pack([source], out, load_config(None, settings), PlainExecutor(), ConsoleProgress())
-"""
-"""The job without Ray."""
+def pack_here(source: Path, out: Path) -> None:
+    """The job without Ray, in this process."""
+    pack([str(source)], str(out), load_config(None, SETTINGS), PlainExecutor(), ConsoleProgress())
+
+
+class Fork:
+    """A copy of this process that packs without Ray. It need not load again what this one has loaded."""
+
+    def __init__(self, source: Path, out: Path, log: Path) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            with log.open("wb") as sink:
+                os.dup2(sink.fileno(), 1)
+                os.dup2(sink.fileno(), 2)
+            status = 1
+            try:
+                pack_here(source, out)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (found := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """
+        Raises:
+            subprocess.TimeoutExpired: it did not end.
+        """
+        until = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a job without Ray", timeout)
+            time.sleep(LOOK_SECONDS)
+        return status
 
 
 class Run:
     """One run of the job, watched by the files that it makes."""
 
     def __init__(self, source: Path, out: Path, log: Path, *, plain: bool = False) -> None:
-        words = [word for setting in SETTINGS for word in ("--set", setting)]
-        command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
-        if plain:
-            command, words = [sys.executable, "-c", PLAIN, str(source), str(out)], SETTINGS
         self.out, self.log, self.names = out, log, set[str]()
         self.began = time.monotonic()
-        with log.open("wb") as sink:
-            self.driver = subprocess.Popen([*command, *words], cwd=ROOT, stdout=sink, stderr=sink)
+        self.driver = Fork(source, out, log) if plain else _on_ray(source, out, log)
 
     def look(self) -> None:
         self.names |= names_below(self.out)
@@ -204,7 +238,7 @@ class Run:
         """Whether the run got to a moment before its end."""
         while len(self.names) < moment.after_files and self.driver.poll() is None:
             self.look()
-            time.sleep(0.005)
+            time.sleep(LOOK_SECONDS)
         time.sleep(moment.delay)
         self.look()
         return self.driver.poll() is None
@@ -221,6 +255,13 @@ class Run:
         """The line that it ended with: Ray's own log of errors may follow it."""
         lines = self.log.read_text(errors="replace").splitlines()
         return next((line for line in reversed(lines) if line.startswith("preshard: ")), "")
+
+
+def _on_ray(source: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
+    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
+    with log.open("wb") as sink:
+        return subprocess.Popen([*command, *words], cwd=ROOT, stdout=sink, stderr=sink)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +319,7 @@ def wait_until_alone(driver: int, patience: float = PATIENCE, *, agents: bool = 
     while left := [each for each in processes(driver) if agents or not each.is_agent]:
         if time.monotonic() - began > patience:
             break
-        time.sleep(0.05)
+        time.sleep(0.1)
     for each in left:
         with suppress(ProcessLookupError):
             os.kill(each.pid, signal.SIGKILL)
@@ -306,7 +347,7 @@ def undisturbed(folder: Path, *, plain: bool) -> Undisturbed:
         while len(times) <= len(run.names):
             times.append(run.seconds)
             order.append(set(run.names))
-        time.sleep(0.005)
+        time.sleep(LOOK_SECONDS)
     if run.driver.returncode:
         sys.exit(f"the undisturbed run failed: {run.log.read_text()}")
     wait_until_alone(run.driver.pid)
@@ -428,6 +469,8 @@ def main() -> None:
     # short, since Ray's sockets lie in it
     with tempfile.TemporaryDirectory(prefix="kill-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         os.environ["RAY_TMPDIR"] = temporary
+        if given.plain:
+            configured_tokenizer(load_config(None, SETTINGS))  # kept for all forks
         whole = undisturbed(Path(temporary), plain=given.plain)
         phases = [phase for phase in given.phases if phase in whole.phases]
         for i in range(given.kills):

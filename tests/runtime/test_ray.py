@@ -17,7 +17,6 @@ import pytest
 from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
-from schemas.config import PackConfig
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
@@ -30,33 +29,29 @@ def command(source: Path, out: Path, settings: list[str], *more: str) -> list[st
     return [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), *words, *more]
 
 
-def test_one_cpu_gives_the_same_bytes(
-    tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path
-) -> None:
-    """Fails when one CPU waits for itself. Two are those of the Ray that the next test finds."""
-    words = command(tiny_source, tmp_path / "out", tiny_settings, "--num-cpus", "1")
-    for _ in range(3):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-        if "could not be started" not in done.stderr:  # Ray gives its start 30 s, too few on a very busy machine
-            break
-    assert done.returncode == 0, done.stderr
-    assert "29 documents" in done.stdout
-    assert "starting Ray" in done.stderr
-    assert "written shards: 2 of 2" in done.stderr
-    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
-
-
 @pytest.mark.usefixtures("ray_session")
 def test_a_ray_that_is_there_is_used(
-    tiny_source: Path, tiny_dataset: Path, tiny_config: PackConfig, tmp_path: Path, progress: object
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tiny_settings: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Fails when the job needs a Ray of its own, shuts down one that it did not start, or depends on tasks' order."""
+    """Fails when the command needs a Ray of its own, shuts down one that it did not start, or depends on tasks' order.
+
+    That one CPU does not wait for itself is what tests/cluster/test_head.py finds.
+    """
     import ray
 
-    from packer_service.runtime.ray import ray_cluster
+    from packer_service.cli import main
 
-    with ray_cluster(None, None) as executor:
-        pack([str(tiny_source)], str(tmp_path / "out"), tiny_config, executor, progress)
+    with pytest.raises(SystemExit) as ended:
+        main(command(tiny_source, tmp_path / "out", tiny_settings)[3:])
+    assert ended.value.code == 0
+    said = capfd.readouterr()
+    assert "29 documents" in said.out
+    assert "starting Ray" in said.err
+    assert "written shards: 2 of 2" in said.err
     assert ray.is_initialized()
     assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
 
@@ -111,9 +106,11 @@ def run_here(source: Path, out: Path, settings: list[str], progress: Any) -> Non
     pack([str(source)], str(out), load_config(None, settings), PlainExecutor(), progress)
 
 
+@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     ("number", "status", "moment"),
     [(signal.SIGINT, 130, "starting Ray"), (signal.SIGTERM, 143, "planned 29 documents")],
+    ids=["while its own Ray starts", "while tasks run on another's"],
 )
 def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
     tiny_source: Path,
@@ -126,11 +123,18 @@ def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
     moment: str,
 ) -> None:
     """Fails when an interrupt ends in a traceback or waits for tasks, or leaves something that is taken for whole."""
-    out = tmp_path / "out"
-    words = command(tiny_source, out, tiny_settings, "--num-cpus", "1")
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+    import ray
+
+    out, environment = tmp_path / "out", {**os.environ}
+    if moment != "starting Ray":  # no second Ray is started only to be used
+        environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    words = command(tiny_source, out, tiny_settings)
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment) as running:
         assert running.stderr is not None
-        assert any(moment in line for line in running.stderr)
+        said = []
+        while not said or moment not in said[-1]:
+            said.append(running.stderr.readline())
+            assert said[-1], f"it ended before that: {''.join(said)}"
         os.killpg(running.pid, number)  # as a terminal does, to all processes of the command
         rest = running.stderr.read()
         assert running.wait(timeout=60) == status

@@ -61,9 +61,8 @@ GROUPS = {"ray_session": "ray", "gloo_pool": "gloo"}
 """Fixtures too costly to have in two workers, and the group of tests that share one."""
 
 FIRST = (
-    "ray",
     "gloo",
-    "tests/job/test_kill.py",
+    "ray",
     "tests/cluster",
     "tests/runtime",
     "tests/trainer/training",
