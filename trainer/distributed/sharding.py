@@ -23,6 +23,8 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
         mesh: the axes ``replicate`` and ``shard``. Gradients are summed over both, each time in the same order.
         bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
     """
+    if mesh.size(0) == 1:
+        mesh = mesh["shard"]  # FSDP would send each gradient to the one replica, and cut two axes for each parameter
     compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     for module in (*blocks, model):
