@@ -35,7 +35,7 @@ HEADS = 8
 """Heads of the models: Ulysses deals them to up to eight ranks."""
 
 SMALL: dict[str, dict[str, Any]] = {
-    "config.json": {"text_config": {"num_attention_heads": HEADS}},
+    "config.json": {"text_config": {"num_attention_heads": HEADS}, "vision_config": {"depth": 1}},
     "preprocessor_config.json": {"size": {"shortest_edge": 4096, "longest_edge": 12288}},
     "video_preprocessor_config.json": {"size": {"shortest_edge": 2048, "longest_edge": 24576}},
 }

@@ -22,16 +22,14 @@ STEPS = 2
 FAST = [
     "ulysses/contiguous/u2r1d1",
     "hybrid/balanced_ring/u2r2d1",
-    "ring/balanced_gather/u1r2d2",
-    "gather/balanced_gather/u1r2d1x2",
+    "ring/balanced_gather/u1r1d2",
     "ring/zigzag/u1r2d1a2",
     "ulysses/contiguous/u2r1d1-overlap",
     "gather/balanced_gather/u1r2d1-all",
-    "gather/zigzag/u2r2d1-none",
 ]
-"""Every kind and every layout, splits of 2 and 4 processes, each way to two packs per step, and the options that
-move the same numbers in another way; ring and gather on two processes come with two packs. Gradients under every way
-to shard are in distributed/test_sharding.py.
+"""Every kind and every layout, two packs per step at once and one after the other, and the options that move the same
+numbers in another way. Four processes as replicas and shards of pairs are in test_resume_training.py and
+models/test_hugging_face.py, gradients under every way to shard in distributed/test_sharding.py.
 """
 IN_FLOAT32 = ["hybrid/balanced_ring/u2r2d1"]
 

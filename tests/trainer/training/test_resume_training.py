@@ -29,7 +29,7 @@ from trainer.loop import run, whole_steps
 from trainer.metrics import MetricsFile, StepFigures
 from trainer.setup import Job, prepare
 
-STEPS, SAVED = 6, 3
+STEPS, SAVED = 5, 3
 PACKS_PER_STEP = 4
 OPTIONS: dict[str, object] = {"steps": STEPS, "dtype": "float64", "lr": 0.003, "warmup": 2, "keep": 9}
 
@@ -239,13 +239,10 @@ def test_resume_starts_at_step_1_where_there_is_no_checkpoint_yet(texts: Path, t
     assert (job.start.step, job.checkpoint) == (0, None)
 
 
-@pytest.mark.parametrize("ring", [1, 2])
-def test_bfloat16_and_recomputation_train_nearly_as_float32(
-    whole: tuple[list[StepFigures], Path], train_on: Train, ring: int
-) -> None:
+def test_bfloat16_and_recomputation_train_nearly_as_float32(train_on: Train) -> None:
     """Fails when dtypes are mixed where torch cannot mix them, or a recomputed block computes something else."""
-    low = train_on(ring=ring, attention="ring", steps=2, dtype="bfloat16", recompute="full", lr=1e-6)
-    full = train_on(ring=ring, attention="ring", steps=2, dtype="float32", lr=1e-6)
+    low = train_on(ring=2, attention="ring", steps=2, dtype="bfloat16", recompute="full", lr=1e-6)
+    full = train_on(ring=2, attention="ring", steps=2, dtype="float32", lr=1e-6)
     for ours, theirs in zip(low, full, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, rel=0.01)
         assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.05)

@@ -15,6 +15,7 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     metrics, common = tmp_path / "metrics.jsonl", {"dtype": "float64", "steps": 100000}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "trainer.train", *given(lessons), "--dtype", "float64", "--steps", "100000"]
-    command += ["--ring", "2", "--attention", "ring", "--layout", "zigzag", "--workers", "1", "--log-every", "1"]
+    command += ["--ring", "2", "--attention", "ring", "--layout", "zigzag", "--log-every", "1"]
     command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(metrics)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
@@ -93,20 +94,70 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     assert alone_read < both_read < 2 * alone_read
 
 
-def command_on_a_rank(rank: int, world_size: int, port: int, arguments: list[str]) -> tuple[object, str, str]:
-    """Exit status, and what the command prints and says, in a process that has imported everything already.
-
-    Of several, each has the variables that torchrun would give it.
-    """
+def take_place(rank: int, world_size: int, port: int) -> None:
+    """Gives a process that is one of several the variables that torchrun would give it."""
     if world_size > 1:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
         os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}})
+
+
+def command_on_a_rank(rank: int, world_size: int, port: int, arguments: list[str]) -> tuple[object, str, str]:
+    """Exit status, and what the command prints and says, in a process that has imported everything already."""
+    take_place(rank, world_size, port)
     with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as said:
         try:
             main(arguments)
         except SystemExit as ended:
             return ended.code, printed.getvalue(), said.getvalue()
     return "went on", printed.getvalue(), said.getvalue()
+
+
+def start_copy(place: tuple[int, int, int], arguments: list[str], said: Path) -> int:
+    """Starts the command in a copy of this process, since it may end its process or be killed; the copy's id.
+
+    Args:
+        place: rank, number of ranks and port.
+        arguments: of the command.
+        said: what the command and its loader's workers write as errors.
+    """
+    copy = os.fork()
+    if not copy:
+        take_place(*place)
+        sys.modules["__main__"] = ModuleType("__main__")  # a loader's workers would import that of the pool's ranks
+        with said.open("w") as errors, Path(os.devnull).open("w") as printed:
+            os.dup2(errors.fileno(), 2)
+            with redirect_stdout(printed), redirect_stderr(errors):
+                try:
+                    main(arguments)
+                finally:
+                    errors.flush()
+                    os._exit(2)  # it ends its process by itself when it fails in a step
+    return copy
+
+
+def command_in_a_copy(rank: int, world_size: int, port: int, arguments: list[str], folder: str) -> tuple[int, str]:
+    """Exit status of a command that fails in a step, and what it says."""
+    said = Path(folder, f"said-by-{rank}")
+    copy = start_copy((rank, world_size, port), arguments, said)
+    return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), said.read_text(encoding="utf-8")
+
+
+def killed_when_there_is(rank: int, arguments: list[str], folder: str, pattern: str) -> int:
+    """Status of a command that is killed as soon as there are files in a folder."""
+    copy = start_copy((rank, 1, 0), arguments, Path(os.devnull))
+    while (
+        not list(Path(folder).glob(pattern)) and os.waitid(os.P_PID, copy, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    ):
+        time.sleep(0.0005)
+    os.kill(copy, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
@@ -117,12 +168,9 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     """
     options = ["--steps", "7", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
     options += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume", "--async-save"]
-    command = [sys.executable, "-m", "trainer.train", *given(texts), *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not list((tmp_path / "kept").glob("unfinished-step-0000000[3-5]")):
-            time.sleep(0.0005)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    unfinished = str(tmp_path / "kept"), "unfinished-step-0000000[3-5]"
+    [status] = gloo_pool.run_apart(killed_when_there_is, [*given(texts), *options], *unfinished, size=1)
+    assert status == -signal.SIGKILL
     assert len(steps_of(tmp_path / "metrics.jsonl")) < 7
     [(status, printed, said)] = gloo_pool.run_apart(command_on_a_rank, 1, 0, [*given(texts), *options], size=1)
     assert status == 0, said
@@ -179,18 +227,15 @@ def test_what_does_not_fit_is_said_before_the_first_step(
 
 def test_on_several_ranks_one_line_says_it_and_all_end(gloo_pool: Any, texts: Path) -> None:
     """Fails when a rank waits for others that have ended, our traceback is printed, or every rank prints the line."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     arguments = [*given(texts), "--steps", "1", "--ring", "2", "--layout", "spiral"]
-    first, second = gloo_pool.run_apart(command_on_a_rank, 2, port, arguments, size=2)
+    first, second = gloo_pool.run_apart(command_on_a_rank, 2, free_port(), arguments, size=2)
     assert first[0] == second[0] == 2
     assert first[2].startswith("trainer: layout is 'spiral'; the dataset was packed for contiguous, zigzag")
     assert first[2].count("\n") == 1
     assert second[2] == ""
 
 
-def test_what_one_rank_meets_ends_all_with_one_line(torchrun: Any, lessons: Path, tmp_path: Path) -> None:
+def test_what_one_rank_meets_ends_all_with_one_line(gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
     """Fails when ranks wait for one that met a damaged crop, when they add what they think of its end, or when an error
     from a loader's worker comes with a traceback.
     """
@@ -202,14 +247,15 @@ def test_what_one_rank_meets_ends_all_with_one_line(torchrun: Any, lessons: Path
             for picture in pictures:
                 file.seek(picture.offset_data + picture.size // 2)
                 file.write(b"damaged")
-    # the command has two minutes, and gloo half an hour
-    done = torchrun(damaged, "--steps", 30, "--ring", 2, "--attention", "ring", "--workers", 1, processes=2)
-    assert done.returncode != 0
-    ours = [line for line in done.stderr.splitlines() if line.startswith("trainer: rank")]
-    assert len(ours) == 1, done.stderr
+    arguments = [*given(damaged), "--steps", "30", "--ring", "2", "--attention", "ring", "--workers", "1"]
+    ranks = gloo_pool.run_apart(command_in_a_copy, 2, free_port(), arguments, str(tmp_path), size=2)
+    assert [status for status, _ in ranks] == [1, 1]
+    said = "".join(said for _, said in ranks)
+    ours = [line for line in said.splitlines() if line.startswith("trainer: rank")]
+    assert len(ours) == 1, said
     assert "CRC-32C" in ours[0]
     assert ".tar" in ours[0]
-    assert "trainer/" not in done.stderr.replace(ours[0], "")  # torchrun adds a traceback of its own
+    assert "trainer/" not in said, "a traceback"
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "--rings"])
