@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from trainer.data.dataset import PackedDataset
 DEGREES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (2, 4), (1, 8), (8, 1))
 
 
+@cache
 def _ranks(path: Path, ulysses: int, ring: int, layout: str) -> list[list[RankBatch]]:
-    """Every step's batches, in rank order."""
+    """Every step's batches, in rank order. Read once for all tests."""
     degrees: dict[str, Any] = {"ulysses_degree": ulysses, "ring_degree": ring}
     every = [list(PackedDataset(path, cp_rank=r, layout=layout, **degrees)) for r in range(ulysses * ring)]
     return [list(step) for step in zip(*every, strict=True)]
@@ -39,7 +41,7 @@ def test_the_dataset_has_the_cases_that_are_hard(whole: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("ulysses", "ring", "layout"),
-    [*((*degrees, SCHEMES[number % len(SCHEMES)]) for number, degrees in enumerate(DEGREES)),
+    [*((*degrees, SCHEMES[number % len(SCHEMES)]) for number, degrees in enumerate(DEGREES) if degrees != (2, 4)),
      *((2, 4, layout) for layout in SCHEMES)],
 )  # fmt: skip
 def test_the_ranks_hold_every_token_and_crop_once(
