@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -154,3 +155,25 @@ def _document(person: Any) -> None:
     before = page.evaluate("document.activeElement.scrollTop")
     page.keyboard.press("End")
     page.wait_for_function("(before) => document.activeElement.scrollTop > before", arg=before)
+
+
+def _as_if_many(route: Any) -> None:
+    """Passes the list of datasets on as if it were the first of many parts."""
+    answer = route.fetch()
+    route.fulfill(response=answer, json={**answer.json(), "total": 5_000})
+
+
+def test_a_dataset_beyond_those_that_a_list_offers(reader: Callable[..., Any]) -> None:
+    """Fails when datasets beyond the first two hundred are neither listed nor to be named where one is chosen."""
+    person = reader()
+    page = person.page
+    page.route(re.compile(r"/v1/datasets\?"), _as_if_many)
+    person.open()
+    assert page.locator(".pages").inner_text().startswith("1 to ")
+    _tab_to(page, "Next")
+    _press(person, "Enter", "offset=200")
+    person.turn_to("compare?first=demo&second=hostile")
+    _fill(page, "Second", "empty")
+    _press(person, "Enter", "second=empty")
+    assert page.evaluate(FOCUSED) == "second"
+    assert page.locator(".verdict").inner_text().endswith("empty holds no pack and lost 1 of 1 document.")

@@ -25,8 +25,8 @@ class Unfinished:
     def reason(self) -> str:
         of = "" if self.shards_total is None else f" of {self.shards_total}"
         return (
-            f"Packing has not finished: {self.shards_done}{of} shards are written; "
-            "run the same pack command again to continue."
+            f"Packing has not finished: {self.shards_done}{of} shards are written. "
+            "If its job no longer runs, the same pack command continues it."
         )
 
 

@@ -18,7 +18,7 @@ let shown = { path: null, turn: 0 };
 
 function viewOf(segments) {
   const [first, name, part, id, inside, number] = segments;
-  if (!first) return { nav: "datasets", title: "Datasets", build: datasets };
+  if (!first) return { nav: "datasets", title: "Datasets", build: () => datasets(current().params) };
   if (first === "plan" && !name) return { nav: "plan", title: "What if", build: () => whatIf(current().params) };
   if (first === "compare" && !name) return { nav: "compare", title: "Compare", build: () => compare(current().params) };
   if (first === "d" && name && part === "packs" && id && inside === "documents" && number) {

@@ -50,7 +50,7 @@ export function table({ caption, columns, rows, empty = "Nothing here.", rowClas
   const whole = h(
     "table",
     { class: [className ?? (columns.length < 3 && "narrow"), stacked && "stacked"].filter(Boolean).join(" ") || null },
-    h("caption", {}, caption),
+    h("caption", {}, h("span", {}, caption)),
     h("thead", {}, h("tr", {}, head)),
     h("tbody", {}, body),
   );

@@ -18,6 +18,7 @@ export const MEASURES = {
   traffic: {
     label: "KV traffic",
     unit: "of all keys",
+    share: true,
     explain: "Keys that ranks need but do not hold, as a share of what gathering everything would move. 0 means that none move.",
   },
   attention: {

@@ -28,7 +28,8 @@ function compared(answer, measure, statistic) {
   const degrees = [...new Set(answer.layouts.map((entry) => entry.ring_degree))].sort((a, b) => a - b);
   const layouts = [...new Set(answer.layouts.map((entry) => entry.layout))];
   const at = (layout, degree) => answer.layouts.find((entry) => entry.layout === layout && entry.ring_degree === degree);
-  const { label, unit, explain } = MEASURES[measure];
+  const { label, unit, explain, share } = MEASURES[measure];
+  const shown = (entry) => (share ? percent : (number) => number.toFixed(3))(value(entry));
   return chart({
     title: `${label}, ${STATISTICS[statistic]}`,
     note: explain,
@@ -48,16 +49,16 @@ function compared(answer, measure, statistic) {
             size: 7,
           },
         },
-        hovertemplate: `${layout}, ring degree %{x}: %{y:.3f}<extra></extra>`,
+        hovertemplate: `${layout}, ring degree %{x}: %{y:${share ? ".1%" : ".3f"}}<extra></extra>`,
       })),
-    layout: { barmode: "group", bargap: 0.25, xaxis: { title: "ring degree", type: "category" }, yaxis: { title: unit } },
+    layout: { barmode: "group", bargap: 0.25, xaxis: { title: "ring degree", type: "category" }, yaxis: { title: unit, tickformat: share ? ".0%" : null } },
     rows: layouts,
     columns: [
       { label: "Layout", head: true, value: (layout) => layout },
       ...degrees.map((degree) => ({
         label: `Ring degree ${degree}`,
         number: true,
-        value: (layout) => (at(layout, degree) ? (value(at(layout, degree))?.toFixed(3) ?? "–") : "–"),
+        value: (layout) => (at(layout, degree) && value(at(layout, degree)) !== null ? shown(at(layout, degree)) : "–"),
       })),
     ],
   });
@@ -107,7 +108,7 @@ function ranksOf(title, note, loads, unit) {
         hovertemplate: `rank %{x}: %{y:,.1f} ${unit}<extra></extra>`,
       },
     ],
-    layout: { xaxis: { title: "rank", type: "category" }, yaxis: { title: unit } },
+    layout: { xaxis: { title: "rank", type: "category" }, yaxis: { title: unit, tickformat: "," } },
     rows,
     columns: [
       { label: "Rank", head: true, value: ({ rank }) => rank },

@@ -3,38 +3,58 @@
 import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { binary, integer, percent, plural } from "../format.js";
+import { binary, flops, integer, percent, plural } from "../format.js";
 import { colour } from "../palette.js";
-import { href } from "../router.js";
-import { card } from "../section.js";
+import { go, href, withParams } from "../router.js";
+import { card, problemBox } from "../section.js";
 import { table } from "../table.js";
-import { choice } from "./controls.js";
-import { sideBySide } from "./side.js";
+import { datasetChoice, offeredDatasets } from "./controls.js";
+import { capital, grid, sideBySide } from "./side.js";
 
+/** Headings, and what the figures below each are. */
 const SECTIONS = {
-  contents: "Contents",
-  lengths: "Lengths of documents",
-  padding: "Fill and padding by cause",
-  rejects: "Lost",
-  sources: "Sources",
-  steps: "Steps",
-  balance: "Balance, means over packs",
-  images: "Images",
+  contents: ["Contents", "What each holds, as counts."],
+  lengths: ["Lengths of documents", "Tokens of a packed document."],
+  padding: ["Fill and padding by cause", "Shares of all positions in packs; a point is a hundredth."],
+  rejects: ["Lost", "Documents by the reason why they were rejected, and tokens that were cut off."],
+  sources: ["Sources", "Shares of all real tokens; a point is a hundredth."],
+  steps: [
+    "Steps",
+    "Straggler ratio: the most expensive pack of a step over the mean one, where 1 means no waiting. Cost: the pack at that " +
+      "percentile, by each dataset's own cost model.",
+  ],
+  balance: [
+    "Balance",
+    "Means over packs. Paths: tiles of the slowest rank over an even share of them, where 1 is perfect. KV traffic: keys that " +
+      "ranks fetch, of all that they could. The second dataset's values are green where they are better, and red where worse.",
+  ],
+  images: [
+    "Images",
+    "The vision encoder's work on the busiest rank, summed over packs, where 1 is perfect. The second dataset's values are " +
+      "green where they are better, and red where worse.",
+  ],
 };
+/** Sections whose figures are several measures of the same things, named `thing: measure`. */
+const GRIDS = new Set(["balance", "images"]);
 /** Sections in which what one side does not name is nothing, and not unknown. */
 const COUNTED = new Set(["rejects", "sources"]);
-const SHOW = { share: (value) => percent(value, 2), ratio: (value) => value.toFixed(3) };
+const SHOW = { share: (value) => percent(value, 2), ratio: (value) => value.toFixed(3), GFLOP: flops };
 const GOOD = { more: 1, less: -1 };
 
-/** The figures of both by section, in the order of the first. */
+/** The figures of both by section, in the order of the first; what only the second has follows what it follows there. */
 function sections(first, second) {
   const found = new Map();
-  for (const figure of [...first.figures, ...second.figures]) {
-    const rows = found.get(figure.section) ?? new Map();
-    if (!rows.has(figure.name)) rows.set(figure.name, figure);
-    found.set(figure.section, rows);
+  for (const { figures } of [first, second]) {
+    const before = new Map();
+    for (const figure of figures) {
+      const rows = found.get(figure.section) ?? [];
+      const at = (name) => rows.findIndex((row) => row.name === name);
+      if (at(figure.name) < 0) rows.splice(at(before.get(figure.section)) + 1, 0, figure);
+      before.set(figure.section, figure.name);
+      found.set(figure.section, rows);
+    }
   }
-  return [...found].map(([section, rows]) => [section, [...rows.values()]]);
+  return [...found];
 }
 
 function rowsOf(section, figures) {
@@ -103,9 +123,9 @@ function lengths(details) {
 
 /** Both in a sentence: how full they are and what they lost. */
 function verdict(details) {
-  const said = details.map(({ name, fill, counts: { documents, rejected } }) => {
+  const said = details.map(({ name, fill, counts: { documents, packs, rejected } }) => {
     const lost = `lost ${integer(rejected)} of ${plural(documents + rejected, "document")}`;
-    return [h("strong", {}, name), ` is ${percent(fill)} full and ${lost}`];
+    return [h("strong", {}, name), ` ${packs ? `is ${percent(fill)} full` : "holds no pack"} and ${lost}`];
   });
   return h("p", { class: "verdict", "data-says": "" }, said[0], "; ", said[1], ".");
 }
@@ -115,30 +135,35 @@ async function compared(names) {
   const details = await Promise.all(names.map((name) => get(["datasets", name])));
   const [first, second] = sides;
   const both = `${first.name} and ${second.name}`;
-  const tables = sections(first, second).map(([section, figures]) => {
-    const title = SECTIONS[section] ?? section;
-    return card(title, sideBySide(`${title}: ${both}`, rowsOf(section, figures), first, second, names));
-  });
+  const [tables, grids] = [[], []];
+  for (const [section, figures] of sections(first, second)) {
+    const [title, note] = SECTIONS[section] ?? [capital(section), both];
+    const rows = rowsOf(section, figures);
+    if (GRIDS.has(section)) grids.push(card(title, grid(note, rows, first, second)));
+    else tables.push(card(title, sideBySide(note, rows, first, second, names)));
+  }
   return [
     verdict(details),
     h("section", { class: "card", "aria-label": "Configuration" }, keys(first, second)),
     h("section", { class: "card" }, lengths(details)),
     h("div", { class: "columns" }, tables),
+    grids,
   ];
 }
 
 export async function compare(params) {
-  const { items } = await get(["datasets"], { limit: 200 });
-  const names = items.filter((entry) => entry.state === "whole").map((entry) => entry.name);
+  const offered = await offeredDatasets();
+  const { names } = offered;
+  const usual = [...offered.filled, ...names];
   const title = [
     h("h1", {}, "Compare"),
     h("p", { class: "note" }, "Two datasets side by side: fill, padding, balance, what was lost, lengths and sources."),
   ];
-  if (names.length < 2)
+  if (names.length < 2 && offered.all)
     return h("div", { class: "view" }, title, h("p", { class: "empty" }, "There are not two whole datasets to compare."));
-  const pick = (key, usual) => (names.includes(params.get(key)) ? params.get(key) : usual);
-  const first = pick("first", names[0]);
-  const second = pick("second", names.find((name) => name !== first));
+  const first = params.get("first") || usual[0];
+  const second = params.get("second") || usual.find((name) => name !== first);
+  const choose = (key) => (name) => go(withParams({ [key]: name }));
   return h(
     "div",
     { class: "view" },
@@ -146,10 +171,10 @@ export async function compare(params) {
     h(
       "form",
       { class: "card controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
-      choice("first", "First", names, first),
-      choice("second", "Second", names, second),
+      datasetChoice("first", "First", offered, first, choose("first")),
+      datasetChoice("second", "Second", offered, second, choose("second")),
       h("a", { id: "swap", class: "note", href: href(["compare"], { first: second, second: first }) }, "Swap them"),
     ),
-    await compared([first, second]),
+    first && second ? await compared([first, second]).catch(problemBox) : h("p", { class: "empty" }, "Name two datasets."),
   );
 }

@@ -1,9 +1,10 @@
 // The choice of layout and degrees that several views share; it is part of the address.
 
+import { get } from "../api.js";
 import { h } from "../dom.js";
 import { integer } from "../format.js";
 import { go, withParams } from "../router.js";
-import { chooser } from "../section.js";
+import { chooser, field } from "../section.js";
 
 const choose = (name) => (value) => go(withParams({ [name]: value, offset: null }));
 
@@ -22,6 +23,30 @@ export function layoutControls(detail, chosen, also = []) {
 /** A select for one parameter of the address; `text` gives an option's label. */
 export function choice(name, label, options, chosen, text = String) {
   return chooser(name, label, options, chosen, choose(name), text);
+}
+
+/** Datasets that a list offers; where there are more, a name is typed in. */
+const MOST_NAMES = 200;
+
+/** The names of whole datasets that a choice offers, which of them hold a pack, and whether those are all. */
+export async function offeredDatasets() {
+  const { items, total } = await get(["datasets"], { limit: MOST_NAMES });
+  const whole = items.filter((entry) => entry.state === "whole");
+  const names = whole.map(({ name }) => name);
+  const filled = whole.filter(({ counts }) => counts.packs > 0).map(({ name }) => name);
+  return { names, filled, all: total <= items.length };
+}
+
+/** A choice of a dataset: a list, or a field for its name where the list would leave some out. */
+export function datasetChoice(id, label, offered, chosen, onchoose, text = String) {
+  const listed = [...new Set([...offered.names, chosen])];
+  if (offered.all) return chooser(id, label, listed, chosen, onchoose, text);
+  const suggestions = h("datalist", { id: `${id}-names` }, offered.names.filter(Boolean).map((name) => h("option", { value: name })));
+  const change = (event) => onchoose(event.target.value.trim());
+  const input = h("input", { id, list: suggestions.id, value: chosen, autocomplete: "off", spellcheck: "false", onchange: change });
+  const named = field(label, input);
+  named.append(suggestions);
+  return named;
 }
 
 /** Pages from which on a list has a field for the page to go to. */

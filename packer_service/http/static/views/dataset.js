@@ -48,7 +48,10 @@ export async function dataset(name, part, params) {
       h(
         "p",
         { class: "note" },
-        `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")}`,
+        `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")} · `,
+        h("a", { href: href(["compare"], { first: name }) }, "Compare it"),
+        " · ",
+        h("a", { href: href(["plan"], { dataset: name }) }, "Pack it otherwise?"),
       ),
     ),
     h("nav", { class: "tabs", "aria-label": "Parts of the dataset" }, tabs),

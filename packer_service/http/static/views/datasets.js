@@ -5,6 +5,7 @@ import { h } from "../dom.js";
 import { bytes, day, integer, percent } from "../format.js";
 import { href } from "../router.js";
 import { table } from "../table.js";
+import { pages } from "./controls.js";
 
 const PAGE = 200;
 
@@ -18,13 +19,14 @@ function state(entry) {
 
 const number = (label, value) => ({ label, number: true, value: (entry) => (entry.counts ? value(entry) : "–") });
 
-export async function datasets() {
-  const page = await get(["datasets"], { limit: PAGE });
+export async function datasets(params) {
+  const page = await get(["datasets"], { limit: PAGE, offset: params.get("offset") });
   const list = table({
-    caption: "Datasets by name",
+    caption: "By name. Fill: real tokens of all positions in packs. Rejected: documents that could not be packed. Size: of all shards.",
     rows: page.items,
-    empty:
-      "There is no dataset here yet. Pack one below the folder that this service was started with, and it will appear.",
+    empty: page.total
+      ? "The list ends before this page."
+      : "There is no dataset here yet. Pack one below the folder that this service was started with, and it will appear.",
     columns: [
       {
         label: "Name",
@@ -53,9 +55,7 @@ export async function datasets() {
     { class: "view" },
     h("h1", {}, "Datasets"),
     h("p", { class: "note" }, "What was packed, how full and how balanced it is, and what was lost. Choose a dataset."),
-    h("section", { class: "card" }, list),
-    page.total > page.items.length &&
-      h("p", { class: "note" }, `Showing the first ${integer(PAGE)} of ${integer(page.total)}.`),
+    h("section", { class: "card", "aria-label": "All datasets" }, list, pages(page)),
     !page.complete &&
       h("p", { class: "note" }, "There may be more: the folder is deeper or wider than the service looks."),
   );

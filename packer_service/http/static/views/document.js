@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { integer, plural, timestamp } from "../format.js";
+import { integer, percent, plural, timestamp } from "../format.js";
 import { href, withParams } from "../router.js";
 import { card, crumbs, facts } from "../section.js";
 import { thumbnail } from "./pack/images.js";
@@ -96,8 +96,8 @@ export async function packedDocument(name, id, number, params) {
       facts([
         ["Source", answer.source, answer.piece ? `piece ${answer.piece}` : null],
         ["Tokens", integer(answer.length), `from token ${integer(answer.first_token)} of the pack`],
-        ["Tokens with loss", integer(answer.loss_tokens)],
-        ["Annotations", integer(answer.annotations)],
+        ["Tokens with loss", integer(answer.loss_tokens), `${percent(answer.loss_tokens / Math.max(1, answer.length))} of them`],
+        ["Annotations", integer(answer.annotations), "branches that do not see each other"],
       ]),
     ),
     card(
@@ -119,6 +119,7 @@ export async function packedDocument(name, id, number, params) {
             },
             exact ? "Hide tokens and positions" : "Show tokens and positions",
           ),
+          exact && ". In front of each run of text: its tokens in the document, at the positions that the model gives them.",
         ),
         parts(answer),
         h(

@@ -10,24 +10,29 @@ import { table } from "../table.js";
 import { PADDING } from "../words.js";
 import { advised } from "./split/verdict.js";
 
+const were = (count) => (count === 1 ? "was" : "were");
+
 function lost(detail) {
   const { documents, rejected } = detail.counts;
   const truncated = Object.values(detail.truncated_tokens).reduce((sum, count) => sum + count, 0);
-  const cut = truncated ? ` ${plural(truncated, "token")} were cut off.` : " Nothing was cut off.";
+  const cut = truncated ? ` ${plural(truncated, "token")} ${were(truncated)} cut off.` : " Nothing was cut off.";
   if (!documents && !rejected) return "The source holds no document.";
-  if (!rejected) return `All ${plural(documents, "document")} of the source were packed.${cut}`;
-  return `${plural(documents, "document")} were packed; ${integer(rejected)} were rejected (${percent(rejected / (documents + rejected))}).${cut}`;
+  if (!rejected) return `${documents === 1 ? "The only document" : `All ${plural(documents, "document")}`} of the source ${were(documents)} packed.${cut}`;
+  return (
+    `${plural(documents, "document")} ${were(documents)} packed; ${integer(rejected)} ${were(rejected)} rejected ` +
+    `(${percent(rejected / (documents + rejected))}).${cut}`
+  );
 }
 
 function summary(detail) {
   const { counts } = detail;
   return facts([
-    ["Fill", percent(detail.fill), "real tokens of all tokens"],
-    ["Documents", integer(counts.documents)],
-    ["Rejected", h("a", { href: href(["d", detail.name, "rejects"]) }, integer(counts.rejected))],
-    ["Tokens", integer(counts.tokens)],
-    ["Padding", integer(counts.padding_tokens), "tokens"],
-    ["Crops", integer(counts.images), "of images and frames"],
+    ["Fill", percent(detail.fill), "real tokens of all positions"],
+    ["Documents", integer(counts.documents), `packed, of ${integer(counts.documents + counts.rejected)}`],
+    ["Rejected", h("a", { href: href(["d", detail.name, "rejects"]) }, integer(counts.rejected)), "documents, with reasons"],
+    ["Tokens", integer(counts.tokens), "real ones"],
+    ["Padding", integer(counts.padding_tokens), "tokens that hold nothing"],
+    ["Crops", integer(counts.images), "images and frames"],
     ["Size", bytes(detail.bytes), plural(detail.shards, "shard")],
     straggler(detail),
   ]);
@@ -38,7 +43,7 @@ export function straggler({ straggler_ratio: ratios }) {
   const sizes = Object.keys(ratios).map(Number);
   if (!sizes.length) return ["Straggler", "–", "no step of whole packs"];
   const most = Math.max(...sizes);
-  return [`Straggler at ${integer(most)}`, times(ratios[most]), "data-parallel ranks"];
+  return [`Straggler at ${integer(most)}`, times(ratios[most]), "dearest pack of a step over the mean one"];
 }
 
 function padding(detail) {

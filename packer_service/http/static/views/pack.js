@@ -42,9 +42,9 @@ function summary(detail) {
     ],
     ["Documents", integer(detail.n_documents)],
     ["Crops", integer(detail.n_images), `${integer(detail.n_pooled_tokens)} pooled tokens`],
-    ["Tokens with loss", integer(detail.loss_tokens), percent(detail.loss_tokens / Math.max(1, detail.n_tokens))],
-    ["Attention", integer(detail.attention_tiles), "tiles of 128 × 128"],
-    ["Cost", flops(detail.cost)],
+    ["Tokens with loss", integer(detail.loss_tokens), `${percent(detail.loss_tokens / Math.max(1, detail.n_tokens))} of the real ones`],
+    ["Attention", integer(detail.attention_tiles), "tiles of 128 × 128 tokens"],
+    ["Cost", flops(detail.cost), "of a step, by the cost model"],
     ["Sample", bytes(detail.size), `${detail.shard}, at byte ${integer(detail.offset)}`],
   ]);
 }

@@ -4,7 +4,8 @@ import { Problem, get, post } from "../api.js";
 import { announce, h } from "../dom.js";
 import { plural } from "../format.js";
 import { go, href } from "../router.js";
-import { card, chooser, field, problemBox } from "../section.js";
+import { card, field, problemBox } from "../section.js";
+import { datasetChoice, offeredDatasets } from "./controls.js";
 import { answered } from "./plan/answer.js";
 import { keyForm } from "./plan/keys.js";
 
@@ -46,15 +47,15 @@ async function compared(name, documents, values, known) {
   return answered(known.before, after, await staysOut(name));
 }
 
-function documentsField(names, chosen) {
+function documentsField({ names, all }, chosen) {
   const choose = (name) => go(href(["plan"], { dataset: name }));
-  return chooser("source", "Documents", ["", ...names], chosen, choose, (name) => name || "lengths that I type in");
+  const offered = { names: ["", ...names], all };
+  return datasetChoice("source", "Documents", offered, chosen, choose, (name) => name || "lengths that I type in");
 }
 
 export async function whatIf(params) {
-  const { items } = await get(["datasets"], { limit: 200 });
-  const names = items.filter((entry) => entry.state === "whole").map((entry) => entry.name);
-  const name = names.includes(params.get("dataset")) ? params.get("dataset") : "";
+  const offered = await offeredDatasets();
+  const name = params.get("dataset") ?? "";
   const { keys } = await get(["plan", "keys"], { dataset: name });
   const form = keyForm(keys, (key) => params.get(key));
   const lengths = h("textarea", { id: "lengths", class: "mono", spellcheck: "false" });
@@ -89,7 +90,7 @@ export async function whatIf(params) {
     h(
       "form",
       { class: "card", onsubmit: ask },
-      documentsField(names, name),
+      documentsField(offered, name),
       !name && field("Lengths: one document per line, its tokens and crops", lengths),
       form.nodes,
       h("div", { class: "controls" }, button, h("a", { id: "present", href: href(["plan"], { dataset: name }), class: "note" }, "Back to the present values")),

@@ -30,11 +30,12 @@ function counts(detail, chosen) {
           },
           integer(value),
         )
-      : "0";
+      : "–";
   const all = (code) => every.reduce((sum, source) => sum + count(source, code), 0);
   const some = sources.length < every.length ? ` The ${MOST_SOURCES} of ${integer(every.length)} sources with most of them.` : "";
   return table({
     caption: `Rejected documents by reason and source. Choose a number to see its rows.${some}`,
+    stacked: true,
     rows: [...codes, null],
     rowClass: (code) => (chosen.code && chosen.code === code ? "chosen" : null),
     columns: [
@@ -43,8 +44,7 @@ function counts(detail, chosen) {
       ...sources.map((source) => ({
         label: source,
         number: true,
-        value: (code) =>
-link(code ? count(source, code) : of(source), code, source),
+        value: (code) => link(code ? count(source, code) : of(source), code, source),
       })),
       {
         label: "all",

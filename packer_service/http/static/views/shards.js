@@ -48,6 +48,8 @@ export async function shards(detail, params) {
     offset: params.get("offset"),
   });
   const { chosen } = page;
+  const { label, unit, explain, share } = MEASURES[measure];
+  const shown = (value) => (share && value !== null ? percent(value) : decimals(value));
   const packHref = (id) => href(["d", detail.name, "packs", id], { layout: chosen.layout, ring: chosen.ring_degree });
   const columns = [
     { label: "Shard", head: true, value: (shard) => shard.name },
@@ -59,15 +61,14 @@ export async function shards(detail, params) {
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
     { label: "Crops", number: true, value: (shard) => integer(shard.images) },
-    { label: "Mean", number: true, value: (shard) => decimals(SPREAD[measure](shard).mean) },
-    { label: "Worst pack", number: true, value: (shard) => decimals(SPREAD[measure](shard).max) },
+    { label: `${label}, mean`, number: true, value: (shard) => shown(SPREAD[measure](shard).mean) },
+    { label: "Worst pack", number: true, value: (shard) => shown(SPREAD[measure](shard).max) },
     {
       label: "Why",
       className: "long",
       value: (shard) => (shard.worst ? reason(shard.worst, packHref) : "–"),
     },
   ];
-  const { label, unit, explain } = MEASURES[measure];
   return h(
     "div",
     { class: "view" },

@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { integer } from "../format.js";
 import { table } from "../table.js";
 
+export const capital = (text) => text[0].toUpperCase() + text.slice(1);
 export const total = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 
 /** A difference with its sign: a count, or for shares the points of a hundred. */
@@ -18,7 +19,7 @@ function difference(row, before, after) {
 }
 
 /**
- * Rows of `name`, `of(thing)` and perhaps `show(value)`, `title`, `good` (1 where more is better, -1 where less is) and
+ * Rows of `name`, `of(thing)` and perhaps `show(value)`, `title` (what it means), `good` (1 where more is better, -1 where less is) and
  * `points` (a share), for two things; for one alone where `after` is null.
  */
 export function sideBySide(caption, rows, before, after, names = ["Before", "After"]) {
@@ -30,7 +31,7 @@ export function sideBySide(caption, rows, before, after, names = ["Before", "Aft
     caption,
     rows,
     columns: [
-      { label: "Figure", head: true, className: "wraps", value: (row) => h("span", { title: row.title }, row.name) },
+      { label: "Figure", head: true, className: "wraps", value: (row) => [row.name, row.title && h("small", { class: "note meaning" }, row.title)] },
       { label: after ? names[0] : "Value", number: true, value: (row) => value(row, before) },
       ...(after
         ? [
@@ -38,6 +39,43 @@ export function sideBySide(caption, rows, before, after, names = ["Before", "Aft
             { label: "Change", number: true, value: (row) => difference(row, row.of(before), row.of(after)) },
           ]
         : []),
+    ],
+  });
+}
+
+/** A value of the second dataset, in the colour of what it is beside that of the first. */
+function judged(row, first, second) {
+  const [before, after] = [row.of(first), row.of(second)];
+  if (after === null) return "–";
+  const better = row.good && before !== null && before !== after && (after > before === row.good > 0 ? "better" : "worse");
+  return h("span", { class: better || null }, row.show(after), better && h("span", { class: "visually-hidden" }, ` (${better})`));
+}
+
+/**
+ * Measures of the same things as one table: a row for each thing, and two columns for each measure. Rows are those of
+ * `sideBySide`, named `thing: measure`.
+ */
+export function grid(caption, rows, first, second) {
+  const things = new Map();
+  for (const row of rows) {
+    const [thing, measure] = row.name.split(": ");
+    things.set(thing, (things.get(thing) ?? new Map()).set(measure, row));
+  }
+  const measures = [...new Set(rows.map(({ name }) => name.split(": ")[1]))];
+  const column = (measure, side, value) => ({
+    label: `${capital(measure)}, ${side.name}`,
+    number: true,
+    value: ([, measured]) => (measured.has(measure) ? value(measured.get(measure)) : "–"),
+  });
+  const plain = (row) => (row.of(first) === null ? "–" : row.show(row.of(first)));
+  return table({
+    caption,
+    rows: [...things],
+    stacked: true,
+    className: "grid",
+    columns: [
+      { label: "At", head: true, value: ([thing]) => thing },
+      ...measures.flatMap((measure) => [column(measure, first, plain), column(measure, second, (row) => judged(row, first, second))]),
     ],
   });
 }

@@ -20,43 +20,63 @@ function rows(before, after) {
     { name: "Packs", of: (answer) => answer.packs },
     { name: "Tokens of a pack", of: (answer) => answer.seq_len },
     { name: "Real tokens", of: (answer) => answer.tokens, good: 1 },
-    { name: "Fill", of: (answer) => answer.fill, show: (value) => percent(value, 2), good: 1, points: true },
+    {
+      name: "Fill",
+      title: "real tokens of all positions in packs",
+      of: (answer) => answer.fill,
+      show: (value) => percent(value, 2),
+      good: 1,
+      points: true,
+    },
     ...causes.map((cause) => ({
       name: `Padding: ${cause.replace("_", " ")}`,
       title: PADDING[cause],
       of: (answer) => answer.padding[cause] ?? 0,
     })),
-    { name: "Packs that tokens need", of: (answer) => answer.packs_for_tokens },
+    { name: "Packs that tokens need", title: "the least for the tokens alone", of: (answer) => answer.packs_for_tokens },
     { name: "Packs that crops need", of: (answer) => answer.packs_for_images },
     { name: "Packs that patches need", of: (answer) => answer.packs_for_patches },
     common && {
       name: `Straggler ratio at ${integer(common)}`,
+      title: "the most expensive pack of a step over the mean one, at so many data-parallel ranks; 1 means no waiting",
       of: (answer) => answer.straggler_ratio[common],
       show: (value) => value.toFixed(4),
       good: -1,
     },
-    { name: "Cost of the median pack", of: (answer) => answer.cost_percentiles["50"], show: flops },
+    {
+      name: "Cost of the median pack",
+      title: "by the cost model: attention, linear layers and vision",
+      of: (answer) => answer.cost_percentiles["50"],
+      show: flops,
+    },
   ].filter(Boolean);
 }
 
-/** Means of the layouts that both have, or one of them. */
+/** Means of the layouts that both have, or one of them; of the first alone where `after` is null. */
 function balanced(before, after) {
+  const answers = [before, after].filter(Boolean);
   const entries = (answer) => Object.values(answer.balance).flatMap(Object.values);
   const name = (entry) => `${entry.layout} ${entry.ring_degree}`;
-  const places = new Map([...entries(before), ...entries(after)].map((entry) => [name(entry), entry]));
+  const places = new Map(answers.flatMap(entries).map((entry) => [name(entry), entry]));
   const find = (answer, place) => entries(answer).find((entry) => name(entry) === name(place));
-  const cell = (answer, measure) => ({
+  const cell = (answer, measure, show) => ({
     number: true,
-    value: (place) => find(answer, place)?.[measure].mean?.toFixed(3) ?? "–",
+    value: (place) => {
+      const mean = find(answer, place)?.[measure].mean ?? null;
+      return mean === null ? "–" : show(mean);
+    },
   });
-  const pair = (label, measure) => [
-    { label: `${label}, before`, ...cell(before, measure) },
-    { label: "after", ...cell(after, measure) },
+  const pair = (label, measure, show = (value) => value.toFixed(3)) => [
+    { label: after ? `${label}, before` : label, ...cell(before, measure, show) },
+    ...(after ? [{ label: "after", ...cell(after, measure, show) }] : []),
   ];
+  const looked = after
+    ? `${plural(before.balanced_packs, "pack")} before and ${integer(after.balanced_packs)} after`
+    : plural(before.balanced_packs, "pack");
   return table({
     caption:
-      `Balance: means over ${plural(before.balanced_packs, "pack")} before and ${integer(after.balanced_packs)} after, ` +
-      "spread evenly over the plan; paths as multiples of the tile floor",
+      `Balance: means over ${looked}, spread evenly over the plan; paths as multiples of the tile floor, where 1 is ` +
+      "perfect, and KV traffic as a share of all keys",
     rows: [...places.values()].filter((place) => place.ring_degree > 1),
     empty: "No pack to balance on a ring.",
     columns: [
@@ -64,7 +84,7 @@ function balanced(before, after) {
       { label: "Ring degree", number: true, value: (place) => place.ring_degree },
       ...pair("Gather path", "gather_path"),
       ...pair("Ring path", "ring_path"),
-      ...pair("KV traffic", "traffic"),
+      ...pair("KV traffic", "traffic", (value) => percent(value)),
     ],
   });
 }
@@ -96,6 +116,6 @@ export function answered(before, after, stays) {
     sideBySide("Figures", rows(before, now), before, after),
     losses("Rejected documents by reason", (answer) => answer.rejects, before, after ?? before),
     losses("Tokens cut off by source", (answer) => answer.truncated_tokens, before, after ?? before),
-    balanced(before, now),
+    balanced(before, after),
   );
 }
