@@ -40,7 +40,7 @@ function counts(detail, chosen) {
     rowClass: (code) => (chosen.code && chosen.code === code ? "chosen" : null),
     columns: [
       { label: "Reason", head: true, value: (code) => code ?? "all" },
-      { label: "Meaning", className: "long", value: (code) => CODES[code] ?? "" },
+      { label: "Meaning", className: "long", value: (code) => (code ? (CODES[code] ?? "") : "every reason") },
       ...sources.map((source) => ({
         label: source,
         number: true,
