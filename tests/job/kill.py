@@ -1,12 +1,12 @@
 """Kills a pack job by SIGKILL at random moments, runs it again, and compares what is there with an undisturbed run.
 
-    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray] [--plain]
+    python tests/job/kill.py [--kills 20] [--seed 0] [--who driver worker ray] [--plain] [--repacked]
 
 Three kinds of kill, each at ``--kills`` moments: of the driver, of one of Ray's workers, and of every process of the
 job's Ray. A moment is a random time in one of the phases, which take turns. After each kill: what stands under a final
 name is what the undisturbed run wrote, no process is left, the driver ended with status 1 and one line (where it lives;
 without the line where Ray itself ended it first), and the same command again ends with the same bytes, sound by
-``verify``, with no temporary file. Exit status 1 if not.
+``verify``, with no temporary file. Exit status 1 if not. With ``--repacked`` the job's source is a packed dataset.
 """
 
 from __future__ import annotations
@@ -337,9 +337,19 @@ class Undisturbed:
     n_shards: int
 
 
-def undisturbed(folder: Path, *, plain: bool) -> Undisturbed:
+def packed_before(folder: Path) -> Path:
+    """The source as a dataset, which a job without Ray makes of it."""
+    run = Run(folder / "source", folder / "packed", folder / "log", plain=True)
+    if run.end():
+        sys.exit(f"the source could not be packed: {run.log.read_text()}")
+    wait_until_alone(run.driver.pid)
+    return folder / "packed"
+
+
+def undisturbed(folder: Path, *, plain: bool, repacked: bool) -> Undisturbed:
     n_rows = write_source(folder / "source")
-    run = Run(folder / "source", folder / "whole", folder / "log", plain=plain)
+    source = packed_before(folder) if repacked else folder / "source"
+    run = Run(source, folder / "whole", folder / "log", plain=plain)
     order: list[set[str]] = [set()]
     times = [0.0]
     while run.driver.poll() is None:
@@ -355,7 +365,7 @@ def undisturbed(folder: Path, *, plain: bool) -> Undisturbed:
     n_shards = sum(name.endswith(".tar") for name in files)
     print(f"undisturbed: {n_rows} rows, {n_shards} shards, {len(order)} files, {run.seconds:.1f} s", flush=True)
     return Undisturbed(
-        source=folder / "source",
+        source=source,
         files=files,
         times=[*times, run.seconds],
         phases=[phase_of(names, n_shards) for names in order],
@@ -462,6 +472,7 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--plain", action="store_true", help="without Ray but for the runs that it is killed in")
+    parser.add_argument("--repacked", action="store_true", help="kill jobs whose source is a packed dataset")
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     print(hardware())
@@ -471,7 +482,7 @@ def main() -> None:
         os.environ["RAY_TMPDIR"] = temporary
         if given.plain:
             configured_tokenizer(load_config(None, SETTINGS))  # kept for all forks
-        whole = undisturbed(Path(temporary), plain=given.plain)
+        whole = undisturbed(Path(temporary), plain=given.plain, repacked=given.repacked)
         phases = [phase for phase in given.phases if phase in whole.phases]
         for i in range(given.kills):
             for who in given.who:
