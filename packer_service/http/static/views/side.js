@@ -71,7 +71,6 @@ export function grid(caption, rows, first, second) {
   return table({
     caption,
     rows: [...things],
-    stacked: true,
     className: "grid",
     columns: [
       { label: "At", head: true, value: ([thing]) => thing },
