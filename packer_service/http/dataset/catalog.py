@@ -15,6 +15,7 @@ from packer_service.http.dataset.derived import DerivedFolder
 from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
 from packer_service.http.dataset.reader import Dataset, Stamps, load_dataset
 from packer_service.http.dataset.unfinished import Unfinished, look_at_job
+from packer_service.http.models.datasets import name_below_root
 from packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
 from packer_service.http.settings import ServiceSettings
 from packer_service.shards.reach import require_answer
@@ -48,7 +49,7 @@ def name_of(path: str, root: str) -> str:
     """A dataset's path below the root as a single path segment. Different paths have different names."""
     if not path:
         return split_query(root)[0].rstrip("/").rpartition("/")[2] or "root"
-    return path.replace("~", "~0").replace(":", "~1").replace("/", ":")
+    return name_below_root(path)
 
 
 class Catalog:

@@ -13,6 +13,11 @@ from schemas.manifest import Counts, TokenizerEntry
 State = Literal["whole", "unfinished", "damaged"]
 
 
+def name_below_root(path: str) -> str:
+    """A folder's path below the root as a single path segment. Different paths have different names."""
+    return path.replace("~", "~0").replace(":", "~1").replace("/", ":")
+
+
 class Health(Answer):
     """The service is up."""
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from packer_service.http.models.datasets import DatasetEntry
+from packer_service.http.models.datasets import DatasetEntry, name_below_root
 from packer_service.http.pool.cooling import Cooling
 from packer_service.http.pool.frames import Frame
 from packer_service.http.pool.pool import Pool
@@ -25,7 +25,7 @@ LATER_WAIT_SECONDS = 2.0
 """Longest wait of a request for another look, when the last one is old or did not find what is asked for."""
 
 SETTLED_SECONDS = 1.0
-"""Time without an answer after which no request waits for a folder. The look itself goes on."""
+"""Time without an answer after which no request waits for another folder than its own. The look itself goes on."""
 
 LEAVE_SECONDS = 2.0
 """Time in which a process that looks says that it goes on without a folder, unless something in it stands still."""
@@ -125,7 +125,7 @@ class Listing:
 
     async def _until_told(self, name: str | None, looking: asyncio.Task[None]) -> None:
         """Until a dataset was found, or all of them were but those whose folders do not answer."""
-        while not (looking.done() or name in self._seen or self._is_settled()):
+        while not (looking.done() or name in self._seen or (self._is_settled() and not self._may_hold(name))):
             news = asyncio.ensure_future(self._news.wait())
             await asyncio.wait({looking, news}, timeout=SETTLED_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
@@ -135,6 +135,11 @@ class Listing:
         now = time.monotonic()
         is_quiet = now - self._heard > SETTLED_SECONDS / 2  # else the next folder may be about to be told
         return is_quiet and bool(self._at) and all(path and now - at > SETTLED_SECONDS for path, at in self._at.items())
+
+    def _may_hold(self, name: str | None) -> bool:
+        """Whether a dataset may be in one of the folders that are looked at: a large one takes a while."""
+        names = [name_below_root(path) for path in self._at]
+        return name is not None and any(name == other or name.startswith(f"{other}:") for other in names)
 
     async def _look(self) -> None:
         """One look through the root, in as many tries as there are folders that end the process."""
@@ -205,7 +210,7 @@ class Listing:
         self._leaving.discard(path)
         self.complete = False
         self._cooling.fail(path, reason)
-        name = path.replace("~", "~0").replace(":", "~1").replace("/", ":")
+        name = name_below_root(path)
         unknown = dict.fromkeys(("dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
         entry = DatasetEntry(name=name, state="damaged", reason=reason, shards_done=0, bytes=0, **unknown)
         self._stuck[path] = self._known[name] = Known(name, path, "", entry)

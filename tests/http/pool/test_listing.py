@@ -9,7 +9,7 @@ from typing import Any
 from packer_service.http.answers.entries import entry_of
 from packer_service.http.dataset.unfinished import Unfinished
 from packer_service.http.pool.frames import Frame
-from packer_service.http.pool.listing import Listing
+from packer_service.http.pool.listing import SETTLED_SECONDS, Listing
 from packer_service.http.settings import ServiceSettings
 
 LONG = 60.0
@@ -156,6 +156,27 @@ def test_a_request_waits_for_its_dataset_and_for_no_other() -> None:
     listing = asyncio.run(ask())
     assert not listing.has_looked
     assert listing.find("sound") is not None
+
+
+def test_a_request_waits_longer_for_its_own_dataset_than_for_other_folders() -> None:
+    """Fails when a dataset so large that looking at it takes a while is said not to be there yet."""
+
+    def found_late(scanner: FakeScanner, head: dict[str, Any]) -> None:
+        scanner.say(at="years/large")
+        asyncio.get_running_loop().call_later(2 * SETTLED_SECONDS, scanner.say_found, "years:large")
+
+    settings: Any = ServiceSettings(root=".")
+    fake: Any = FakePool(found_late)
+
+    async def ask() -> tuple[bool, bool]:
+        listing = Listing(settings, fake)
+        await listing.fresh(None)
+        before = listing.find("years:large") is not None
+        await listing.fresh("years:large")
+        listing.close()
+        return before, listing.find("years:large") is not None
+
+    assert asyncio.run(ask()) == (False, True)
 
 
 def test_a_root_that_does_not_answer_leaves_the_list_as_it_is() -> None:
