@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from counting_executor import Counting
 from made_records import CONFIG, TARGET, MadeRecords
 
 from packer_service.job import finish as finishing
@@ -25,17 +24,6 @@ from schemas.codec import decode_manifest
 from schemas.identity import dataset_id
 from schemas.manifest import MANIFEST, WORK
 from schemas.tables import TABLES
-
-
-class Counting(PlainExecutor):
-    """Counts the tasks that it is given."""
-
-    def __init__(self) -> None:
-        self.tasks: Counter[str] = Counter()
-
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        self.tasks[function.func.__name__] += len(items)  # type: ignore[attr-defined]
-        yield from super().run(function, items)
 
 
 def finished(made: MadeRecords, out: Path, progress: Any, executor: PlainExecutor | None = None) -> Finished:

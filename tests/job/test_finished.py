@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counting_executor import Counting
 from made_records import TARGET, MadeRecords
 
 from packer_service.job import finished as finishing
@@ -63,17 +62,6 @@ def test_only_of_very_many_shards_in_a_store_some_are_asked(
             finished_before(kind(str(dataset)), RECORD)
     else:
         assert finished_before(kind(str(dataset)), RECORD) is not None
-
-
-class Counting(PlainExecutor):
-    """Counts the tasks that it is given."""
-
-    def __init__(self) -> None:
-        self.tasks: Counter[str] = Counter()
-
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        self.tasks[function.func.__name__] += len(items)  # type: ignore[attr-defined]
-        yield from super().run(function, items)
 
 
 @pytest.mark.parametrize(("few_bytes", "by_tasks"), [(2048, False), (2047, True)])
