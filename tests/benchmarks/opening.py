@@ -192,7 +192,7 @@ def run(folder: str, temporary: str, *arguments: str) -> None:
     """Measures in a new process, and prints what it says."""
     command = [sys.executable, __file__, "--measure", folder, *arguments]
     environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
     for name, value in json.loads(answer).items():
         print(f"  {name:<28} {value}")
     sys.stdout.flush()
