@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gloo_pool import GlooPool
+from hypothesis import HealthCheck, settings
 from kinds import Guard, is_last_of_group, lies_in_process_folder, longest_first, mark
 from once import MadeOnce
 from PIL import Image
@@ -43,6 +44,18 @@ GUARD = Guard()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers are nice to everything else by default, and would starve beside the tests of another worker.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# The same examples in every run, which neither an earlier run nor the speed of the machine decides: what fails here
+# fails at the desk too. `--hypothesis-profile=default` draws others.
+settings.register_profile(
+    "repeatable",
+    settings.default,  # tests/mutants gives fewer examples
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -65,7 +65,7 @@ class Machine:
             env=self.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
 
@@ -137,7 +137,7 @@ def ray_node(
 
 
 def _wait_until_started(node: Node, said: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while "Ray runtime started" not in said.read_text(errors="replace"):
         assert node.process.poll() is None, said.read_text(errors="replace")
         assert time.monotonic() < deadline, said.read_text(errors="replace")

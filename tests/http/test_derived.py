@@ -131,7 +131,7 @@ def test_the_service_derives_by_itself_what_is_large(served_root: Path, tmp_path
     """Fails when nothing is derived as soon as a large dataset is seen."""
     folder, told = tmp_path / "derived", dict[int, bytes]()
     with served(served_root, derived_folder=str(folder), derived_packs=1, rescan_seconds=0.2) as (_, port):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not list(folder.glob("[!.]*/figures.json")) and time.monotonic() < deadline:
             with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
                 connection.request("GET", "/v1/datasets")

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from packer_service.cli import main
+
+LONG = 240.0
+"""Seconds until a test gives up."""
+
+
+def listed(request: urllib.request.Request) -> list[dict[str, Any]]:
+    """The datasets of a service, asked for until the first look through its root has found some."""
+    until = time.monotonic() + LONG
+    items: list[dict[str, Any]] = []
+    while not items and time.monotonic() < until:
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=LONG) as answer:
+            items = json.load(answer)["items"]
+    return items
 
 
 def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
@@ -31,17 +48,17 @@ def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
         assert "serving" in said
         assert "secret" not in said
         request = urllib.request.Request(f"{said.split()[-1]}v1/datasets", headers={"Authorization": "Bearer secret"})
-        with urllib.request.urlopen(request) as answer:
-            assert json.load(answer)["items"][0]["name"] == "tiny"
+        assert listed(request)[0]["name"] == "tiny"
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=LONG)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0
     assert err.strip() == ""
-    (line,) = map(json.loads, out.splitlines())
+    *waited, line = map(json.loads, out.splitlines())
     assert (line["path"], line["status"]) == ("/v1/datasets", 200)
+    assert {each["path"] for each in waited} <= {"/v1/datasets"}
 
 
 def test_what_cannot_be_served_is_said_in_one_line(

@@ -9,11 +9,6 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import settings
-
-# A deadline would judge how busy the machine is.
-settings.register_profile("ingest", deadline=None)
-settings.load_profile("ingest")
 
 MakeVideo = Callable[..., Path]
 

@@ -36,7 +36,7 @@ def test_a_program_of_the_page(
     if "__main__" in program:  # it starts processes, which import it
         script = tmp_path / "program.py"
         script.write_text(program, encoding="utf-8")
-        subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, timeout=240)
+        subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, timeout=600)
         return
     monkeypatch.chdir(tmp_path)
     run_to_its_end(program)

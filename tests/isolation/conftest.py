@@ -29,6 +29,7 @@ def broken_media(broken: ModuleType) -> ModuleType:
 @pytest.fixture
 def isolated(broken: ModuleType) -> Iterator[Isolated]:
     """Calls in a helper process with limits that a test can wait for."""
-    helper = Isolated(Limits(memory=256 << 20, cpu_seconds=1, asleep_seconds=2))
+    # processor time only for what never ends: a slow machine takes a while to fill the memory
+    helper = Isolated(Limits(memory=256 << 20, cpu_seconds=60, asleep_seconds=2))
     yield helper
     helper.close()

@@ -16,7 +16,7 @@ def test_a_killed_job_ends_with_the_bytes_of_an_undisturbed_one() -> None:
     """Fails when a kill leaves a half-written file, another byte, a process or a work folder."""
     script = Path(__file__).with_name("kill.py")
     command = [sys.executable, str(script), "--kills", "1", "--phases", "write", "--who", "driver", "--plain"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 of 1 kills faulty; processes left at the end: []" in done.stdout
     [killed] = [line.split()[:2] for line in done.stdout.splitlines() if " ended with " in line]

@@ -6,15 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from schemas.layout import slice_positions
 from schemas.sequence import MaskArrays, dense_mask
-
-# The first example compiles the kernels; a deadline would judge the compiler.
-settings.register_profile("layout", deadline=None)
-settings.load_profile("layout")
 
 
 def _mask(runs: list[tuple[int, int, int, int]], seq_len: int, *, sort: bool) -> MaskArrays:

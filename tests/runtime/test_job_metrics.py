@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from packer_service.job.measured import measure_and_keep
 from packer_service.runtime.executors import TaskCounts
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "components" / "monitoring"
+PATIENCE = 240.0
+"""Seconds after which what Ray exports is taken as it is: it collects every few seconds."""
 
 
 def asked_for() -> set[str]:
@@ -35,7 +36,7 @@ def work(item: int) -> TaskCounts:
 
 def scraped(port: int) -> dict[tuple[str, str, str], float]:
     """Values that Ray exports, by name and by the labels ``task`` and ``code``."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]
     return {(one.name, one.labels.get("task", ""), one.labels.get("code", "")): one.value for one in samples}
@@ -59,18 +60,20 @@ def test_ray_exports_what_the_dashboard_asks_for() -> None:
         ("ray_preshard_pack_rejects_total", "bad_row"): 3,
         ("ray_preshard_pack_rejects_total", "media_missing"): 3,
     }
-    port, until = ray.nodes()[0]["MetricsExportPort"], time.monotonic() + 60
+    port, until = ray.nodes()[0]["MetricsExportPort"], time.monotonic() + PATIENCE
     values: dict[tuple[str, str, str], float] = {}
     counted: dict[tuple[str, str], float] = {}
-    while counted != expected and time.monotonic() < until:  # a scrape may show the counts of the first tasks alone
+    names: set[str] = set()
+    # a scrape may show the counts of the first tasks alone, and none of Ray's own figures yet
+    while (counted != expected or not asked_for() <= names) and time.monotonic() < until:
         time.sleep(1)
         try:
             values = scraped(port)
-        except urllib.error.URLError:  # the exporter starts some seconds after Ray
+        except OSError:  # the exporter starts some seconds after Ray
             continue
+        names = {name for name, _, _ in values}
         counted = {(name, code): value for (name, task, code), value in values.items() if task == "work"}
     assert counted == expected
-    names = {name for name, _, _ in values}
     assert {name for name, _ in counted} <= asked_for()
     assert asked_for() - names == set()
 

@@ -11,14 +11,39 @@ from collections.abc import Iterator
 
 import pytest
 
+from packer_service.runtime import probe
 from packer_service.runtime.probe import RayLostError, Service, until_lost
 
 LISTENER = """
-import socket, time
+import socket, sys
 with socket.create_server(("127.0.0.1", 0)) as server:
     print(server.getsockname()[1], flush=True)
-    time.sleep(60)
+    asked_first, _ = server.accept()
+    held, _ = server.accept()
+    print("held", flush=True)
+    sys.stdin.read()
 """
+
+LONG = 60.0
+"""Seconds until a test gives up; none of them waits for a moment."""
+
+
+class Clock:
+    """A clock that a test turns on, and how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.now, self._looks, self._looked = 0.0, 0, threading.Condition()
+
+    def monotonic(self) -> float:
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+            return self.now
+
+    def wait_for_looks(self, number: int) -> None:
+        with self._looked:
+            wanted = self._looks + number
+            assert self._looked.wait_for(lambda: self._looks >= wanted, LONG)
 
 
 def service(server: socket.socket, patience: float = 0.0) -> Service:
@@ -28,41 +53,48 @@ def service(server: socket.socket, patience: float = 0.0) -> Service:
 def one_and_no_more() -> Iterator[int]:
     """As a pipeline whose Ray is gone."""
     yield 1
-    threading.Event().wait(60)
+    threading.Event().wait(10 * LONG)
 
 
-def test_the_end_of_a_process_ends_the_wait_before_the_next_regular_probe() -> None:
+def test_the_end_of_a_process_ends_the_wait_before_the_next_regular_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a job waits for results that nobody will send, or notices after Ray's own library would have."""
-    with subprocess.Popen([sys.executable, "-c", LISTENER], stdout=subprocess.PIPE, text=True) as listener:
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 5 * LONG)
+    words = [sys.executable, "-c", LISTENER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
         assert listener.stdout is not None
         address = ("127.0.0.1", int(listener.stdout.readline()))
         results = until_lost(one_and_no_more, [Service(name="it", address=address, patience=0.0)])
         assert next(results) == 1
-        time.sleep(0.2)  # the probe holds its connection now
+        assert listener.stdout.readline() == "held\n"
         listener.kill()
         killed = time.monotonic()
         with pytest.raises(RayLostError, match=r"Ray is gone \(it does not answer\); what was done is kept"):
             next(results)
-        assert time.monotonic() - killed < 0.5
+        assert time.monotonic() - killed < LONG
 
 
-def test_a_service_that_is_back_in_time_is_not_lost() -> None:
+def test_a_service_that_is_back_in_time_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a head that restarts within its patience ends the job."""
+    clock, again = Clock(), threading.Event()
+    monkeypatch.setattr(probe, "time", clock)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.05)
     server = socket.create_server(("127.0.0.1", 0))
-    again = threading.Event()
 
     def results() -> Iterator[int]:
         yield 1
-        again.wait(60)
-        time.sleep(1)  # longer than the patience: a service that stayed away would have been missed
+        again.wait(LONG)
         yield 2
 
-    taken = until_lost(results, [service(server, patience=0.8)])
+    taken = until_lost(results, [service(server, patience=10.0)])
     assert next(taken) == 1
     address = server.getsockname()
     server.close()
-    time.sleep(0.3)
+    clock.now = 9.0
+    clock.wait_for_looks(3)  # by probes, of which all but the first found nobody
     with socket.create_server(address):
+        clock.wait_for_looks(3)
+        clock.now = 18.0  # a service that stayed away would be missed now
+        clock.wait_for_looks(3)
         again.set()
         assert list(taken) == [2]
 

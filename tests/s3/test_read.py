@@ -55,6 +55,6 @@ def test_a_store_can_be_told_by_the_environment(remote_dataset: str, tiny_datase
         "AWS_REGION": told["region"],
     }
     command = [sys.executable, "-m", "packer_service", "report", location, "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["packs"] == report_dataset(str(tiny_dataset)).packs

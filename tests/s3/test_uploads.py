@@ -73,7 +73,7 @@ with Folder(sys.argv[1]).writer("half.bin") as sink:
 def test_the_end_of_a_process_leaves_nothing(store: Store, tmp_path: Path, end: str, status: int) -> None:
     """Fails when what a process has open at its end becomes an object, or its staged file stays on the disk."""
     command = [sys.executable, "-c", ENDS.format(end=end), store.uri("ended")]
-    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120, check=False)
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=240, check=False)
     assert done.returncode == status
     assert store.names("ended") == []
     assert list(tmp_path.iterdir()) == []
@@ -157,7 +157,7 @@ def test_an_interrupt_during_an_upload_leaves_it_whole(faulty: tuple[Faulty, str
     app.before = lambda: None
     gc.collect()
     assert app.seen
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not folder.is_file("interrupted.bin") and time.monotonic() < until:  # the thread may outlive the interrupt
         time.sleep(0.05)
     assert folder.read("interrupted.bin") == data

@@ -25,7 +25,7 @@ import subprocess, sys
 from packer_service.shards.lock import locked
 from packer_service.shards.store import Folder
 with locked(Folder(sys.argv[1])):
-    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    child = subprocess.Popen(["sleep", "600"], close_fds=False)
     print(child.pid, flush=True)
     sys.stdin.read()
 """
@@ -95,7 +95,7 @@ def test_a_file_that_its_last_holder_removed_is_not_locked(
     with locked(Folder(str(tmp_path))) as alone:
         assert alone
         other = [sys.executable, "-c", HOLDER, str(tmp_path)]
-        done = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(other, capture_output=True, text=True, timeout=240, check=False)
         assert "FolderInUseError" in done.stderr
 
 

@@ -47,7 +47,7 @@ def test_a_killed_writer_leaves_only_a_temporary_name(tmp_path: Path) -> None:
         "    sink.write(b'x' * 100)\n"
         "    sink.flush()\n"
         "    print('writing', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None

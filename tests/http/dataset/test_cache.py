@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,9 @@ import pytest
 from packer_service.http.dataset.cache import Cache, size_of
 from packer_service.report.balance import image_balance
 from packer_service.report.loads import ImageLoadColumns
+
+LONG = 60.0
+"""Seconds until a test gives up."""
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -37,19 +39,24 @@ def test_the_least_recently_used_goes_first() -> None:
     assert (cache.peek("a"), cache.peek("nothing"), cache.bytes) == ("new", None, 50)
 
 
+def wait_for_misses(cache: Cache, number: int) -> None:
+    """Until so many have asked in vain: each of them waits for the one that makes the value, or is it."""
+    until = time.monotonic() + LONG
+    while cache.misses < number and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def test_many_who_ask_at_once_wait_for_one() -> None:
     """Fails when fifty clients make fifty cold reads."""
     cache, calls = Cache(100), 0
-    gate = threading.Barrier(20)
 
     def make() -> str:
         nonlocal calls
         calls += 1
-        time.sleep(0.05)
+        wait_for_misses(cache, 20)
         return "made"
 
     def ask(_: int) -> str:
-        gate.wait()
         return cache.get("key", make, lambda _: 1)
 
     with ThreadPoolExecutor(20) as pool:
@@ -60,16 +67,14 @@ def test_many_who_ask_at_once_wait_for_one() -> None:
 def test_a_failure_reaches_all_who_wait_and_is_tried_again() -> None:
     """Fails when an outage is kept as the answer, or leaves those who wait hanging."""
     cache, calls = Cache(100), 0
-    gate = threading.Barrier(5)
 
     def fail() -> str:
         nonlocal calls
         calls += 1
-        time.sleep(0.05)
+        wait_for_misses(cache, 5)
         raise OSError("out")
 
     def ask(_: int) -> str:
-        gate.wait()
         with pytest.raises(OSError, match="out"):
             cache.get("key", fail, lambda _: 1)
         return "refused"

@@ -97,6 +97,8 @@ def test_worker_processes_give_the_same_stream(packed: Path, process_group: None
         os.kill(worker.pid, number)  # as torchrun does, when the loop is to save a checkpoint
     together += itertools.islice(stream, 10)
     del stream
+    for worker in workers:
+        worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0], "workers that were still sending end without an abort"
     assert len({batch.state["epoch"] for batch in alone}) == 2, "an epoch ends on the way"
     for ours, theirs in zip(alone, together, strict=True):

@@ -71,7 +71,7 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
         while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
             time.sleep(0.05)
         process.terminate()
-        printed, said = process.communicate(timeout=60)
+        printed, said = process.communicate(timeout=240)
     assert process.returncode != 0
     both = steps_of(metrics)
     assert f"trainer: stopped by a signal after step {len(both)}; give --resume to continue" in said
