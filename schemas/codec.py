@@ -7,8 +7,6 @@ import io
 import json
 import shlex
 import tarfile
-import zipfile
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from schemas.config import PackConfig
 from schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, SequenceInvalid, TableInvalid
 from schemas.layout import TokenLayout, layout_name
 from schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
+from schemas.npz import decode_arrays, encode_arrays
 from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 from schemas.validation import first_violation
 
@@ -29,10 +28,6 @@ HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
 
 HEADER_MEMBERS = (HEAD, SEQUENCE, LAYOUTS)
 """The header part of a sample; the crops follow it."""
-
-COUNTING = ("position_ids", "pool_ids")
-"""Arrays that count up for long stretches. Deflate, which finds only what occurred before, leaves a third of them; LZMA
-a tenth, at some 2 ms more to read one."""
 
 TAR_BLOCK = 512
 TAR_END = bytes(2 * TAR_BLOCK)
@@ -95,12 +90,17 @@ _EMPTY_SUM = int(_EMPTY_MEMBER[_CHECKSUM_AT : _CHECKSUM_AT + 6], 8)
 
 def tar_member(name: str, data: bytes) -> bytes:
     """One tar member: its header, the data, zeros up to a whole block."""
-    return tar_header(name, len(data)) + data + bytes(-len(data) % TAR_BLOCK)
+    return b"".join(tar_parts(name, data))
+
+
+def tar_parts(name: str, data: bytes) -> tuple[bytes, bytes, bytes]:
+    """What a tar member consists of, one after the other: many are joined without being copied twice."""
+    return tar_header(name, len(data)), data, bytes(-len(data) % TAR_BLOCK)
 
 
 def encode_json(record: BaseModel) -> bytes:
     """A record as compact UTF-8 JSON, keys in the order of the record's declaration."""
-    return json.dumps(record.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode()
+    return record.model_dump_json().encode()
 
 
 def decode_head(data: bytes, where: str) -> SampleHead:
@@ -165,35 +165,6 @@ def _settings(stored: dict[str, Any], usual: dict[str, Any], path: str = "") -> 
             given = stored[key] if isinstance(stored[key], str) else json.dumps(stored[key], separators=(",", ":"))
             found.append(f"{path}{key}={given}")
     return found
-
-
-def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as a compressed ``.npz``; the same arrays give the same bytes, as every entry is dated 1980."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as stored:
-        for name, array in arrays.items():
-            entry, content = zipfile.ZipInfo(f"{name}.npy"), io.BytesIO()
-            entry.compress_type = zipfile.ZIP_LZMA if name in COUNTING else zipfile.ZIP_DEFLATED
-            np.lib.format.write_array(content, array, allow_pickle=False)
-            stored.writestr(entry, content.getvalue())
-    return buffer.getvalue()
-
-
-def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
-    """Raises ValueError: not a ``.npz`` of plain arrays."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as stored:
-            return {entry.filename.removesuffix(".npy"): _decode_array(stored, entry) for entry in stored.infolist()}
-    except Exception as error:  # a damaged archive can surface as nearly any exception
-        raise ValueError(f"is not an .npz of arrays ({type(error).__name__}: {error})") from None
-
-
-def _decode_array(stored: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-    with stored.open(entry) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):
-            raise ValueError(f"{entry.filename} has bytes after its array")
-    return array
 
 
 def encode_sequence(sequence: PackedSequence) -> bytes:

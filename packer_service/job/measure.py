@@ -142,6 +142,9 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
 
 def _area(piece: RenderedDocument) -> int:
     """Allowed pairs of a document's mask."""
-    if not piece.n_branches and (piece.group_ids < 0).all():  # most documents of a text corpus; ten times faster
-        return len(piece) * (len(piece) + 1) // 2
-    return attention_area(MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=piece.group_ids))
+    if piece.n_branches:
+        masks = {"branch_ids": piece.branch_ids, "group_ids": piece.group_ids}
+        return attention_area(MaskArrays(doc_ids=piece.tokens * 0, **masks))
+    # Without branches a token sees all before it, and the later ones of its group: a tenth of the time.
+    members = np.bincount(piece.group_ids[piece.group_ids >= 0])
+    return len(piece) * (len(piece) + 1) // 2 + int((members * (members - 1) // 2).sum())

@@ -204,18 +204,22 @@ def _head(pack_id: int, spans: list[DocumentSpan], pack: Pack) -> SampleHead:
 
 def _units(pack: Pack) -> list[Unit]:
     units = pack.units
+    columns = (pack.unit_documents, units.media, units.kinds, units.edges, units.grids, units.patches, units.rows,
+               units.loads, units.time_steps)  # fmt: skip
     return [
         Unit(
-            document=int(document),
-            medium=int(units.media[i]),
-            kind=UNIT_KINDS[units.kinds[i]],
-            start=int(units.edges[i, 0]),
-            end=int(units.edges[i, 1]),
-            grid=units.grids[i].tolist(),
-            patches=int(units.patches[i]),
-            rows=int(units.rows[i]),
-            load=int(units.loads[i]),
-            time_step=float(units.time_steps[i]),
+            document=document,
+            medium=medium,
+            kind=UNIT_KINDS[kind],
+            start=start,
+            end=end,
+            grid=grid,
+            patches=patches,
+            rows=rows,
+            load=load,
+            time_step=time_step,
         )
-        for i, document in enumerate(pack.unit_documents)
+        for document, medium, kind, (start, end), grid, patches, rows, load, time_step in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
     ]

@@ -23,6 +23,7 @@ from schemas.codec import (
     image_member,
     sample_key,
     tar_member,
+    tar_parts,
 )
 from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead, StoredImage
@@ -96,9 +97,10 @@ class EncodedSample:
 def encode_sample(sample: Sample, image_format: str) -> EncodedSample:
     """Encodes a sample's members, with the places and checksums that follow from them."""
     key = sample_key(sample.head.pack_id)
-    stored, parts, offset = [], [], 0
+    stored, parts, offset = list[StoredImage](), list[bytes](), 0
     for number, crop in enumerate(sample.crops):
-        parts.append(tar_member(image_member(key, number, image_format), crop.data))
+        member = tar_parts(image_member(key, number, image_format), crop.data)
+        parts += member
         stored.append(
             StoredImage(
                 doc_id=crop.doc_id,
@@ -111,7 +113,7 @@ def encode_sample(sample: Sample, image_format: str) -> EncodedSample:
                 crc32c=crc32c(crop.data),
             )
         )
-        offset += len(parts[-1])
+        offset += sum(map(len, member))
     arrays = {SEQUENCE: encode_sequence(sample.sequence), LAYOUTS: encode_layouts(sample.layouts)}
     checksums = {extension: crc32c(data) for extension, data in arrays.items()}
     head = encode_json(sample.head.model_copy(update={"images": stored, "crc32c": checksums}))

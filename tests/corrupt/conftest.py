@@ -32,13 +32,14 @@ from packer_service.runtime.executors import PlainExecutor
 from packer_service.verify import Verdict
 from schemas.balance import BalanceOrder
 from schemas.checksum import crc32c
-from schemas.codec import decode_arrays, encode_arrays, encode_index, seal_manifest, tar_member
+from schemas.codec import encode_index, seal_manifest, tar_member
 from schemas.codec import encode_json as encode_record
 from schemas.config import parse_config
 from schemas.header import read_member
 from schemas.identity import dataset_id
 from schemas.layout import TokenLayout
 from schemas.manifest import Manifest
+from schemas.npz import decode_arrays, encode_arrays
 from schemas.schemes import segment_edges, zigzag_runs
 from schemas.sequence import PackedSequence
 from schemas.tables import TABLES

@@ -22,7 +22,6 @@ from schemas.codec import (
     decode_manifest,
     decode_sequence,
     decode_table,
-    encode_arrays,
     encode_index,
     encode_table,
     sample_key,
@@ -39,6 +38,7 @@ from schemas.errors import (
     TableInvalid,
 )
 from schemas.manifest import StoredImage
+from schemas.npz import encode_arrays
 from schemas.sequence import SEQUENCE_DTYPES
 from schemas.tables import REJECTS
 
