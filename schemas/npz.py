@@ -1,7 +1,7 @@
 """Arrays as a ``.npz``, a ZIP of ``.npy`` files, each compressed as suits what it holds; and back.
 
-Reading is left to :mod:`zipfile`. Writing is not: it has no setting for how LZMA looks for repetitions, and its own takes
-six times as long on the arrays of a pack as the one chosen here, which was most of what packing a dataset again took.
+Reading is left to :mod:`zipfile`. Writing is not: it has no setting for how LZMA looks for repetitions, and its default
+takes five times as long on the arrays of a pack as the search chosen here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ COUNTING = ("position_ids", "pool_ids")
 """Arrays that count up for long stretches. Deflate, which finds only what occurred before, leaves a third of them; LZMA
 a tenth, at some 2 ms more to read one."""
 
-_LC, _LP, _PB = 0, 2, 2
-"""What LZMA takes a byte's probabilities from: its place among the four of a whole number, not the byte before it."""
+_LC, _LP, _PB = 2, 2, 2
+"""What LZMA takes a byte's probabilities from: its place among the four of a whole number, and the byte before it."""
 
-_DICTIONARY = 1 << 18
-"""Bytes that LZMA looks back. Positions repeat within a document, the rows of pictures not at all: a larger one finds
-no more, and has to be cleared for each array."""
+_DICTIONARY = 1 << 20
+"""Bytes that LZMA looks back. Those of one axis of positions repeat on the others."""
 
 _FILTER = {
     "id": lzma.FILTER_LZMA1,
     "mode": lzma.MODE_FAST,
-    "mf": lzma.MF_BT2,
-    "nice_len": 6,
-    "depth": 1,
+    "mf": lzma.MF_HC3,
+    "nice_len": 3,
+    "depth": 4,
     "dict_size": _DICTIONARY,
     "lc": _LC,
     "lp": _LP,
     "pb": _PB,
 }
-"""The first repetition that is found is taken. Numbers that count up repeat three bytes of four at the distance of one
-number, which the shortest search finds; longer ones bring nothing."""
+"""Numbers that count up repeat three bytes of four, so a search that is content with three finds what there is; the
+default looks for longer repetitions, weighs them against each other, and leaves a tenth less."""
 
 _LZMA_HEAD = struct.pack("<BBHBL", 9, 4, 5, (_PB * 5 + _LP) * 9 + _LC, _DICTIONARY)
 """What stands before a member of method 14: a version, the size of the properties, and these (APPNOTE 5.8.8)."""

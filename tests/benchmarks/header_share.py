@@ -20,8 +20,8 @@ from packer_service.job.pack import pack
 from packer_service.packs.positions import grid_positions
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import ConsoleProgress
-from schemas.npz import decode_arrays, encode_arrays
 from schemas.header import read_member
+from schemas.npz import decode_arrays, encode_arrays
 
 
 def main() -> None:
