@@ -26,10 +26,16 @@ def broken_media(broken: ModuleType) -> ModuleType:
     return importlib.import_module("broken_media")
 
 
-@pytest.fixture
-def isolated(broken: ModuleType) -> Iterator[Isolated]:
-    """Calls in a helper process with limits that a test can wait for."""
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Isolated]:
+    """Limits that a test can wait for. A test leaves a whole helper or none, and the next one begins with that."""
     # processor time only for what never ends: a slow machine takes a while to fill the memory
     helper = Isolated(Limits(memory=256 << 20, cpu_seconds=60, asleep_seconds=2))
     yield helper
     helper.close()
+
+
+@pytest.fixture
+def isolated(broken: ModuleType, kept: Isolated) -> Isolated:
+    """Calls in a helper process: one that starts now finds the broken decoders."""
+    return kept

@@ -88,6 +88,13 @@ def test_a_decoder_that_breaks_has_the_code_of_its_step(
     assert str(probed.value) == str(decoded.value) == f"x/y.bin: {reason}"
 
 
+def test_a_process_of_decoders_loads_what_decodes(isolated: Isolated, broken_media: ModuleType) -> None:
+    """Fails when decoders import what they do not call: each process that packs starts one, and each retry another."""
+    [loaded] = isolated.call(broken_media.loaded)
+    assert {"av", "PIL", "numpy", "pyarrow"} <= loaded
+    assert not loaded & {"pydantic", "jaxtyping", "asyncio", "torch", "numba", "tokenizers", "ray"}
+
+
 def rejected(dataset: Path) -> dict[str, tuple[str, str, str]]:
     rows = pq.read_table(dataset / "rejects.parquet").to_pylist()
     return {row["doc_id"]: (row["stage"], row["code"], row["message"]) for row in rows}
@@ -172,7 +179,7 @@ def test_decoders_that_crash_once_leave_no_trace_in_a_dataset(
     monkeypatch.setattr(media_calls, "_DECODER", isolated)
     monkeypatch.setattr(media_calls, "encoded_crops", broken_media.crops_that_crash_once)
     pack([str(source)], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress)
-    assert len(list(source.glob("tried *"))) == 4
+    assert len(list(source.glob("tried *"))) == 2
     for shard in (undisturbed / "shards").iterdir():
         assert (tmp_path / "out" / "shards" / shard.name).read_bytes() == shard.read_bytes()
 

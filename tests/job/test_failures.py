@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,27 +132,33 @@ def test_a_disk_that_fills_up_while_a_dataset_is_packed_again(
     assert file_bytes(disk.path / "out") == file_bytes(whole)
 
 
-LIMITED = """
-import resource, sys
-from packer_service.cli import main, sources
-from packer_service.runtime.executors import PlainExecutor
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-sources.RayOnUse = lambda *_: PlainExecutor()
-main(sys.argv[2:])
-"""
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file that this process writes may grow beyond ``size`` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_file_that_may_not_grow_is_one_line(
-    tiny_source: Path, tiny_dataset: Path, tiny_settings: list[str], tmp_path: Path
+    run: Callable, tmp_path: Path, tiny_config: PackConfig, progress: object
 ) -> None:
-    """As above, where no disk can be mounted: the first shard does not fit under the limit of a file's size."""
-    largest = max(path.stat().st_size for path in tiny_dataset.glob("shards/*.tar"))
-    words = [word for setting in tiny_settings for word in ("--set", setting)]
-    command = [sys.executable, "-c", LIMITED, str(largest - 512), "pack", str(tiny_source), "--out"]
-    done = subprocess.run([*command, str(tmp_path / "out"), *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "preshard: [Errno 27] File too large")
-    assert_nothing_half_written(tmp_path / "out", tiny_dataset)
+    """As above, where no disk can be mounted: the first shard does not fit under the limit of a file's size.
+
+    Text alone: a process of decoders that started now would keep the limit.
+    """
+    rows = [{"id": f"text-{i}", "text": f"line {i}. " * (3 + 11 * i)} for i in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    pack([str(tmp_path / "rows.jsonl")], str(whole), tiny_config, PlainExecutor(), progress)
+    with largest_file(max(path.stat().st_size for path in whole.glob("shards/*.tar")) - 512):
+        status, said = run(tmp_path / "rows.jsonl", out, PlainExecutor())
+    assert (status, said) == (1, "preshard: [Errno 27] File too large")
+    assert list((out / ".work").glob("measured/*")), "it was measured, and the shard was begun"
+    assert_nothing_half_written(out, whole)
 
 
 def test_a_read_only_target_is_one_line(disk: Disk, run: Callable, tiny_source: Path) -> None:

@@ -6,13 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from once import MadeOnce
 from repacked import KINDS, Listener, make_source, packed, rejects, shards, without
 
@@ -48,23 +47,47 @@ def old(squares: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactor
 def check_equal(source: Path, folder: Path, first: list[str], second: list[str]) -> tuple[Path, Path]:
     """Packs a source, then what came of it, and compares with packing at once all that could come through."""
     old = packed(source, folder / "old", first)
+    return old, check_same(source, old, folder, first, second)
+
+
+def check_same(source: Path, old: Path, folder: Path, first: list[str], second: list[str]) -> Path:
+    """As :func:`check_equal`, of a source that is packed already; what came through the dataset."""
     through = packed(old, folder / "through", second)
     refused = {name for name, why in rejects(through).items() if why.startswith("it was split")}
     chosen = without(source, folder / "chosen", {*rejects(old), *refused})
     at_once = packed(chosen, folder / "at-once", [*first, *second])
+    assert documents(through)
     assert shards(through) == shards(at_once)
     assert rejects(through).keys() - refused == rejects(at_once).keys()
-    return old, through
+    return through
+
+
+@pytest.fixture(scope="module")
+def in_pieces(made_once: MadeOnce) -> Callable[[str], tuple[Path, list[str]]]:
+    """A folder with the ``source`` of a family and with ``old``, packed with long documents split; and its settings."""
+
+    def make(folder: Path, family: str) -> None:
+        short = 64 if family in ("square", "qwen3") else 160
+        common = [*make_source(folder, family), f"seq_len={short}", "oversize=split"]
+        (folder / "settings.json").write_text(json.dumps(common))
+        packed(folder / "source", folder / "old", common)
+
+    def made(family: str) -> tuple[Path, list[str]]:
+        folder = made_once(f"repacked {family}", lambda folder: make(folder, family))
+        return folder, json.loads((folder / "settings.json").read_text())
+
+    return made
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_another_length_gives_the_bytes_that_the_source_would_give(tmp_path: Path, family: str) -> None:
+def test_another_length_gives_the_bytes_that_the_source_would_give(
+    in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, family: str
+) -> None:
     """Fails when a token, label, position, group, unit or crop changes on its way through a pack or a join."""
-    common = make_source(tmp_path, family)
-    short = 64 if family in ("square", "qwen3") else 160
-    first, second = [*common, f"seq_len={short}", "oversize=split"], ["seq_len=1024", *OTHER, "packs_per_shard=3"]
-    old, through = check_equal(tmp_path / "source", tmp_path, first, second)
-    several = {row["doc_id"] for row in documents(old) if row["piece"] > 0}
+    folder, first = in_pieces(family)
+    second = ["seq_len=1024", *OTHER, "packs_per_shard=3"]
+    through = check_same(folder / "source", folder / "old", tmp_path, first, second)
+    several = {row["doc_id"] for row in documents(folder / "old") if row["piece"] > 0}
     joined = several & {row["doc_id"] for row in documents(through)}
     assert joined >= ({"long text"} if family == "qwen3" else {"long text", "annotated"})
 
@@ -74,83 +97,44 @@ def documents(dataset: Path) -> list[dict[str, Any]]:
     return rows
 
 
-lengths = st.sampled_from([64, 96, 160, 256, 512])
+PAIRS = {
+    "longer and fewer images": ("seq_len=96 oversize=split", "seq_len=512 max_images=3 order.seed=1 layouts=[zigzag]"),
+    "shorter": ("seq_len=512", "seq_len=96 ring_degrees=[2] packs_per_shard=3 layouts=[contiguous]"),
+    "one image per pack": (
+        "seq_len=256 oversize=reject",
+        "seq_len=256 max_images=1 order.seed=3 ring_degrees=[2] packs_per_shard=4 layouts=[balanced_gather]",
+    ),
+}
+"""What the first job and the second were told."""
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(
-    oversize=st.sampled_from(["reject", "split"]),
-    lengths=st.tuples(lengths, lengths),
-    max_images=st.sampled_from(["null", "3", "1"]),
-    seed=st.integers(0, 3),
-    layout=st.sampled_from(["contiguous", "zigzag", "balanced_gather"]),
-    ring=st.sampled_from([1, 2]),
-    per_shard=st.integers(1, 4),
-)
-def test_any_two_configurations_give_the_same_bytes(
-    squares: tuple[Path, list[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-    oversize: str,
-    lengths: tuple[int, int],
-    max_images: str,
-    seed: int,
-    layout: str,
-    ring: int,
-    per_shard: int,
-) -> None:
+@pytest.mark.parametrize("pair", PAIRS)
+def test_two_configurations_give_the_same_bytes(squares: tuple[Path, list[str]], tmp_path: Path, pair: str) -> None:
     """Fails when some pair of configurations makes the way through a dataset differ from the way at once."""
     folder, common = squares
-    first = [*common, f"seq_len={lengths[0]}", f"oversize={oversize}"]
-    second = [f"seq_len={lengths[1]}", f"max_images={max_images}", f"order.seed={seed}", f"layouts=[{layout}]"]
-    second += [f"ring_degrees=[{ring}]", f"packs_per_shard={per_shard}", "cost.vision_num_layers=3"]
-    check_equal(folder / "source", tmp_path_factory.mktemp("pair"), first, second)
+    first, second = (settings.split() for settings in PAIRS[pair])
+    check_equal(folder / "source", tmp_path, [*common, *first], [*second, "cost.vision_num_layers=3"])
 
 
-@pytest.mark.parametrize("family", [family for family in KINDS if family != "square"])
-@settings(max_examples=2, deadline=None, derandomize=True)
-@given(
-    seq_len=st.sampled_from([256, 384, 1024]),
-    rings=st.sampled_from([[1], [1, 2], [2, 4]]),
-    cp_sizes=st.sampled_from([[1], [2], [1, 4]]),
-    layout=st.sampled_from(["contiguous", "zigzag", "balanced_ring", "balanced_gather"]),
-    seed=st.integers(0, 9),
-    window=st.sampled_from([1, 2, 4]),
-    max_images=st.sampled_from(["null", "9", "40"]),
-    per_shard=st.integers(1, 4),
-)
-def test_any_configuration_of_a_family_gives_the_bytes_of_its_source(
-    made_once: MadeOnce,
-    tmp_path_factory: pytest.TempPathFactory,
-    family: str,
-    seq_len: int,
-    rings: list[int],
-    cp_sizes: list[int],
-    layout: str,
-    seed: int,
-    window: int,
-    max_images: str,
-    per_shard: int,
+CONFIGURATIONS = {
+    "qwen3": "seq_len=256 ring_degrees=[1,2] cp_sizes=[2] layouts=[zigzag] order.window=1 max_images=null",
+    "qwen3_vl": "seq_len=256 ring_degrees=[2,4] cp_sizes=[1,4] layouts=[balanced_gather] order.window=4 max_images=9",
+    "qwen2_5_vl": "seq_len=384 ring_degrees=[1] cp_sizes=[1,4] layouts=[balanced_ring] order.window=1 max_images=40",
+    "internvl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1] layouts=[contiguous] order.window=2 max_images=null",
+    "molmo2": "seq_len=384 ring_degrees=[1,2] cp_sizes=[1] layouts=[zigzag] order.window=4 max_images=9",
+}
+"""For each family a configuration that differs from the others: together they have every value of each key."""
+
+
+@pytest.mark.parametrize("family", CONFIGURATIONS)
+def test_a_configuration_of_a_family_gives_the_bytes_of_its_source(
+    in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, family: str
 ) -> None:
     """Fails when some configuration makes the way through a dataset of a model differ from the way at once."""
-
-    def make(folder: Path) -> None:
-        common = [*make_source(folder, family), "seq_len=160", "oversize=split"]
-        (folder / "settings.json").write_text(json.dumps(common))
-        packed(folder / "source", folder / "old", common)
-
-    folder = made_once(f"repacked {family}", make)
-    first = json.loads((folder / "settings.json").read_text())
-    second = [f"seq_len={seq_len}", f"ring_degrees={rings}", f"cp_sizes={cp_sizes}", f"layouts=[{layout}]"]
-    second += [f"order.seed={seed}", f"order.window={window}", f"max_images={max_images}"]
-    second += [f"packs_per_shard={per_shard}"]
-    out = tmp_path_factory.mktemp("family")
-    through = packed(folder / "old", out / "through", second)
-    refused = {name for name, why in rejects(through).items() if why.startswith("it was split")}
-    source = without(folder / "source", out / "chosen", {*rejects(folder / "old"), *refused})
-    at_once = packed(source, out / "at-once", [*first, *second])
-    assert documents(through)
-    assert shards(through) == shards(at_once)
-    assert rejects(through).keys() - refused == rejects(at_once).keys()
+    folder, first = in_pieces(family)
+    number = list(CONFIGURATIONS).index(family)
+    second = [*CONFIGURATIONS[family].split(), f"order.seed={number}", f"packs_per_shard={1 + number % 4}"]
+    check_same(folder / "source", folder / "old", tmp_path, first, second)
 
 
 KILLED = """

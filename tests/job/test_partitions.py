@@ -250,7 +250,8 @@ def test_a_job_of_several_partitions_is_sound_and_resumes(tmp_path: Path, progre
     for number in range(3):
         lines = "".join(json.dumps(row) + "\n" for row in rows[number::3])
         (source / f"{number}.jsonl").write_text(lines, encoding="utf-8")
-    config = configured("seq_len=256", "order.window=2", "epochs=2")
+    layouts = ["layouts=[contiguous]", "ring_degrees=[1,2]", "cp_sizes=[1,2]"]
+    config = configured("seq_len=256", "order.window=2", "epochs=2", *layouts)
     whole, out = tmp_path / "whole", tmp_path / "out"
     counts = pack([str(source)], str(whole), config, PlainExecutor(), progress, partition_rows=50).manifest.counts
     assert (counts.documents, counts.rejected, counts.pieces) == (60, 1, 120)

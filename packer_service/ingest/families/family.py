@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from packer_service.ingest.document import MediumKind
-from schemas.manifest import UnitKind
+
+if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start of a process of decoders
+    from schemas.manifest import UnitKind
 
 Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "bilinear"]
 """How a picture becomes its canvas: as :mod:`packer_service.ingest.media.shrink` does it (``reduced``), by Pillow's

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitKind, UnitShape
+from packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
 from packer_service.ingest.families.qwen import BICUBIC
 from packer_service.ingest.families.settings import CLIP, CONFIG, STEPS, ModelFolder, Section
 from packer_service.ingest.families.work import EncoderWork
 from schemas.encoder import ENCODER_KEY
 from schemas.errors import ConfigError
+from schemas.manifest import UnitKind
 
 SIZE = {"height": 384, "width": 384}
 """The processors' own size of a tile."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import CropShape, Placement, Rows, UnitKind, UnitShape
+from packer_service.ingest.families.family import CropShape, Placement, Rows, UnitShape
 from packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, one_size, window_pairs
 from packer_service.ingest.families.settings import CLIP, STEPS, Colours, ModelFolder, Section
 from packer_service.ingest.families.work import EncoderWork
 from schemas.encoder import ENCODER_KEY
+from schemas.manifest import UnitKind
 
 BICUBIC = 3
 """Pillow's number of the filter that the processors scale with."""

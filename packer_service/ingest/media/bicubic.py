@@ -8,9 +8,12 @@ float64 gives the same sums, since none of them comes near 2**53.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64, UInt8
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64, UInt8
 
 _SHARPNESS = -0.5
 """The parameter of the cubic kernel (Keys 1981) that filters against aliasing have."""

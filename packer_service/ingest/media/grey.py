@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Num
 from PIL import Image
+
+if TYPE_CHECKING:
+    from jaxtyping import Num
 
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64, Int64
 
 
 def as_written(seconds: float) -> Fraction:

@@ -8,13 +8,15 @@ as soon as it has more than one thread, and so does this, on every machine and w
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
 from packer_service.ingest.media.bicubic import resized
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32, Int64, UInt8
 
 _HALF = np.float32(0.5)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Int64
 
 from packer_service.ingest.document import Medium
 from packer_service.ingest.families.family import CropShape, Placement
 from packer_service.ingest.media.video import VideoFrames
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64, Int64
 from PIL import Image
 
 from packer_service.ingest.document import Medium
@@ -22,6 +22,9 @@ from packer_service.ingest.media.pixels import FrameScaler
 from packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
 from packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
 from schemas.errors import DocumentError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64, Int64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

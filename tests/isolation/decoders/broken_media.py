@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ def crops_that_eat_on_one(medium: Any, base: str, shape: Any, **options: Any) ->
 
 
 def crops_that_crash_once(medium: Any, base: str, shape: Any, **options: Any) -> Iterator[Any]:
-    """Each media in its first process."""
+    """On two images, each in its first process."""
     marker = Path(base, f"tried {medium.uri}")
-    if not marker.exists():
+    if medium.uri in ("1.png", "3.png") and not marker.exists():
         marker.touch()
         os.abort()
     yield from encoded_crops(medium, base, shape, **options)
@@ -49,3 +50,8 @@ def pictures_and_a_crash(medium: Any, base: str, pictures: Any, **options: Any) 
     for picture, _ in encoded_pictures(medium, base, pictures, **options):
         yield picture, b"not a picture"
     ctypes.string_at(0)
+
+
+def loaded() -> set[str]:
+    """Names of all packages that a process of decoders has loaded."""
+    return {name.partition(".")[0] for name in sys.modules}
