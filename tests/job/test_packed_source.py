@@ -140,11 +140,14 @@ def test_a_configuration_of_a_family_gives_the_bytes_of_its_source(
 KILLED = """
 import os, signal, sys, time
 sys.path[:0] = sys.argv[4].split(":")
+import numpy as np
 from packer_service.config import load_config
 from packer_service.job.pack import pack
+from packer_service.plan.pack import pack_documents
 from packer_service.runtime.executors import PlainExecutor
 from repacked import Listener
 
+pack_documents(np.array([3, 2]), np.array([0, 0]), seq_len=4, max_images=1)  # numba starts once for all forks
 old, out, settings = sys.argv[1], sys.argv[2], sys.argv[3].split()
 
 
