@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,30 @@ LOOKUPS = 20_000
 WINDOW = 64
 
 
-def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
-    """Manifest and ``packs.parquet``, with values of the sizes that a run over video has."""
+def write_dataset(
+    folder: Path, packs: int, per_shard: int, config: Any = None, places: Mapping[int, Any] | None = None
+) -> None:
+    """Manifest and ``packs.parquet``, with values of the sizes that a run over video has.
+
+    Args:
+        folder: where they go.
+        packs: how many there are.
+        per_shard: packs of a shard.
+        config: the dataset's configuration; by default the usual one.
+        places: where some packs really lie, by their number.
+    """
     from schemas.codec import encode_json
     from schemas.config import PackConfig
     from schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TableEntry, TokenizerEntry
     from schemas.manifest_parts import manifest_parts
 
-    digest, size = write_packs(folder / "packs.parquet", packs, per_shard)
+    digest, size = write_packs(folder / "packs.parquet", packs, per_shard, places or {})
+    config = (config or PackConfig()).model_copy(update={"packs_per_shard": per_shard})
     head = ManifestHead(
         format_version=FORMAT_VERSION,
         dataset_id="0" * 64,
         preshard_version="0",
-        config=PackConfig(packs_per_shard=per_shard).model_dump(mode="json"),
+        config=config.model_dump(mode="json"),
         tokenizer=TokenizerEntry(
             name="none", sha256="0" * 64, vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3,
             chat_template_sha256=None,
@@ -84,7 +95,7 @@ def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
             file.write(part)
 
 
-def write_packs(path: Path, packs: int, per_shard: int) -> tuple[str, int]:
+def write_packs(path: Path, packs: int, per_shard: int, places: Mapping[int, Any]) -> tuple[str, int]:
     """Hash and size of the table."""
     import hashlib
 
@@ -108,6 +119,9 @@ def write_packs(path: Path, packs: int, per_shard: int) -> tuple[str, int]:
                 "size": sizes,
                 "cost": rng.random(len(ids)) * 1e6,
             }
+            for pack_id in places.keys() & set(ids.tolist()):
+                for name in ("offset", "header_size", "head_crc32c", "size"):
+                    columns[name][pack_id - first] = getattr(places[pack_id], name)
             arrays = [
                 pa.array(columns[field.name] if field.name in columns else rng.integers(0, 2**20, len(ids)), field.type)
                 for field in PACKS
@@ -198,12 +212,12 @@ def run(folder: str, temporary: str, *arguments: str) -> None:
     sys.stdout.flush()
 
 
-def _in_s3(stack: ExitStack, folder: Path) -> str:
-    """The address of a copy in a server that ends with the stack."""
+def in_s3(stack: ExitStack, folder: Path) -> Any:
+    """A server of the folder that ends with the stack: where it is, and what it was asked for."""
     sys.path.append(str(Path(__file__).parents[1] / "s3"))
-    from s3_server import s3_store
+    from range_server import served_ranges
 
-    return stack.enter_context(s3_store()).upload(folder, "dataset")
+    return stack.enter_context(served_ranges(folder))
 
 
 def main() -> None:
@@ -226,7 +240,8 @@ def main() -> None:
             write_dataset(folder, given.packs, given.packs_per_shard)
         sizes = {path.name: path.stat().st_size // 2**20 for path in sorted(folder.iterdir())}
         print(f"{hardware()}; {given.packs:,} packs, {given.packs_per_shard} per shard; MiB: {sizes}")
-        location = _in_s3(stack, folder) if given.s3 else str(folder)
+        server = in_s3(stack, folder) if given.s3 else None
+        location = server.uri if server else str(folder)
         temporary = Path(scratch) / "tmp"
         temporary.mkdir()
         for title, workers in (
@@ -236,6 +251,8 @@ def main() -> None:
         ):
             print(title)
             run(location, str(temporary), "--workers", str(workers))
+            if server:
+                print(f"  asked of the store: {server.take()}")
         used = sum(path.stat().st_blocks * 512 for path in temporary.rglob("*") if path.is_file())
         print(f"the file that they share: {used / 2**20:.0f} MiB")
 

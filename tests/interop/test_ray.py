@@ -34,14 +34,18 @@ def _decode(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("ray_session")
 def test_ray_data_gives_every_member_of_every_pack(shards: list[str], packs: dict[str, dict[str, Any]]) -> None:
-    """Fails when Ray's tar reader, which groups by what stands before the first dot, loses or mixes members."""
+    """Fails when Ray's tar reader, which groups by what stands before the first dot, loses or mixes members.
+
+    Also when a crop that a pack lacks is taken for one of its crops: one task reads all shards, as with a single CPU, and
+    then pandas joins their columns and writes NaN where Arrow would have null.
+    """
     import ray
 
-    samples = ray.data.read_webdataset(shards, decoder=None).take_all()
+    samples = ray.data.read_webdataset(shards, decoder=None, override_num_blocks=1).take_all()
     assert sorted(sample["__key__"] for sample in samples) == sorted(packs)
     for sample in samples:
         row = packs[sample["__key__"]]
-        crops = [value for name, value in sample.items() if name.endswith(".jpg") and value is not None]
+        crops = [value for name, value in sample.items() if name.endswith(".jpg") and isinstance(value, bytes)]
         assert len(crops) == row["n_images"]
         assert json.loads(sample["json"])["pack_id"] == row["pack_id"]
         assert len(np.load(io.BytesIO(sample["sequence.npz"]))["tokens"]) == 1024
@@ -53,7 +57,7 @@ def test_ray_data_takes_a_decoder_of_the_users(shards: list[str], packs: dict[st
     """Fails when the decoder that the how-to shows does not work."""
     import ray
 
-    samples = ray.data.read_webdataset(shards, decoder=_decode).take_all()
+    samples = ray.data.read_webdataset(shards, decoder=_decode, override_num_blocks=1).take_all()
     assert {sample["key"]: len(sample["crops"]) for sample in samples} == {
         key: row["n_images"] for key, row in packs.items()
     }

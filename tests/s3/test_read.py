@@ -12,11 +12,13 @@ from urllib.parse import parse_qs
 
 import pytest
 import torch
+from range_server import served_ranges
 
 from packer_service.report.dataset import report_dataset
 from packer_service.verify import verify_dataset
 from trainer.data.dataset import PackedDataset
 from trainer.data.loader import make_loader
+from trainer.data.pack_table import RECORD
 
 SPLIT = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
 
@@ -58,3 +60,20 @@ def test_a_store_can_be_told_by_the_environment(remote_dataset: str, tiny_datase
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["packs"] == report_dataset(str(tiny_dataset)).packs
+
+
+def test_a_large_table_is_asked_for_by_ranges(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when opening a large dataset, or looking up its packs, asks a store more often, or for a whole table."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the places of its packs go
+    monkeypatch.setattr("trainer.data.files.WHOLE_TABLE", 1000)
+    shards = [f"shards/{path.name}" for path in (tiny_dataset / "shards").glob("*.tar")]
+    with served_ranges(tiny_dataset) as server:
+        dataset = PackedDataset(server.uri, **SPLIT)
+        assert server.requests == {"manifest.json": 2, "packs.parquet": 3}  # a size, a read; a size twice, the footer
+        batches = list(dataset)
+        assert server.requests["packs.parquet"] == 3 + len(RECORD)
+        ranges = sum(1 + bool(len(batch.images)) for batch in batches)
+        assert sum(server.requests[name] for name in shards) == len(shards) + ranges
+        assert sum(server.sent[name] for name in shards) == sum(batch.bytes_read for batch in batches)

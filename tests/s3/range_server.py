@@ -1,0 +1,105 @@
+"""A folder as an S3 server shows it to readers: objects and ranges of them from the disk, and what was asked for.
+
+moto's server copies a whole object for each range of it, which takes seconds where the object has hundreds of
+megabytes: a client takes that for a broken connection and asks again, until it gives up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from s3_server import CREDENTIALS
+
+BUCKET = "folder"
+RANGE = re.compile(r"bytes=(\d+)-(\d+)$")
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What clients have asked for so far, by the object's name below the folder.
+
+    Attributes:
+        uri: where the folder is.
+        requests: questions after an object and reads of it.
+        sent: bytes of it that went out.
+    """
+
+    uri: str
+    requests: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def take(self) -> str:
+        """Requests and bytes since the last call, in words."""
+        names = sorted(self.requests)
+        said = ", ".join(f"{name} {self.requests[name]} ({self.sent[name]:,} bytes)" for name in names)
+        self.requests.clear()
+        self.sent.clear()
+        return said
+
+
+@contextmanager
+def served_ranges(folder: Path) -> Iterator[Asked]:
+    """Serves a folder for reading from a thread of this process until the block ends. Nothing can be listed."""
+    for name, value in CREDENTIALS.items():
+        os.environ.setdefault(name, value)
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # a client keeps its connections
+        disable_nagle_algorithm = True
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, *, with_body: bool) -> None:
+            name = unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").strip("/")
+            path = folder / name
+            if not name or not path.is_file():
+                self.send_response(HTTPStatus.NOT_FOUND)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                asked = RANGE.match(self.headers.get("Range", "")) if with_body else None
+                first, end = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
+                self.send_response(HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK)
+                if asked:
+                    self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
+                self.send_header("Content-Length", str(end - first))
+                self.send_header("Content-Type", "application/octet-stream")
+                self.send_header("ETag", '"0"')
+                self.send_header("Last-Modified", formatdate(0, usegmt=True))
+                self.end_headers()
+                with lock:
+                    counted.requests[name] += 1
+                    counted.sent[name] += (end - first) * with_body
+                if with_body:
+                    self.connection.sendfile(file, first, end - first)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        where = f"endpoint_override=127.0.0.1:{server.server_port}&scheme=http&region=us-east-1"
+        counted = Asked(uri=f"s3://{BUCKET}?{where}")
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield counted
+        finally:
+            server.shutdown()
+            thread.join()
