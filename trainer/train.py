@@ -222,6 +222,7 @@ def _end(here: Processes, error: Exception) -> NoReturn:
             traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
+    here.leave_store()
     os._exit(1)
 
 

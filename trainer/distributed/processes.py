@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from schemas.errors import ConfigError
+
+STORE_STAYS_SECONDS = 1.0
+"""How long a store is kept for others that fail together with its process: ranks that meet the same damage do so in the
+same step. Those that fail because this one is gone come later, and are not waited for."""
+
+STORE_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
+"""What torchrun sets to ``True`` where it keeps the store itself; else the first process does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,17 @@ class Processes:
             return self.store.add("failed", 1) == 1
         except RuntimeError:
             return True
+
+    def leave_store(self) -> None:
+        """Where this process keeps the store: stays until all others have failed too, or for a moment.
+
+        Where it fails together with another one, that one would find the store gone, and say what has been said.
+        """
+        if self.rank != 0 or os.environ.get(STORE_OF_TORCHRUN) == "True":
+            return
+        end = time.monotonic() + STORE_STAYS_SECONDS
+        while self.store.add("failed", 0) < self.world_size and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def start_processes(device: str) -> Processes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from schemas.errors import ConfigError
 from trainer.distributed.mesh import Mesh
-from trainer.distributed.processes import agree_on_device, first_difference
+from trainer.distributed.processes import STORE_OF_TORCHRUN, Processes, agree_on_device, first_difference
 
 
 def _agree(devices: list[str]) -> list[str]:
@@ -61,3 +61,41 @@ def test_ranks_that_see_different_checkpoints_stop_with_one_line(gloo_pool: Any)
     said = gloo_pool.run(seen_on_a_rank, [same[0], {"the newest checkpoint": "none"}], ring=2)
     assert said[0] == said[1]
     assert "the newest checkpoint is step-00000003 on rank 0 and none on rank 1" in said[0]
+
+
+class _Store:
+    """A store for two processes, of which the second fails when the first has looked twice whether it has."""
+
+    def __init__(self) -> None:
+        self.looked, self.second_speaks = 0, True
+        self._store = dist.HashStore()
+
+    def add(self, key: str, amount: int) -> int:
+        self.looked += amount == 0
+        if self.looked == 2:
+            self.second_speaks = _process(self, 1).fails_first()
+        return self._store.add(key, amount)
+
+
+def _process(store: _Store, rank: int) -> Processes:
+    return Processes(rank=rank, world_size=2, device=torch.device("cpu"), store=cast(dist.Store, store))
+
+
+def test_two_that_fail_at_once_say_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the process that keeps the store ends before another one that fails too could ask who was first."""
+    monkeypatch.delenv(STORE_OF_TORCHRUN, raising=False)
+    monkeypatch.setattr("trainer.distributed.processes.STORE_STAYS_SECONDS", 3600.0)
+    store = _Store()
+    assert _process(store, 0).fails_first()
+    _process(store, 0).leave_store()
+    assert not store.second_speaks
+    assert store.looked == 2  # and it ended then
+
+
+@pytest.mark.parametrize(("rank", "of_torchrun"), [(1, "False"), (0, "True")])
+def test_a_process_without_the_store_ends_at_once(rank: int, of_torchrun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when every rank that fails waits for the others, who wait for it."""
+    monkeypatch.setenv(STORE_OF_TORCHRUN, of_torchrun)
+    store = _Store()
+    _process(store, rank).leave_store()
+    assert store.looked == 0
