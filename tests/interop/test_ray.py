@@ -28,16 +28,22 @@ def packs(tiny_dataset: Path) -> dict[str, dict[str, Any]]:
 def _decode(sample: dict[str, Any]) -> dict[str, Any]:
     """A decoder as a user of Ray would write it: crops in one column, as packs differ in their number."""
     head, arrays = json.loads(sample["json"]), np.load(io.BytesIO(sample["sequence.npz"]))
-    crops = [value for name, value in sorted(sample.items()) if name.endswith(".jpg")]
-    return {"key": sample["__key__"], "pack_id": head["pack_id"], "tokens": arrays["tokens"], "crops": crops}
+    crops = tuple(value for name, value in sorted(sample.items()) if name.endswith(".jpg"))
+    return {
+        "key": sample["__key__"],
+        "pack_id": head["pack_id"],
+        "tokens": arrays["tokens"],
+        "crops": crops,
+        "first": crops[:1],
+    }
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_ray_data_gives_every_member_of_every_pack(shards: list[str], packs: dict[str, dict[str, Any]]) -> None:
     """Fails when Ray's tar reader, which groups by what stands before the first dot, loses or mixes members.
 
-    Also when a crop that a pack lacks is taken for one of its crops: one task reads all shards, as with a single CPU, and
-    then pandas joins their columns and writes NaN where Arrow would have null.
+    Also when a crop that a pack lacks is taken for one of its crops: one task reads all shards, as with a single CPU,
+    and then pandas joins their columns and writes NaN where Arrow would have null.
     """
     import ray
 
@@ -54,7 +60,7 @@ def test_ray_data_gives_every_member_of_every_pack(shards: list[str], packs: dic
 
 @pytest.mark.usefixtures("ray_session")
 def test_ray_data_takes_a_decoder_of_the_users(shards: list[str], packs: dict[str, dict[str, Any]]) -> None:
-    """Fails when the decoder that the how-to shows does not work."""
+    """Fails when the decoder that the how-to shows does not work; of a list with one crop Ray would make the crop."""
     import ray
 
     samples = ray.data.read_webdataset(shards, decoder=_decode, override_num_blocks=1).take_all()
@@ -62,3 +68,4 @@ def test_ray_data_takes_a_decoder_of_the_users(shards: list[str], packs: dict[st
         key: row["n_images"] for key, row in packs.items()
     }
     assert all(sample["tokens"].shape == (1024,) for sample in samples)
+    assert {len(sample["first"]) for sample in samples} == {min(row["n_images"], 1) for row in packs.values()}
