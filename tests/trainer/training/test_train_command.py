@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -112,16 +113,20 @@ def command_on_a_rank(rank: int, world_size: int, port: int, arguments: list[str
     return "went on", printed.getvalue(), said.getvalue()
 
 
-def start_copy(place: tuple[int, int, int], arguments: list[str], said: Path) -> int:
+def start_copy(
+    place: tuple[int, int, int], arguments: list[str], said: Path, before: Callable[[], None] = lambda: None
+) -> int:
     """Starts the command in a copy of this process, since it may end its process or be killed; the copy's id.
 
     Args:
         place: rank, number of ranks and port.
         arguments: of the command.
         said: what the command and its loader's workers write as errors.
+        before: what the copy does before it begins.
     """
     copy = os.fork()
     if not copy:
+        before()
         take_place(*place)
         sys.modules["__main__"] = ModuleType("__main__")  # a loader's workers would import that of the pool's ranks
         with said.open("w") as errors, Path(os.devnull).open("w") as printed:
@@ -142,22 +147,30 @@ def command_in_a_copy(rank: int, world_size: int, port: int, arguments: list[str
     return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), said.read_text(encoding="utf-8")
 
 
-def killed_when_there_is(rank: int, arguments: list[str], folder: str, pattern: str) -> int:
-    """Status of a command that is killed as soon as there are files in a folder."""
-    copy = start_copy((rank, 1, 0), arguments, Path(os.devnull))
-    while (
-        not list(Path(folder).glob(pattern)) and os.waitid(os.P_PID, copy, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    ):
+def hold_writing(folder: Path) -> None:
+    """From now on every thread of this process stands still that opens a file of a folder."""
+
+    def hold(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).startswith(f"{folder}/"):
+            threading.Event().wait()
+
+    sys.addaudithook(hold)
+
+
+def killed_when_there_is(rank: int, arguments: list[str], folder: str) -> int:
+    """Status of a command that is killed while it writes into a folder: it does not come to the end of that."""
+    copy = start_copy((rank, 1, 0), arguments, Path(os.devnull), lambda: hold_writing(Path(folder)))
+    while not Path(folder).exists() and os.waitid(os.P_PID, copy, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.0005)
     os.kill(copy, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    from free_ports import free_ports  # ranks of the pool, which load this file too, do not find it
+
+    [port] = free_ports(1)
+    return port
 
 
 def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
@@ -168,8 +181,8 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     """
     options = ["--steps", "7", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
     options += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume", "--async-save"]
-    unfinished = str(tmp_path / "kept"), "unfinished-step-0000000[3-5]"
-    [status] = gloo_pool.run_apart(killed_when_there_is, [*given(texts), *options], *unfinished, size=1)
+    unfinished = str(tmp_path / "kept" / "unfinished-step-00000003")
+    [status] = gloo_pool.run_apart(killed_when_there_is, [*given(texts), *options], unfinished, size=1)
     assert status == -signal.SIGKILL
     assert len(steps_of(tmp_path / "metrics.jsonl")) < 7
     [(status, printed, said)] = gloo_pool.run_apart(command_on_a_rank, 1, 0, [*given(texts), *options], size=1)
