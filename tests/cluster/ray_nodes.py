@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from free_ports import free_ports
-from process_trees import descendants, stop_tree
+from process_trees import descendants, free_ports, stop_tree
 
 REPOSITORY = Path(__file__).parents[2]
 QUICK = {

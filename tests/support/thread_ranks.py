@@ -91,6 +91,19 @@ def _collectives() -> Any:
     )
 
 
+class Work:
+    """A message that arrives when it is waited for: whoever reads it before finds no number."""
+
+    def __init__(self, received: Tensor, found: Tensor) -> None:
+        self._received, self._found = received, found
+        with torch.no_grad():
+            received.fill_(torch.nan)
+
+    def wait(self) -> None:
+        with torch.no_grad():
+            self._received.copy_(self._found)
+
+
 def _all_to_all(
     received: Tensor,
     sent: Tensor,
@@ -100,16 +113,14 @@ def _all_to_all(
     group: ThreadGroup,
     async_op: bool = False,
 ) -> Any:
-    """As torch's. It is done when it returns, which no caller may rely on."""
     parts = group.exchange(sent.detach().clone())
     size = len(parts)
     sizes = group.exchange([len(sent) // size] * size if sent_sizes is None else list(sent_sizes))
     found = [part.split(each)[group.rank] for part, each in zip(parts, sizes, strict=True)]
     assert received_sizes is None or [len(part) for part in found] == list(received_sizes)
     assert sum(map(len, found)) == len(received), "torch would refuse it"
-    with torch.no_grad():
-        received.copy_(torch.cat(found))
-    return SimpleNamespace(wait=lambda: None) if async_op else None
+    work = Work(received, torch.cat(found))
+    return work if async_op else work.wait()
 
 
 def _all_gather(received: Tensor, sent: Tensor, *, group: ThreadGroup) -> None:
@@ -117,12 +128,8 @@ def _all_gather(received: Tensor, sent: Tensor, *, group: ThreadGroup) -> None:
         received.copy_(torch.cat(group.exchange(sent.detach().clone())))
 
 
-def _send_and_receive(ops: Sequence[Any]) -> list[Any]:
+def _send_and_receive(ops: Sequence[Any]) -> list[Work]:
+    """The works of what is received: what is sent has been copied, so nobody needs to wait for it."""
     group: ThreadGroup = ops[0].group
     sent = group.exchange({op.key: op.tensor.detach().clone() for op in ops if op.sends})
-    for op in ops:
-        if not op.sends:
-            peer, tag = op.key
-            with torch.no_grad():
-                op.tensor.copy_(sent[peer][group.rank, tag])
-    return [SimpleNamespace(wait=lambda: None) for _ in ops]
+    return [Work(op.tensor, sent[op.key[0]][group.rank, op.key[1]]) for op in ops if not op.sends]

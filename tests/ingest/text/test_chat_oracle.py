@@ -14,7 +14,7 @@ from packer_service.ingest.render import render
 from packer_service.ingest.source.rows import parse_document
 from schemas.sequence import IGNORE_INDEX
 
-CONVERSATIONS = 500
+CONVERSATIONS = 200
 
 
 def as_template_takes(style: Style, row: Row) -> list[Row]:

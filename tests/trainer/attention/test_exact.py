@@ -28,7 +28,9 @@ OF_EIGHT: dict[tuple[int, int], tuple[str, ...]] = {
     (1, 8): ("balanced_ring", "random"),
     (8, 1): ("contiguous",),
 }
-"""Schemes on eight ranks, which take the same paths as on four and far longer: each on some mesh."""
+"""Schemes on eight ranks, which take the same paths as on four and longer: each on some mesh."""
+
+pytestmark = pytest.mark.process  # starts none with threads, and takes long
 
 
 def met(case: Any) -> set[str]:
@@ -56,22 +58,37 @@ ALWAYS = {"grouped heads", "padding", "annotations", "tokens see later ones", "a
 BETWEEN_RANKS = {"a rank sees nothing of another", "key heads are copied"}
 
 
-@pytest.mark.parametrize(("ulysses", "ring"), MESHES)
-def test_every_kind_is_the_reference(
-    ulysses: int, ring: int, cases: Any, attend: Any, expected: Any, assert_same: Any
-) -> None:
-    # Any error in positions, in the order of slices, in merging, in heads or in sending gradients back shows here.
+def check(cases: Any, attend: Any, expected: Any, assert_same: Any, mesh: tuple[int, int]) -> set[str]:
+    """Compares every kind on a mesh with the reference; what was special about the cases."""
     seen: set[str] = set()
-    for scheme in OF_EIGHT.get((ulysses, ring), ALL_SCHEMES):
+    for scheme in OF_EIGHT.get(mesh, ALL_SCHEMES):
 
-        @settings(max_examples=EXAMPLES[ulysses * ring], deadline=None, derandomize=True, database=None)
-        @given(cases(scheme, ulysses, ring))
-        def check(case: Any) -> None:
+        @settings(max_examples=EXAMPLES[mesh[0] * mesh[1]], deadline=None, derandomize=True, database=None)
+        @given(cases(scheme, *mesh))
+        def check_scheme(case: Any) -> None:
             seen.update(met(case))
             right = expected(case)
             for ours in attend(case, CALLS):
                 assert_same(ours, right)
 
-        check()
-    wanted = ALWAYS | (BETWEEN_RANKS if ulysses * ring > 1 else {"a slice of several tiles"})
-    assert seen >= wanted or ulysses * ring == 8, wanted - seen
+        check_scheme()
+    return seen
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
+def test_every_kind_is_the_reference(
+    mesh: tuple[int, int], cases: Any, attend: Any, expected: Any, assert_same: Any
+) -> None:
+    """Fails when positions, the order of slices, merging, heads or the way of gradients back are wrong on a mesh."""
+    seen = check(cases, attend, expected, assert_same, mesh)
+    ranks = mesh[0] * mesh[1]
+    wanted = ALWAYS | (BETWEEN_RANKS if ranks > 1 else {"a slice of several tiles"})
+    assert seen >= wanted or ranks == 8, wanted - seen
+
+
+def test_processes_that_send_to_each_other_give_the_same(
+    cases: Any, attend_in_processes: Any, expected: Any, assert_same: Any
+) -> None:
+    """Fails when torch's own collectives take sizes, memory or an order of messages that copies in memory do not."""
+    seen = check(cases, attend_in_processes, expected, assert_same, (2, 2))
+    assert seen >= ALWAYS | BETWEEN_RANKS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from schemas.errors import ConfigError, LayoutError
+from schemas.errors import ConfigError
 from schemas.sequence import dense_mask
 from trainer.attention import MaskTensors, bind
 from trainer.attention.kernels.flash_cpu import FlashCPU
@@ -26,6 +25,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("gather", {"exchange": "all"}),
     ("ulysses", {}),
 ]
+
+
+pytestmark = pytest.mark.process  # several seconds, most of them without a process
 
 
 def text(*lengths: int) -> list[tuple[int, int, int]]:
@@ -60,12 +62,12 @@ def test_a_rank_of_padding(
         assert all(not x[:, 64:].any() for x in ours)
 
 
-def test_a_pack_of_padding(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
+def test_a_pack_of_padding(make_mask: Any, make_layout: Any, make_case: Any, attend_in_processes: Any) -> None:
     # The exchange of needed keys sends nothing: an empty all-to-all must not hang or fail.
     mask = make_mask(text(-64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4))
     assert not case.layout.needs.any()
-    for ours in attend(case, CALLS):
+    for ours in attend_in_processes(case, CALLS):
         assert all(not x.any() for x in ours)
 
 
@@ -94,20 +96,22 @@ def test_slices_of_one_token_and_of_broken_tiles(
 
 
 def test_bfloat16(
-    make_mask: Any, make_layout: Any, make_case: Any, attend: Any, expected: Any, assert_same: Any
+    make_mask: Any, make_layout: Any, make_case: Any, attend_in_processes: Any, expected: Any, assert_same: Any
 ) -> None:
     # The collectives and kernels take bfloat16, and partial results are not added up in it.
     mask = make_mask(text(100, 300, 112))
     case = make_case(mask=mask, layout=make_layout(mask, "random", 4), dtype=torch.bfloat16)
-    for ours in attend(case, CALLS):
+    for ours in attend_in_processes(case, CALLS):
         assert_same(ours, expected(case))
 
 
-def test_the_same_numbers_every_time(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
+def test_the_same_numbers_every_time(
+    make_mask: Any, make_layout: Any, make_case: Any, attend_in_processes: Any
+) -> None:
     # Sums over ranks in the order of arrival would differ in the last bit.
     mask = make_mask(text(100, 300, 112))
     case = make_case(mask=mask, layout=make_layout(mask, "random", 4), dtype=torch.float32)
-    results = attend(case, CALLS * 2)
+    results = attend_in_processes(case, CALLS * 2)
     for first, second in zip(results[: len(CALLS)], results[len(CALLS) :], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -199,11 +203,11 @@ def test_the_next_exchange_is_under_way_while_a_piece_is_computed(
         assert events == ["send", "send", "compute", "send", "compute", "send"]
 
 
-def test_a_pack_of_padding_overlaps(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:
+def test_a_pack_of_padding_overlaps(make_mask: Any, make_layout: Any, make_case: Any, attend_in_processes: Any) -> None:
     """Fails when pieces without a visible key leave out a message."""
     mask = make_mask(text(-64))
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2), ulysses=2)
-    [ours] = attend(case, [OVERLAP])
+    [ours] = attend_in_processes(case, [OVERLAP])
     assert all(not x.any() for x in ours)
 
 
@@ -302,22 +306,3 @@ def test_what_cannot_be_bound_is_an_error(make_mask: Any, make_layout: Any) -> N
         ConfigError, match="ring_degree 2; the mesh has 1: take the layout contiguous with ring_degree 1"
     ):
         bind("ring", layout, tensors, ContextParallel())
-
-
-def wrong_block_size(mesh: Mesh, fields: dict[str, Any]) -> str:
-    try:
-        layout = replace(fields["layout"], block_size=16)
-        bind("gather", layout, MaskTensors.from_arrays(fields["mask"]), mesh.cp)
-    except LayoutError as error:
-        return str(error)
-    return ""
-
-
-def test_needs_of_another_block_size_are_refused(
-    make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
-) -> None:
-    # Read with the wrong block size, needs would fetch the wrong keys.
-    mask = make_mask(text(64))
-    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 2))
-    for said in gloo_pool.run(wrong_block_size, vars(case), ring=2):
-        assert "lists 8 blocks of needed keys; 64 tokens make 4 blocks of its block_size 16" in said
