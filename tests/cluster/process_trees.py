@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def descendants(root: int) -> list[int]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from process_trees import descendants, free_ports, stop_tree
+from free_ports import free_ports
+from process_trees import descendants, stop_tree
 
 REPOSITORY = Path(__file__).parents[2]
 QUICK = {

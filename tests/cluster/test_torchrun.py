@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_trees import free_ports, kill_tree
+from free_ports import free_ports
+from process_trees import kill_tree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "training"))
 

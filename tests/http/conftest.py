@@ -15,6 +15,8 @@ from packer_service.http.app import create_app
 from packer_service.http.settings import ServiceSettings
 
 Start = Callable[..., TestClient]
+PATIENT: dict[str, Any] = {"request_seconds": 240.0, "plan_seconds": 240.0}
+"""Limits that a busy machine does not reach; tests of limits set their own."""
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +30,8 @@ def served_root(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) ->
 @pytest.fixture(scope="session")
 def client(served_root: Path) -> Iterator[TestClient]:
     """A service over ``served_root``, for questions that change nothing."""
-    with TestClient(create_app(ServiceSettings(root=str(served_root))), raise_server_exceptions=False) as client:
+    app = create_app(ServiceSettings(root=str(served_root), **PATIENT))
+    with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
 
@@ -38,7 +41,7 @@ def start() -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(root: Path, **settings: Any) -> TestClient:
-            app = create_app(ServiceSettings(root=str(root), **{"rescan_seconds": 0, **settings}))
+            app = create_app(ServiceSettings(root=str(root), **{"rescan_seconds": 0, **PATIENT, **settings}))
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield begin

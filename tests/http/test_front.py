@@ -41,6 +41,7 @@ KINDS = (
 ASKED = ("", "/balance?ring=2", "/packs?sort=-attention", "/packs/0/layout", "/shards/preshard-000000.tar/balance")
 """What is asked about each of them."""
 
+SOUND = {"tiny", "other", "stopped"}
 REQUEST_SECONDS = 12.0
 LONG = 120.0
 """Seconds until a test gives up: far more than a busy machine takes, where the fault would take for ever."""
@@ -75,6 +76,10 @@ class Front:
         return descendants(self.process.pid)[2:]
 
 
+def names_listed(front: Front) -> set[str]:
+    return {entry["name"] for entry in front.json("/v1/datasets?limit=1000").get("items", ())}
+
+
 def ends(pids: list[int], seconds: float) -> bool:
     """Whether processes end within so long."""
     deadline = time.monotonic() + seconds
@@ -97,7 +102,7 @@ def stop_reader(front: Front, name: str, question: str) -> int:
 def hostile_root(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
     """Sound datasets, ``tiny``, ``other`` and ``stopped``, among many that are not."""
     root = tmp_path_factory.mktemp("hostile")
-    for name in ("tiny", "other", "stopped"):
+    for name in SOUND:
         shutil.copytree(tiny_dataset, root / name)
     write_hostile(root, tiny_dataset, rows=1_000_000, wanted=KINDS)
     return root
@@ -105,10 +110,11 @@ def hostile_root(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -
 
 @pytest.fixture(scope="module")
 def front(hostile_root: Path) -> Iterator[Front]:
-    with served(hostile_root, header_seconds=1.0, request_seconds=REQUEST_SECONDS) as (process, port):
+    limits = {"request_seconds": REQUEST_SECONDS, "plan_seconds": LONG}
+    with served(hostile_root, header_seconds=1.0, **limits) as (process, port):
         front, deadline = Front(process, port), time.monotonic() + LONG
         # on a busy machine the process that readers are forked from may take longer to start than a request may
-        while front.get("/v1/datasets/tiny").status != 200:
+        while not (front.get("/v1/datasets/tiny").status == 200 and names_listed(front) >= SOUND):
             assert time.monotonic() < deadline
             time.sleep(0.5)
         yield front

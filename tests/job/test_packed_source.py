@@ -152,10 +152,15 @@ old, out, settings = sys.argv[1], sys.argv[2], sys.argv[3].split()
 
 
 class Tells(PlainExecutor):
+    has_told = False
+
     def run(self, function, items):
         for number, item in enumerate(items):
+            if self.has_told:
+                time.sleep(600)  # a busy machine must not let the job end before the kill
             if (function.func.__name__, number) == wanted:
                 os.write(ready, b".")
+                self.has_told = True
             yield from ((number, result) for _, result in super().run(function, [item]))
 
 

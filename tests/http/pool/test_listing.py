@@ -161,22 +161,21 @@ def test_a_request_waits_for_its_dataset_and_for_no_other() -> None:
 def test_a_request_waits_longer_for_its_own_dataset_than_for_other_folders() -> None:
     """Fails when a dataset so large that looking at it takes a while is said not to be there yet."""
 
-    def found_late(scanner: FakeScanner, head: dict[str, Any]) -> None:
-        scanner.say(at="years/large")
-        asyncio.get_running_loop().call_later(2 * SETTLED_SECONDS, scanner.say_found, "years:large")
-
     settings: Any = ServiceSettings(root=".")
-    fake: Any = FakePool(found_late)
+    fake: Any = FakePool(lambda scanner, _: scanner.say(at="years/large"))
 
     async def ask() -> tuple[bool, bool]:
         listing = Listing(settings, fake)
         await listing.fresh(None)
-        before = listing.find("years:large") is not None
-        await listing.fresh("years:large")
+        own = asyncio.ensure_future(listing.fresh("years:large"))
+        await asyncio.sleep(2 * SETTLED_SECONDS)
+        has_waited = not own.done()
+        fake.started[0].say_found("years:large")
+        await own
         listing.close()
-        return before, listing.find("years:large") is not None
+        return has_waited, listing.find("years:large") is not None
 
-    assert asyncio.run(ask()) == (False, True)
+    assert asyncio.run(ask()) == (True, True)
 
 
 def test_a_root_that_does_not_answer_leaves_the_list_as_it_is() -> None:
