@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_service.ingest.model import PackedFor
+from packer_service.ingest.packed.known import known_pack
 from packer_service.job.contents import Aside, ReadDocument, aside, decode_documents, placed_crops, read_documents
 from packer_service.job.plan import PlannedDocument, PlannedShard
 from packer_service.job.videos import ShardVideos
@@ -149,17 +150,25 @@ def _build_sample(
     spans = [_span(document.planned, _rendered(document)) for document in kept]
     rows.add_pack(pack_id, pack, [document.planned for document in kept], spans, config)
     crops = placed_crops(documents, decoded)
-    return Sample(head=_head(pack_id, spans, pack), sequence=pack.sequence, layouts=pack.layouts, crops=crops)
+    return Sample(
+        head=_head(pack_id, spans, pack),
+        sequence=pack.sequence,
+        layouts=pack.layouts,
+        crops=crops,
+        encoded=pack.encoded,
+    )
 
 
 def _build_pack(documents: Sequence[ReadDocument], config: PackConfig, target: PackedFor) -> Pack:
+    rendered = [_rendered(document) for document in documents]
     return build_pack(
-        [_rendered(document) for document in documents],
+        rendered,
         [document.planned.start for document in documents],
         [document.planned.aligned_length for document in documents],
         config=config,
         pad_id=target.tokenizer.pad_id,
         axes=target.axes,
+        known=known_pack(rendered),
     )
 
 

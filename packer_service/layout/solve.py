@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -17,7 +17,7 @@ from packer_service.layout.schemes.balanced_gather import gather_owners
 from packer_service.layout.schemes.balanced_ring import ring_owners
 from packer_service.layout.tiles import tiles_by_rank
 from schemas.errors import LayoutError
-from schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout
+from schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
 from schemas.schemes import contiguous_runs, zigzag_runs
 from schemas.sequence import MaskArrays
 from schemas.validation import nearest_multiples
@@ -54,6 +54,7 @@ def solve_layouts(
     schemes: Sequence[str],
     ring_degrees: Sequence[int],
     block_size: int = 128,
+    known: Mapping[str, TokenLayout] | None = None,
 ) -> list[TokenLayout]:
     """Layouts of one pack for each scheme and ring degree asked, in the order of ``SCHEMES``, then by degree.
 
@@ -63,6 +64,7 @@ def solve_layouts(
         schemes: names from ``SCHEMES``.
         ring_degrees: each at least 1.
         block_size: tokens of a block of the balanced schemes and of the stored needs.
+        known: layouts of this very mask, segments and block size by name, which are not searched for again.
 
     Raises:
         LayoutError: as of :func:`check_request`.
@@ -73,6 +75,10 @@ def solve_layouts(
     layouts = []
     for scheme in (s for s in SCHEMES if s in schemes):
         for degree in sorted(set(ring_degrees)):
+            found = known.get(layout_name(scheme, degree)) if known else None
+            if found is not None:
+                layouts.append(found)
+                continue
             runs = solver.runs(scheme, degree)
             needs = key_blocks_needed(index, runs, degree, block_size)
             layouts.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from packer_service.layout.mask import MaskIndex
 from packer_service.layout.solve import solve_layouts
 from packer_service.packs.boundaries import image_boundaries
+from packer_service.packs.known import KnownPack, encoded_members
 from packer_service.packs.rendered import RenderedDocument
 from packer_service.packs.sequence import build_sequence
 from packer_service.packs.units import Units
@@ -25,6 +26,7 @@ class Pack:
     """A pack's arrays, the index of its mask, its layouts, its units and its image boundaries.
 
     ``unit_documents`` is the number of each unit's document; ``units.edges`` are natural positions in the pack.
+    ``encoded`` has the members of a sample, by their extensions, that are known as bytes already.
     """
 
     sequence: PackedSequence
@@ -35,6 +37,7 @@ class Pack:
     cum_image_bounds: Int64[np.ndarray, "units"]
     cum_token_pooling_bounds: Int64[np.ndarray, "units"]
     boundaries: dict[str, dict[str, RankImages]]
+    encoded: Mapping[str, bytes]
 
 
 def build_pack(
@@ -45,6 +48,7 @@ def build_pack(
     config: PackConfig,
     pad_id: int,
     axes: int = 1,
+    known: KnownPack | None = None,
 ) -> Pack:
     """Builds a pack's arrays, and solves its layouts and boundaries from the real mask.
 
@@ -55,13 +59,17 @@ def build_pack(
         config: the job's configuration.
         pad_id: token of the padding.
         axes: axes of the documents' positions.
+        known: a pack that may turn out to be this one. What was written of it is then taken as it is.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
     sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes)
     index = MaskIndex.of(sequence.mask)
-    layouts = configured_layouts(index, np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config)
+    edges = segment_edges(np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config.seq_len)
+    is_known = known is not None and known.has(sequence)
+    old, written = known.layouts(edges, config.block_size) if known is not None and is_known else ({}, b"")
+    layouts = _layouts(index, edges, config, old)
     placed = [(document.units, start) for document, start in zip(documents, starts, strict=True) if len(document.units)]
     units = Units.joined([own.moved(start) for own, start in placed])
     counts = [len(document.units) for document in documents]
@@ -75,6 +83,7 @@ def build_pack(
         cum_image_bounds=images,
         cum_token_pooling_bounds=pooled,
         boundaries=image_boundaries(units.loads, images, pooled, config.cp_sizes),
+        encoded=encoded_members(known, old, written, layouts) if known is not None and is_known else {},
     )
 
 
@@ -82,10 +91,20 @@ def configured_layouts(
     index: MaskIndex, starts: Int64[np.ndarray, "docs"], aligned_lengths: Int64[np.ndarray, "docs"], config: PackConfig
 ) -> list[TokenLayout]:
     """Every layout that a configuration asks for, for a pack whose documents lie at these starts."""
+    return _layouts(index, segment_edges(starts, aligned_lengths, config.seq_len), config, {})
+
+
+def _layouts(
+    index: MaskIndex,
+    edges: Int64[np.ndarray, "segments_plus_1"],
+    config: PackConfig,
+    known: Mapping[str, TokenLayout],
+) -> list[TokenLayout]:
     return solve_layouts(
         index,
-        segment_edges=segment_edges(starts, aligned_lengths, config.seq_len),
+        segment_edges=edges,
         schemes=config.layouts,
         ring_degrees=config.ring_degrees,
         block_size=config.block_size,
+        known=known,
     )

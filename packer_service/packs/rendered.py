@@ -25,7 +25,8 @@ class RenderedDocument:
     decoding needs of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), or where
     the crops of every unit are stored (``ingest.packed.crops.StoredCrops``), and nothing here looks at it.
     ``label_cut`` and ``medium_cut`` say what a cut at its end took: the label of its last token, because the next token
-    carries loss and lies behind the cut, and the rest of a video.
+    carries loss and lies behind the cut, and the rest of a video. ``origin`` is the stored pack that the document, or a
+    part of it, was taken out of (``ingest.packed.dataset.StoredPack``), and nothing here looks at it either.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -42,6 +43,7 @@ class RenderedDocument:
     media: tuple[Any, ...] = ()
     label_cut: bool = False
     medium_cut: bool = False
+    origin: Any = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,12 +32,16 @@ from schemas.sequence import PackedSequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A pack ready to be written. The writer fills in ``head.images``, the crops' places, and ``head.crc32c``."""
+    """A pack ready to be written. The writer fills in ``head.images``, the crops' places, and ``head.crc32c``.
+
+    ``encoded`` has members, by their extensions, that are known as bytes already.
+    """
 
     head: SampleHead
     sequence: PackedSequence
     layouts: list[TokenLayout]
     crops: list[Crop]
+    encoded: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +118,10 @@ def encode_sample(sample: Sample, image_format: str) -> EncodedSample:
             )
         )
         offset += sum(map(len, member))
-    arrays = {SEQUENCE: encode_sequence(sample.sequence), LAYOUTS: encode_layouts(sample.layouts)}
+    arrays = {
+        SEQUENCE: sample.encoded.get(SEQUENCE) or encode_sequence(sample.sequence),
+        LAYOUTS: sample.encoded.get(LAYOUTS) or encode_layouts(sample.layouts),
+    }
     checksums = {extension: crc32c(data) for extension, data in arrays.items()}
     head = encode_json(sample.head.model_copy(update={"images": stored, "crc32c": checksums}))
     members = {HEAD: head, **arrays}

@@ -40,13 +40,21 @@ _ROWS = ("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "trunca
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPack:
-    """The header part of a pack without its layouts, and where its crops lie: the file and the byte of the first."""
+    """The header part of a pack, and where its crops lie: the file and the byte of the first.
+
+    ``encoded_sequence`` is the member that holds the arrays, ``behind`` the tar member after it, not
+    checked yet: the layouts. ``dataset`` is what the pack is of, ``where`` names it in errors.
+    """
 
     head: SampleHead
     units: StoredUnits
     sequence: PackedSequence
+    encoded_sequence: bytes
+    behind: bytes
     shard: str
     crops_at: int
+    dataset: PackedDatasetSource
+    where: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,14 +238,24 @@ class PackedDatasetSource:
         content, at = read_member(data, 0, f"{key}.{HEAD}", where)
         check_member(content, place["head_crc32c"], f"{where}.{HEAD}")
         head = decode_head(content, f"{where}.{HEAD}")
-        arrays, _ = read_member(data, at, f"{key}.{SEQUENCE}", where)
+        arrays, end = read_member(data, at, f"{key}.{SEQUENCE}", where)
         check_member(arrays, stored_checksum(head, SEQUENCE, where), f"{where}.{SEQUENCE}")
         if head.pack_id != pack_id:
             raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
         sequence = decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes)
         units = StoredUnits.of(head)
         crops_at = place["offset"] + place["header_size"]
-        return StoredPack(head=head, units=units, sequence=sequence, shard=shard, crops_at=crops_at)
+        return StoredPack(
+            head=head,
+            units=units,
+            sequence=sequence,
+            encoded_sequence=arrays,
+            behind=data[end:],
+            shard=shard,
+            crops_at=crops_at,
+            dataset=self,
+            where=where,
+        )
 
 
 assert set(_ROWS) <= set(DOCUMENTS.names)

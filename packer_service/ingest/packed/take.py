@@ -44,6 +44,7 @@ def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocu
         media=crops,
         label_cut=span.label_cut,
         medium_cut=span.medium_cut,
+        origin=pack,
     )
 
 

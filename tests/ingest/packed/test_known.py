@@ -1,0 +1,101 @@
+"""A pack whose documents stay as they were is not made anew, and has the bytes that it would have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack, open_dataset
+from packer_service.ingest.packed.known import known_pack
+from packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
+from packer_service.ingest.packed.take import taken_document
+from packer_service.packs.known import KnownPack
+from packer_service.packs.pack import Pack, build_pack
+from packer_service.packs.rendered import RenderedDocument
+from schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
+from schemas.config import PackConfig
+
+
+@pytest.fixture
+def source(tiny_dataset: Path) -> PackedDatasetSource:
+    found = dataset_manifest(str(tiny_dataset))
+    assert found is not None
+    return open_dataset(dataset_file("tiny", str(tiny_dataset), found))
+
+
+def documents(stored: StoredPack) -> list[RenderedDocument]:
+    model = stored.dataset.manifest.model
+    merge = 1 if model is None else model.merge
+    return [taken_document(stored, number, merge=merge) for number in range(len(stored.head.documents))]
+
+
+def built(stored: StoredPack, known: KnownPack | None, config: PackConfig) -> Pack:
+    """The pack of a stored pack's documents, at their places."""
+    spans = stored.head.documents
+
+    return build_pack(
+        documents(stored),
+        [span.start for span in spans],
+        [span.aligned_length for span in spans],
+        config=config,
+        pad_id=stored.dataset.manifest.tokenizer.pad_id,
+        axes=stored.dataset.manifest.axes,
+        known=known,
+    )
+
+
+def members(pack: Pack) -> tuple[bytes, bytes]:
+    return (
+        pack.encoded.get(SEQUENCE) or encode_sequence(pack.sequence),
+        pack.encoded.get(LAYOUTS) or encode_layouts(pack.layouts),
+    )
+
+
+def test_a_pack_that_stays_has_the_bytes_that_it_would_have(source: PackedDatasetSource) -> None:
+    """Fails when what was written of a pack differs from what its documents give, or is not taken as it is."""
+    config = source.config
+    other = config.model_copy(update={"ring_degrees": config.ring_degrees[:1], "cp_sizes": (1, 3)})
+    for pack_id in range(source.n_packs):
+        stored = source.pack(pack_id)
+        known = known_pack(documents(stored))
+        again = built(stored, known, config)
+        assert again.encoded.keys() == {SEQUENCE, LAYOUTS}
+        assert members(again) == members(built(stored, None, config))
+        fewer = built(stored, known, other)
+        assert fewer.encoded.keys() == {SEQUENCE}, "other layouts are asked for"
+        assert members(fewer) == members(built(stored, None, other))
+
+
+def test_a_pack_that_changes_is_made_anew(source: PackedDatasetSource) -> None:
+    """Fails when arrays or layouts are kept of a pack whose documents lie elsewhere, or of other blocks."""
+    config, stored = source.config, source.pack(0)
+    known = known_pack(documents(stored))
+    assert known is not None
+    smaller = config.model_copy(update={"block_size": config.block_size // 2})
+    assert built(stored, known, smaller).encoded.keys() == {SEQUENCE}
+    assert members(built(stored, known, smaller)) == members(built(stored, None, smaller))
+    parted = replace(known, segment_edges=known.segment_edges[1:])
+    assert built(stored, parted, config).encoded.keys() == {SEQUENCE}
+    changed = replace(known, sequence=source.pack(1).sequence)
+    assert not built(stored, changed, config).encoded
+
+
+def test_only_all_documents_of_one_pack_make_it_known(source: PackedDatasetSource) -> None:
+    """Fails when a pack that lost a document, or got one of another pack, is taken for what it was."""
+    first, second = (documents(source.pack(pack_id)) for pack_id in (0, 1))
+    assert known_pack([]) is None
+    assert known_pack([*first, *second]) is None
+    assert known_pack(first[:-1]) is None or len(first) == 1
+    assert known_pack([*first[:-1], second[0]]) is None
+    assert known_pack([replace(document, origin=None) for document in first]) is None
+
+
+def test_damaged_layouts_are_searched_for_again(source: PackedDatasetSource) -> None:
+    """Fails when a damaged member of layouts is copied, or stops the job."""
+    stored = source.pack(0)
+    damaged = replace(stored, behind=stored.behind[:600] + b"\0\1\2" + stored.behind[603:])
+    pack = built(damaged, known_pack(documents(damaged)), source.config)
+    assert pack.encoded.keys() == {SEQUENCE}
+    assert members(pack) == members(built(stored, None, source.config))
