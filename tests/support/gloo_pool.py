@@ -108,7 +108,7 @@ class GlooPool:
     def _collect(self, pipes: list[Connection]) -> dict[Connection, tuple[bool, Any]]:
         """What each rank answered. After a failure the others, which may be waiting for it, get a few seconds more."""
         answers: dict[Connection, tuple[bool, Any]] = {}
-        patience = 240.0
+        patience = 600.0
         while len(answers) < len(pipes):
             ready = wait([pipe for pipe in pipes if pipe not in answers], timeout=patience)
             if not ready:

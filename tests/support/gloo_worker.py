@@ -39,7 +39,7 @@ from trainer.models.interface import register_attention
 MODELS = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")
 """Models that worlds of every size train, imported before the ranks are forked."""
 
-TIMEOUT = timedelta(seconds=240)
+TIMEOUT = timedelta(seconds=600)
 """For a machine that is busy with other tests; a rank that fails says so at once."""
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.distributed.mesh import ContextParallel
 
-PATIENCE = 120
+PATIENCE = 600
 """Seconds that a rank waits for the others. One that fails ends all at once, so this is for a deadlock alone."""
 
 
