@@ -425,13 +425,13 @@ def layout_of_a_rank_that_does_not_exist(data: Any) -> None:
 
 @breaks("P13")
 def needed_block_that_is_not_marked(data: Any) -> None:
-    needs = data.samples()[0].layouts["balanced_gather.ring4.needs"]
+    needs = data.samples()[0].layouts["balanced_gather.ring2.needs"]
     needs[tuple(np.argwhere(needs)[0])] = False
 
 
 @breaks("P13")
 def marked_block_that_is_not_needed(data: Any) -> None:
-    needs = data.samples()[0].layouts["contiguous.ring4.needs"]
+    needs = data.samples()[0].layouts["contiguous.ring2.needs"]
     needs[tuple(np.argwhere(~needs)[0])] = True
 
 
@@ -470,7 +470,7 @@ def pooled_rows_that_are_not_the_crops(data: Any) -> None:
 
 @breaks("P14")
 def rank_left_out(data: Any) -> None:
-    del pictured(data).head["image_shard_boundaries"]["4"]["3"]
+    del pictured(data).head["image_shard_boundaries"]["2"]["1"]
 
 
 @breaks("P14")

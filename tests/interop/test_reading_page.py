@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,10 @@ PROGRAMS = [
         re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
     )
 ]
+GUARD = 'if __name__ == "__main__":'
+IN_PROCESS = (" workers=2", " workers=0")
+"""Workers of ours import the program and torch, which takes them ten seconds: tests/trainer/data/test_loader.py has
+some. Here the program reads the same batches itself."""
 OF_RAY = [pytest.param(program, id=name) for name, program in PROGRAMS if "import ray" in program]
 OTHERS = [pytest.param(program, id=name) for name, program in PROGRAMS if "import ray" not in program]
 
@@ -33,13 +35,15 @@ def test_a_program_of_the_page(
 ) -> None:
     """Fails when a page names what is not there any more, or a library no longer takes what the page gives it."""
     demo_in(tmp_path, tiny_dataset)
-    if "__main__" in program:  # it starts processes, which import it
-        script = tmp_path / "program.py"
-        script.write_text(program, encoding="utf-8")
-        subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, timeout=600)
-        return
     monkeypatch.chdir(tmp_path)
     run_to_its_end(program)
+
+
+def test_a_program_whose_workers_import_it_is_guarded() -> None:
+    """Fails when a program, as it is written, would start workers again in each of its workers."""
+    with_workers = [program for _, program in PROGRAMS if IN_PROCESS[0] in program]
+    assert with_workers
+    assert all(GUARD in program.partition(IN_PROCESS[0])[0] for program in with_workers)
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -60,7 +64,7 @@ def demo_in(folder: Path, dataset: Path) -> None:
 
 
 def run_to_its_end(program: str) -> None:
-    defined: dict[str, object] = {"__name__": "program"}
-    exec(compile(program, "program", "exec"), defined)
+    defined: dict[str, object] = {"__name__": "__main__" if GUARD in program else "program"}
+    exec(compile(program.replace(*IN_PROCESS), "program", "exec"), defined)
     results = {"device_mesh", "resume_from", "embedded", "step", "crops", "packs", "exchange", "out"}
-    assert results & defined.keys(), "the program came to its last line's result"
+    assert (results | {"batch"} if GUARD in program else results) & defined.keys(), "it came to its last line's result"
