@@ -175,7 +175,7 @@ class Sample:
             if self.repaired:
                 image["crc32c"] = crc32c(data)
             at += len(member)
-        arrays = {"sequence.npz": encode_arrays(self.sequence), "layouts.npz": encode_arrays(self.layouts)}
+        arrays = {"sequence.npz": _archive(self.sequence), "layouts.npz": _archive(self.layouts)}
         if self.repaired:
             self.head["crc32c"] = {extension: crc32c(data) for extension, data in arrays.items()}
         head = json.dumps(self.head, ensure_ascii=False, separators=(",", ":")).encode()
@@ -331,6 +331,15 @@ class Editable:
         data = json.dumps(manifest).encode()
         sealed = data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode())
         (self.path / "manifest.json").write_bytes(sealed)
+
+
+def _archive(arrays: dict[str, np.ndarray]) -> bytes:
+    """As a job writes them, or as numpy does where a name is one that no job writes."""
+    if all(name.isascii() for name in arrays):
+        return encode_arrays(arrays)
+    out = io.BytesIO()
+    np.savez_compressed(out, allow_pickle=False, **arrays)
+    return out.getvalue()
 
 
 def _read_shard(path: Path) -> list[Sample]:
