@@ -110,7 +110,7 @@ def packed(
 @pytest.fixture(scope="session")
 def sound(packed: Callable[..., Path]) -> Path:
     """A sound dataset. Read only: copy it before changing anything."""
-    return packed("vision.max_crops=4", "ring_degrees=[1,2]", "cp_sizes=[1,2]")
+    return packed("vision.max_crops=4", "ring_degrees=[1,2]", "cp_sizes=[1,2,4]")
 
 
 @pytest.fixture(scope="session")

@@ -470,7 +470,7 @@ def pooled_rows_that_are_not_the_crops(data: Any) -> None:
 
 @breaks("P14")
 def rank_left_out(data: Any) -> None:
-    del pictured(data).head["image_shard_boundaries"]["2"]["1"]
+    del pictured(data).head["image_shard_boundaries"]["4"]["3"]
 
 
 @breaks("P14")
