@@ -42,7 +42,7 @@ class BlockMap(NamedTuple):
 
 @compiled
 def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Spans of each row of blocks, from tiles of which ``per_block`` x ``per_block`` make a block."""
+    """Spans of each row of blocks, from tiles of which ``per_block`` x ``per_block`` make a block; room is left."""
     count = len(tiles.seen_edges) - 1
     marked, counts = np.full(count, -1, np.int32), np.zeros(blocks + 1, np.int32)
     # Room for a few spans in each row; it doubles where masks are more ragged than that.
@@ -75,13 +75,18 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
                 end += 1
             if counts[start] > 0:
                 if size == len(spans):
-                    spans = np.concatenate((spans, np.empty_like(spans)))
+                    longer = np.empty((2 * size, 3), np.int32)
+                    for span in range(size):
+                        for field in range(3):
+                            longer[span, field] = spans[span, field]
+                    spans = longer
                 spans[size, 0], spans[size, 1], spans[size, 2] = start, end, counts[start]
                 size += 1
             start = end
-        counts[low : high + 1] = 0
+        for column in range(low, high + 1):
+            counts[column] = 0
         edges[block + 1] = size
-    return edges, spans[:size].copy()
+    return edges, spans
 
 
 @compiled
@@ -106,9 +111,10 @@ def _transposed(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.nd
                             out[at, 0], out[at, 2] = row, tiles
                         out[at, 1] = row + 1
         if turn == 0:
-            out_edges[1:] = np.cumsum(fill[:blocks])
+            for column in range(blocks):
+                out_edges[column + 1] = out_edges[column] + fill[column]
+                fill[column] = out_edges[column]
             out = np.empty((out_edges[blocks], 3), np.int32)
-            fill[:blocks] = out_edges[:blocks]
     return out_edges, out
 
 
@@ -126,7 +132,8 @@ def block_map(index: MaskIndex, block_size: int, *, tile: int = TILE) -> BlockMa
     blocks = index.seq_len // block_size
     unit = tile if block_size % tile == 0 else block_size
     incidence = chunk_incidence(index, whole_run(index.seq_len), unit)
-    row_edges, row_spans = _rows(incidence, block_size // unit, blocks)
+    row_edges, with_room = _rows(incidence, block_size // unit, blocks)
+    row_spans = with_room[: row_edges[-1]].copy()
     column_edges, column_spans = _transposed(row_edges, row_spans)
     span_tiles = (row_spans[:, 1] - row_spans[:, 0]).astype(np.int64) * row_spans[:, 2]
     real_edges = real_before(index, np.arange(blocks + 1) * block_size)

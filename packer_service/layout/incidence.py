@@ -70,7 +70,13 @@ def _walk(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int, chun
         if runs[row, 0] != rank:
             rank, filled = runs[row, 0], length
         at, end = np.int64(runs[row, 1]), np.int64(runs[row, 1]) + runs[row, 2]
-        run = np.searchsorted(run_edges, at, side="right") - 1
+        run, above = 0, len(run_edges)
+        while above - run > 1:  # the last run that begins at or before it
+            middle = (run + above) // 2
+            if run_edges[middle] <= at:
+                run = middle
+            else:
+                above = middle
         while at < end:
             if filled == length:
                 chunk, filled = chunk + 1, 0

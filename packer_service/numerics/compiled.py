@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
+
+ZERO, ONE = np.int64(0), np.int64(1)
+"""0 and 1 like any other integer. To Numba a literal is of a type of its own, and a function that is given literals in
+some calls and other integers in others is compiled twice."""
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -77,14 +77,14 @@ def blended_order(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[n
     if used.shape[2] < 2:
         return np.arange(n_groups)
     deviations = _deviations(used)
-    whole = deviations.sum(axis=1)
+    whole = np.ascontiguousarray(deviations.sum(axis=1))  # the loops are compiled for one order of bytes
     order: Int64[np.ndarray, "groups"] = _herded(whole, _CANDIDATES)
     if window <= _SMALL_WINDOW:
         return order
     firsts = np.arange(n_groups) * window
     stretch = firsts // STRETCH
     before = np.minimum((stretch + 1) * STRETCH - firsts, window)  # packs that stand in the stretch of the first one
-    parts = np.cumsum(deviations[order], axis=1)[np.arange(n_groups), before - 1]
+    parts = np.ascontiguousarray(np.cumsum(deviations[order], axis=1)[np.arange(n_groups), before - 1])
     _exchange(order, whole, parts, stretch, before == window, _BLOCK, _SWEEPS)
     _herd_stretches(order, whole, stretch, before == window)
     return order
@@ -100,20 +100,32 @@ def _deviations(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[np.
 
 
 @compiled
+def _largest_of_sum(
+    so_far: Int64[np.ndarray, "sources"], deviations: Int64[np.ndarray, "groups sources"], group: int
+) -> np.int64:
+    """The largest deviation of a source, of either sign, once a group follows on what stands so far."""
+    largest = np.int64(0)
+    for source in range(len(so_far)):
+        largest = max(largest, abs(so_far[source] + deviations[group, source]))
+    return largest
+
+
+@compiled
 def _herded(deviations: Int64[np.ndarray, "groups sources"], n_candidates: int) -> Int64[np.ndarray, "groups"]:
     """The groups, one after the other the candidate after which the largest deviation is least; the first of equals."""
-    n_groups = len(deviations)
-    order, so_far = np.empty(n_groups, np.int64), np.zeros(deviations.shape[1], np.int64)
+    n_groups, n_sources = deviations.shape
+    order, so_far = np.empty(n_groups, np.int64), np.zeros(n_sources, np.int64)
     candidates = np.arange(min(n_candidates, n_groups))
     n_open, following = len(candidates), len(candidates)
     for place in range(n_groups):
         best, least = 0, np.int64(1 << 62)
         for i in range(n_open):
-            worst = np.abs(so_far + deviations[candidates[i]]).max()
+            worst = _largest_of_sum(so_far, deviations, candidates[i])
             if worst < least:
                 best, least = i, worst
         order[place] = candidates[best]
-        so_far += deviations[candidates[best]]
+        for source in range(n_sources):
+            so_far[source] += deviations[candidates[best], source]
         if following < n_groups:
             candidates[best] = following
             following += 1
@@ -147,8 +159,9 @@ def _exchange(
     n_groups, n_sources = len(order), whole.shape[1]
     sums = np.zeros((stretch[-1] + 2, n_sources), np.int64)
     for place in range(n_groups):
-        sums[stretch[place]] += parts[place]
-        sums[stretch[place] + 1] += whole[order[place]] - parts[place]
+        for source in range(n_sources):
+            sums[stretch[place], source] += parts[place, source]
+            sums[stretch[place] + 1, source] += whole[order[place], source] - parts[place, source]
     for start in range(0, n_groups, block // 2):
         end = min(start + block, n_groups)
         for _ in range(sweeps):
@@ -164,9 +177,10 @@ def _exchange(
                         if gain > most:
                             best, most = b, gain
                 if best >= 0:
-                    more_of_all = whole[order[best]] - whole[order[a]]
-                    sums[stretch[a]] += more_of_all
-                    sums[stretch[best]] -= more_of_all
+                    for source in range(n_sources):
+                        more = whole[order[best], source] - whole[order[a], source]
+                        sums[stretch[a], source] += more
+                        sums[stretch[best], source] -= more
                     order[a], order[best] = order[best], order[a]
                     changed = True
             if not changed:
@@ -181,15 +195,16 @@ def _herd_stretches(
     is_inside: Bool[np.ndarray, "groups"],
 ) -> None:
     """Orders the groups inside each stretch, in place, so that its parts are near the shares, too."""
-    n_groups = len(order)
-    so_far = np.zeros(whole.shape[1], np.int64)
+    n_groups, n_sources = whole.shape
+    so_far = np.zeros(n_sources, np.int64)
     for place in range(n_groups):
         best, least = place, np.int64(1 << 62)
         other = place
         while is_inside[place] and other < n_groups and is_inside[other] and stretch[other] == stretch[place]:
-            worst = np.abs(so_far + whole[order[other]]).max()
+            worst = _largest_of_sum(so_far, whole, order[other])
             if worst < least:
                 best, least = other, worst
             other += 1
         order[place], order[best] = order[best], order[place]
-        so_far += whole[order[place]]
+        for source in range(n_sources):
+            so_far[source] += whole[order[place], source]

@@ -105,8 +105,11 @@ def even_fit(
         Pack numbers from 0, in the order in which the packs were filled.
     """
     n_sources = len(edges) - 1
-    stock, next_row = count.copy(), np.cumsum(count) - count
-    packs = np.empty(count.sum(), np.int64)
+    stock, next_row, n_documents = count.copy(), np.empty(len(count), np.int64), 0
+    for kind in range(len(count)):
+        next_row[kind] = n_documents
+        n_documents += count[kind]
+    packs = np.empty(n_documents, np.int64)
     tree = build_tree(images)
     left, owed = np.zeros(n_sources, np.int64), np.zeros(n_sources, np.int64)
     source_of = np.empty(len(tokens), np.int64)

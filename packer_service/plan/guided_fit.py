@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.numerics.compiled import compiled
+from packer_service.numerics.compiled import ZERO, compiled
 from packer_service.plan.search_tree import GONE
 
 UNGUIDED = -1
@@ -60,8 +60,11 @@ def _build_trees(
     size = 1
     while size < orders.shape[1]:
         size *= 2
-    trees = np.full((len(orders), 2 * size, 3), GONE, np.int64)
+    trees = np.empty((len(orders), 2 * size, 3), np.int64)
     for order in range(len(orders)):
+        for node in range(2 * size):
+            for column in range(3):
+                trees[order, node, column] = GONE
         for position in range(orders.shape[1]):
             kind = orders[order, position]
             trees[order, size + position, 0] = tokens[kind]
@@ -150,7 +153,7 @@ def _fill(
             )
         if kind < 0:
             kind = _first_in_stock(
-                trees[finish], orders[finish], 0, len(tokens), stock, free_tokens, free_images, GONE - 1
+                trees[finish], orders[finish], ZERO, len(tokens), stock, free_tokens, free_images, GONE - 1
             )
     return n_chosen, free_tokens, free_images
 
@@ -190,15 +193,18 @@ def guided_fit(
         Pack numbers from 0, in the order in which the packs were filled.
     """
     n_kinds = len(tokens)
-    n_image_leaning = 0
+    n_image_leaning = ZERO
     positions = np.empty_like(orders)
     for kind in range(n_kinds):
         n_image_leaning += lean[kind] < 0
         for order in range(len(orders)):
             positions[order, orders[order, kind]] = kind
     trees = _build_trees(orders, tokens, images, lean)
-    stock, next_row = count.copy(), np.cumsum(count) - count
-    packs = np.empty(count.sum(), np.int64)
+    stock, next_row, n_documents = count.copy(), np.empty(n_kinds, np.int64), 0
+    for kind in range(n_kinds):
+        next_row[kind] = n_documents
+        n_documents += count[kind]
+    packs = np.empty(n_documents, np.int64)
     fillings = np.empty((len(recipes), most_documents), np.int64)
     nearly_full = (max_tokens * token_weight + max_images * image_weight) // _FULL
     n_packed, n_packs, largest = 0, 0, 0

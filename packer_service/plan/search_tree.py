@@ -22,7 +22,8 @@ def build_tree(values: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "nodes"]:
     while size < len(values):
         size *= 2
     tree = np.full(2 * size, GONE, np.int64)
-    tree[size : size + len(values)] = values
+    for position in range(len(values)):
+        tree[size + position] = values[position]
     for node in range(size - 1, 0, -1):
         tree[node] = min(tree[2 * node], tree[2 * node + 1])
     return tree

@@ -17,7 +17,7 @@ from jaxtyping import Int32
 from packer_service.layout.blocks import BlockMap
 from packer_service.layout.deals import consecutive, head_tail, longest_first
 from packer_service.layout.xorshift import drawn_pair, next_random
-from packer_service.numerics.compiled import compiled
+from packer_service.numerics.compiled import ONE, compiled
 
 SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""
@@ -115,7 +115,10 @@ def _search(
     """
     owners, count = start.copy(), len(start)
     seen, loads, need = _begin(blocks, owners, ring)
-    spans = np.empty((4 * np.diff(blocks.row_edges).max() + 4, 3), np.int32)
+    most_spans = 0
+    for row in range(count):
+        most_spans = max(most_spans, blocks.row_edges[row + 1] - blocks.row_edges[row])
+    spans = np.empty((4 * most_spans + 4, 3), np.int32)
     excess = np.int64(0)
     for rank in range(ring):
         excess += max(0, loads[rank] - limit)
@@ -138,19 +141,20 @@ def _search(
         differing = _difference(blocks, i, j, spans)
         if differing == 0:
             continue
-        change = _change_of_keys(seen[a], blocks.real, spans, differing, 1)
-        change += _change_of_keys(seen[b], blocks.real, spans, differing, -1)
+        change = _change_of_keys(seen[a], blocks.real, spans, differing, ONE)
+        change += _change_of_keys(seen[b], blocks.real, spans, differing, -ONE)
         if change + penalty * over > allowed:
             continue
-        _see(seen[a], spans, differing, 1)
-        _see(seen[b], spans, differing, -1)
+        _see(seen[a], spans, differing, ONE)
+        _see(seen[b], spans, differing, -ONE)
         need, excess = need + change, excess + over
         loads[a] += gain
         loads[b] -= gain
         owners[i], owners[j] = b, a
         if excess < best_excess or (excess == best_excess and need < best_need):
             best_excess, best_need = excess, need
-            best[:] = owners
+            for block in range(count):
+                best[block] = owners[block]
     return best, best_excess, best_need
 
 

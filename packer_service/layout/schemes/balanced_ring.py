@@ -18,7 +18,7 @@ from jaxtyping import Int32
 from packer_service.layout.blocks import BlockMap
 from packer_service.layout.deals import head_tail, round_robin
 from packer_service.layout.xorshift import drawn_pair, next_random
-from packer_service.numerics.compiled import compiled
+from packer_service.numerics.compiled import ONE, compiled
 
 PATH_WEIGHT = 1000
 """What one tile of the ring path weighs in units of variance: so much that the path comes first, and the variance
@@ -231,11 +231,11 @@ def _search(
         is_patient, most = idle <= PATIENCE * count, cost // PATH_WEIGHT
         if is_patient and _is_longer(steps, rows, columns, first, second, both, most, total, changed):
             continue
-        _exchange(steps, rows, columns, first, second, both, 1)
+        _exchange(steps, rows, columns, first, second, both, ONE)
         new_path = _path(steps)
         new_cost = PATH_WEIGHT * new_path + _variance(steps)
         if new_cost > cost and is_patient:
-            _exchange(steps, rows, columns, first, second, both, -1)
+            _exchange(steps, rows, columns, first, second, both, -ONE)
             continue
         idle = 0 if new_cost != cost else idle
         cost = new_cost
@@ -244,7 +244,8 @@ def _search(
         owners[i], owners[j] = second, first
         if new_path < best_path:
             best_path = new_path
-            best[:] = owners
+            for block in range(count):
+                best[block] = owners[block]
     return best, best_path
 
 
