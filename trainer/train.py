@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-import torch.distributed as dist
 from pydantic.fields import FieldInfo
 
 from schemas.errors import ConfigError, PreshardError
@@ -24,6 +23,8 @@ except ModuleNotFoundError as missing:
     remedy = "pip install 'preshard[train]'"
     print(f"trainer: training needs the package {missing.name}, which is not installed: {remedy}", file=sys.stderr)
     sys.exit(2)
+
+import torch.distributed as dist
 
 from trainer.distributed.mesh import build_mesh
 from trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
