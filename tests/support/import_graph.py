@@ -1,0 +1,45 @@
+"""Which packages parts of the project import, read from their code: whatever a command may import, now or later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import packages_distributions
+
+import grimp
+from packaging.utils import canonicalize_name
+
+OURS = ("schemas", "packer_service", "trainer")
+
+COMMANDS = {
+    "serve": ["packer_service.job", "packer_service.demo", "packer_service.runtime.ray"],
+    "pack": ["packer_service.http", "packer_service.demo"],
+}
+"""What the command line imports for commands of other extras."""
+
+
+@cache
+def import_graph() -> grimp.ImportGraph:
+    """Every import of every module of ours."""
+    return grimp.build_graph(*OURS, include_external_packages=True)
+
+
+def imported(parts: Sequence[str], without: Sequence[str]) -> set[str]:
+    """Distributions that modules import, and whatever of ours these import.
+
+    Args:
+        parts: packages of ours, each with all that is below it.
+        without: packages at which to stop.
+    """
+    graph = import_graph()
+    reached: set[str] = set()
+    excluded = {module for part in without for module in {part, *graph.find_descendants(part)}}
+    waiting = {module for part in parts for module in {part, *graph.find_descendants(part)}}
+    while waiting:
+        module = waiting.pop()
+        reached.add(module)
+        waiting |= graph.find_modules_directly_imported_by(module) - reached - excluded
+    owners = packages_distributions()
+    outside = {name.partition(".")[0] for name in reached} - set(OURS)
+    return {canonicalize_name(owners[name][0]) for name in outside - sys.stdlib_module_names}
