@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
 from free_ports import free_ports
 from process_trees import descendants, stop_tree
 
@@ -40,7 +40,10 @@ class Machine:
         venv.create(folder / "python", with_pip=False)
         [site] = (folder / "python").glob("lib/python*/site-packages")
         # The .pth files of the folder that is added are not read, and so no editable install of the project is found.
-        site.joinpath("dependencies.pth").write_text(str(Path(ray.__file__).parents[1]), encoding="utf-8")
+        installed = importlib.util.find_spec("ray")  # in the folder with all others; importing it takes two seconds
+        assert installed is not None
+        assert installed.origin is not None
+        site.joinpath("dependencies.pth").write_text(str(Path(installed.origin).parents[1]), encoding="utf-8")
         (folder / "home").mkdir()
         return machine
 
@@ -58,11 +61,13 @@ class Machine:
         home = {"HOME": str(self.folder / "home"), "PATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
         return {**kept, **home, "OMP_NUM_THREADS": "1", "NUMBA_DISABLE_JIT": "1", **more}
 
-    def run(self, command: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
-        """A command in the repository's folder."""
+    def run(
+        self, command: Sequence[str], folder: Path = REPOSITORY, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """A command in a folder, by default the repository's."""
         return subprocess.run(
             list(command),
-            cwd=REPOSITORY,
+            cwd=folder,
             env=self.environment(**variables),
             capture_output=True,
             text=True,
@@ -70,9 +75,9 @@ class Machine:
             check=False,
         )
 
-    def submit(self, head: Node, job: Sequence[str], **variables: str) -> tuple[int, str]:
-        """Exit status and words of a command of the page that submits a job to a head."""
-        done = self.run([head.dashboard or word if word == "http://HEAD:8265" else word for word in job], **variables)
+    def submit(self, dashboard: str, job: Sequence[str], **variables: str) -> tuple[int, str]:
+        """Exit status and words of a command of the page that submits a job to the dashboard at an address."""
+        done = self.run([dashboard if word == "http://HEAD:8265" else word for word in job], **variables)
         return done.returncode, done.stdout + done.stderr
 
     def install(self, wheel: Path) -> None:
@@ -89,7 +94,8 @@ class Node:
 
     process: subprocess.Popen[bytes]
     address: str
-    dashboard: str | None
+    dashboard: str
+    """Of its head."""
 
     def tasks(self) -> list[str]:
         """Titles of the Ray Data tasks that this node's workers are at."""
@@ -127,7 +133,7 @@ def ray_node(
     node = Node(
         process=process,
         address=f"127.0.0.1:{port}" if head is None else head.address,
-        dashboard=f"http://127.0.0.1:{dashboard}" if head is None else None,
+        dashboard=f"http://127.0.0.1:{dashboard}" if head is None else head.dashboard,
     )
     try:
         _wait_until_started(node, folder / "said")
