@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from schemas.config import PackConfig
+
+if TYPE_CHECKING:
+    from packer_service.runtime.ray import RayExecutor
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -288,12 +292,30 @@ def demo(made_once: MadeOnce) -> tuple[Path, dict[str, int], list[str]]:
     return folder / "source", counts, lines
 
 
+@contextmanager
+def _started_ray(num_cpus: int | None) -> Iterator[RayExecutor]:
+    """A Ray on this machine, tried three times: Ray gives its own start 30 s, too few on a very busy machine."""
+    import ray
+
+    from packer_service.runtime.ray import RayLostError, ray_cluster
+
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packer_service.runtime.ray.START_SECONDS", 240.0)  # after which it would end this process
+        for tries_left in (2, 1, 0):
+            try:
+                executor = stack.enter_context(ray_cluster(None, num_cpus))
+                break
+            except RayLostError:
+                if not tries_left:
+                    raise
+                ray.shutdown()
+        yield executor
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One Ray with two CPUs for all tests that need it. It starts as that of a job."""
-    from packer_service.runtime.ray import ray_cluster
-
-    with ray_cluster(None, 2):
+    with _started_ray(2):
         yield
 
 
@@ -304,11 +326,10 @@ def demo_dataset(
     progress: Silent,
 ) -> Path:
     """The demo source packed on Ray as `make demo` does it. Read only: copy it before changing anything."""
-    from packer_service.runtime.ray import ray_cluster
 
     def make(folder: Path) -> None:
         # A worker without the session's Ray starts one for this alone, as the command does.
-        with ray_cluster(None, None) as executor:
+        with _started_ray(None) as executor:
             pack([str(demo[0])], str(folder / "dataset"), PackConfig(packs_per_shard=4), executor, progress)
 
     return made_once("demo-dataset", make) / "dataset"

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,24 @@ class Asked(Sequence[tuple[str, int]]):
         return f"item {index}", index * index
 
 
+def _once_let_go(gate: str, item: tuple[str, int]) -> int:
+    """Runs in a Ray task: those of the first window at once, the others as soon as there is a file."""
+    while item[1] >= 4**2 and not Path(gate).exists():
+        time.sleep(0.01)
+    return item[1]
+
+
 @pytest.mark.usefixtures("ray_session")
-def test_ray_is_given_tasks_as_it_takes_them() -> None:
+def test_ray_is_given_tasks_as_it_takes_them(tmp_path: Path) -> None:
     """Fails when all items are made before the first result, or one is lost or run twice between two windows."""
     from packer_service.runtime.ray import ray_cluster
 
     with ray_cluster(None, None) as executor:
-        items = Asked(11)
-        results = replace(executor, window=4).run(itemgetter(1), items)
+        items, gate = Asked(11), tmp_path / "gate"
+        results = replace(executor, window=4).run(partial(_once_let_go, str(gate)), items)
         found = dict([next(results)])
         assert items.asked <= 8, "more than two windows were given to Ray at the first result"
+        gate.touch()
         rest = list(results)
         assert {**found, **dict(rest)} == {i: i * i for i in range(11)}
         assert len(rest) == 10
