@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ def point_elsewhere(path: Path) -> None:
     path.write_bytes(encode_index(offsets))
 
 
+@pytest.fixture(scope="module")
+def stopped(
+    tiny_source: Path, tiny_config: PackConfig, tmp_path_factory: pytest.TempPathFactory, progress: Any, stopping: Any
+) -> Path:
+    """What a job leaves that was stopped behind its first shard. Read only: copy it before changing anything."""
+    out = tmp_path_factory.mktemp("stopped") / "out"
+    with pytest.raises(stopping.Stopped):
+        pack([str(tiny_source)], str(out), tiny_config, stopping(2), progress)
+    assert (out / "shards" / "preshard-000000.tar.idx").exists(), "a shard must have been kept"
+    return out
+
+
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
@@ -49,6 +62,7 @@ def point_elsewhere(path: Path) -> None:
 def test_a_kept_shard_that_was_changed_since_is_written_again(
     file: str,
     damage: Callable[[Path], None],
+    stopped: Path,
     tiny_dataset: Path,
     tiny_source: Path,
     tiny_config: PackConfig,
@@ -57,10 +71,7 @@ def test_a_kept_shard_that_was_changed_since_is_written_again(
     stopping: Any,
 ) -> None:
     """Fails when a shard is taken for whole because it is there, is as long as before, or only its index is sound."""
-    out, n_shards = tmp_path / "out", len(list(tiny_dataset.glob("shards/*.tar")))
-    with pytest.raises(stopping.Stopped):
-        pack([str(tiny_source)], str(out), tiny_config, stopping(2), progress)
-    assert (out / "shards" / "preshard-000000.tar.idx").exists(), "a shard must have been kept"
+    out, n_shards = shutil.copytree(stopped, tmp_path / "out"), len(list(tiny_dataset.glob("shards/*.tar")))
     damage(out / file)
     rest = stopping(1000)
     pack([str(tiny_source)], str(out), tiny_config, rest, progress)
