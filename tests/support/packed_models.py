@@ -44,12 +44,12 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
 
-def write_source(folder: Path, *, images: bool) -> None:
+def write_source(folder: Path, documents: int, *, images: bool) -> None:
     """Conversations with images of several shapes, and without."""
     folder.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
-    for number in range(9):
+    for number in range(documents):
         n_images = (2, 0, 1)[number % 3] if images else 0
         parts: list[dict[str, Any]] = []
         for image in range(n_images):
@@ -79,14 +79,17 @@ def _write_video(path: Path, noise: np.random.Generator) -> None:
         container.mux(stream.encode())
 
 
-def make_model(folder: Path, family: str, progress: Any) -> None:
-    """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``."""
+def make_model(folder: Path, family: str, progress: Any, *, documents: int = 9) -> None:
+    """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``.
+
+    There is a document with a video more where the model takes any.
+    """
     if family in TEXT_MODELS:
         files = {"config.json": TEXT_MODELS[family]}
         write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY, files=files)
     else:
         write_model_folder(folder / "model", family, vocabulary=VOCABULARY)
-    write_source(folder / "source", images=family in FAMILIES)
+    write_source(folder / "source", documents, images=family in FAMILIES)
     config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
     pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
     load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")

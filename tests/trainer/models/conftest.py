@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+DOCUMENTS = 6
+"""As few as fill several packs, with some of text alone."""
+
 
 @pytest.fixture(scope="session")
 def folder_of(made_once: Any, progress: Any) -> Callable[[str], Path]:
@@ -16,7 +19,11 @@ def folder_of(made_once: Any, progress: Any) -> Callable[[str], Path]:
     from packed_models import make_model
 
     def make(family: str) -> Path:
-        return Path(made_once(f"hugging-face-{family}", lambda folder: make_model(folder, family, progress)))
+        return Path(
+            made_once(
+                f"hugging-face-{family}", lambda folder: make_model(folder, family, progress, documents=DOCUMENTS)
+            )
+        )
 
     return make
 
