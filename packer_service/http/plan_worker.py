@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from typing import Any
 
 import pyarrow as pa
 
@@ -26,16 +25,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] * 2, asked["seconds"] * 2 + 1))
     table = pa.ipc.open_stream(sys.stdin.buffer).read_all()
 
-    from packer_service.report.what_if import plan_table
-    from schemas.config import parse_config
-    from schemas.errors import PreshardError
+    from packer_service.report.what_if import planned
 
-    answer: dict[str, Any]
     try:
-        report = plan_table(table, parse_config(asked["config"]), asked["dp_sizes"])
-        answer = {"figures": report.model_dump(mode="json")}
-    except PreshardError as error:
-        answer = {"wrong": str(error)}
+        answer = planned(table, asked["config"], asked["dp_sizes"])
     except MemoryError:
         answer = {"wrong": f"the plan takes more than {limit} bytes of memory; ask about fewer documents"}
     print(json.dumps(answer))

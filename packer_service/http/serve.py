@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import os
@@ -91,9 +92,12 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
         print(f"preshard: serving {root} at {where}", file=sys.stderr, flush=True)
         _log_to_stdout()
         _allow_files()
+        gc.collect()
+        gc.freeze()  # looking through all that was imported, as is done now and then, would stop every answer meanwhile
         config = uvicorn.Config(
             app,
             http=BoundedConnection,
+            loop="uvloop",
             ws="none",
             log_config=None,
             access_log=False,

@@ -36,7 +36,7 @@ class ServiceState:
         self.settings = settings
         self.cache = Cache(settings.cache_bytes)
         self.catalog: Catalog | Shelf | Listing = Catalog(settings, self.cache) if shelf is None else shelf
-        self.planner = Planner(settings)
+        self.planner = Planner(settings, is_bounded=not keeps_answers)
         self.keeps_answers = keeps_answers
 
     def cache_figures(self) -> tuple[int, int, int, int]:

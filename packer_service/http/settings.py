@@ -26,7 +26,7 @@ class ServiceSettings(BaseModel):
     request_seconds: float = Field(30.0, gt=0, description="Time limit of a request.")
     plan_seconds: float = Field(60.0, gt=0, description="Time limit of a what-if plan.")
     plan_documents: int = Field(1_000_000, ge=1, description="Most documents of a what-if plan.")
-    plan_memory: int = Field(8192 * _MIB, ge=_MIB, description="Most address space of the process that makes one.")
+    plan_memory: int = Field(8192 * _MIB, ge=_MIB, description="Most address space of a process that only makes one.")
     threads: int = Field(
         8, ge=1, description="Requests that are worked on at once for one dataset; the others wait their turn."
     )

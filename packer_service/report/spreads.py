@@ -79,14 +79,18 @@ def spread(values: Float64[np.ndarray, "packs"]) -> Spread:
 
 
 def spreads(parts: Sequence[Float64[np.ndarray, "packs"]]) -> list[Spread]:
-    """The same of each of several, all at once where each has as many values as the others and none is nan."""
-    packs = len(parts[0]) if parts else 0
-    rows = np.stack(parts) if packs and all(len(part) == packs for part in parts) else None
-    if rows is None or np.isnan(rows).any():
+    """The same of each of several; those that are as long, and have as many values, all at once."""
+    if len({len(part) for part in parts}) != 1:
         return [spread(part) for part in parts]
-    ordered = np.sort(rows, axis=1)
-    columns = (rows.sum(axis=1) / packs, ordered[:, packs - (packs // ABOVE + 1)], ordered[:, -1])
-    return [
-        Spread(packs=packs, mean=mean, p95=p95, max=most)
-        for mean, p95, most in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    rows = np.stack(parts)
+    is_real = ~np.isnan(rows)
+    counts = is_real.sum(axis=1)
+    found = [Spread(packs=0, mean=None, p95=None, max=None)] * len(rows)
+    for count in np.unique(counts[counts > 0]).tolist():
+        places = np.flatnonzero(counts == count)
+        values = rows[places][is_real[places]].reshape(len(places), count)
+        ordered = np.sort(values, axis=1)
+        columns = (values.sum(axis=1) / count, ordered[:, count - (count // ABOVE + 1)], ordered[:, -1])
+        for place, mean, p95, most in zip(places, *(column.tolist() for column in columns), strict=True):
+            found[place] = Spread(packs=count, mean=mean, p95=p95, max=most)
+    return found

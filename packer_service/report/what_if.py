@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,9 @@ from packer_service.report.loads import Block, block_of, numbers_of
 from packer_service.report.losses import losses
 from packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
 from schemas.balance import BalanceOrder, LoadGroup
-from schemas.config import PackConfig
+from schemas.config import PackConfig, parse_config
 from schemas.document_ids import canonical_order, hash_ids
+from schemas.errors import PreshardError
 from schemas.rejects import rejects_table
 from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
@@ -42,6 +44,14 @@ KEYS = ("doc_id", "source", "id_hash", "line")
 
 SampledPack = tuple[int, int, pa.Table]
 """A pack's id, its attention tiles, and its rows of balance.parquet."""
+
+
+def planned(table: pa.Table, config: dict[str, Any], dp_sizes: Sequence[int]) -> dict[str, Any]:
+    """The ``figures`` of :func:`plan_table` as JSON has them, or what is ``wrong`` with what was asked."""
+    try:
+        return {"figures": plan_table(table, parse_config(config), dp_sizes).model_dump(mode="json")}
+    except PreshardError as error:
+        return {"wrong": str(error)}
 
 
 def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> PlanReport:

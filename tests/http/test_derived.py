@@ -34,7 +34,8 @@ def questions(client: TestClient) -> list[str]:
     items = client.get("/v1/datasets/one/documents?limit=1000").json()["items"]
     sorts = ("attention", "-gather_path", "ring_path", "-traffic", "images", "-pooled_tokens", "image_load", "-cost")
     return [
-        "", "/balance", "/balance?ring=2&layout=zigzag&cp=2", "/compared", "/rejects", "/documents?source=text&limit=3",
+        "", "/balance", "/balance?ring=2&layout=zigzag&cp=2", "/compared", "/rejects", "/advice?gpus=2",
+        "/documents?source=text&limit=3",
         "/documents?contains=e", "/documents?prefix=text&offset=1", "/documents?limit=7&offset=5", "/documents/none",
         *(f"/shards?sort={sort}&ring={ring}" for sort in sorts for ring in (1, 2)),
         *(f"/packs?sort={sort}&ring={ring}&limit=3&offset=1" for sort in sorts for ring in (1, 2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,20 @@ from packer_service.demo.model_configs import FAMILIES, MARKS, model_config, pro
 from packer_service.report.advice.answer import Advisor
 from packer_service.report.advice.dataset import advised_model
 from packer_service.report.advice.figures import SplitAdvice
-from packer_service.report.advice.loads import COLUMNS, PackLoads, SlowestRank, read_pack_loads, sampled_spans
+from packer_service.report.advice.loads import (
+    COLUMNS,
+    SAMPLED_PACKS,
+    PackLoads,
+    SlowestRank,
+    read_pack_loads,
+    sampled_spans,
+)
 from packer_service.report.advice.memory import MemoryEstimate
 from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
 from packer_service.report.advice.question import AdviceQuestion, make_question
 from packer_service.report.advice.seconds import Estimate, PackSeconds
 from packer_service.report.advice.split import MOST, SplitChoice
-from schemas.balance import BLOCK_ROWS, BalanceOrder
+from schemas.balance import BalanceOrder
 from schemas.config import PackConfig
 from schemas.errors import ConfigError
 
@@ -243,10 +251,15 @@ def test_large_datasets_are_sampled_evenly_and_always_alike() -> None:
     assert sampled_spans(small) == (range(50),)
     large = BalanceOrder.of(CONFIG, 10_000_000)
     spans = sampled_spans(large)
-    rows = sum(map(len, spans)) * large.rows_per_pack
-    assert BLOCK_ROWS < rows <= 4 * BLOCK_ROWS
+    assert sum(map(len, spans)) == SAMPLED_PACKS
+    blocks = [(span.start // large.block_packs, (span.stop - 1) // large.block_packs) for span in spans]
+    assert all(first == last for first, last in blocks)  # one read for each
     middles = [(span.start + span.stop) / 2 / 10_000_000 for span in spans]
     assert np.allclose(np.diff(middles), 1 / len(spans), atol=0.02)
+    for packs in range(SAMPLED_PACKS + 1, SAMPLED_PACKS + 9):
+        spans = sampled_spans(BalanceOrder.of(CONFIG, packs))
+        assert all(one.stop <= other.start for one, other in pairwise(spans))
+        assert spans[-1].stop <= packs
     assert sampled_spans(BalanceOrder.of(CONFIG, 0)) == ()
 
 

@@ -22,6 +22,7 @@ from packer_service.http.answers.measures import (
     shard_means_name,
 )
 from packer_service.http.answers.overview import overview
+from packer_service.http.dataset.advice import keep_loads
 from packer_service.http.dataset.derived import DerivedFolder, pack_column, save_values
 from packer_service.http.dataset.derived_rows import CODES, EDGES, HASHES, IDS, NUMBERS, ROWS
 from packer_service.http.dataset.loads import image_loads, layout_loads
@@ -51,6 +52,8 @@ def _derive(dataset: Dataset, folder: Path) -> dict[str, Any]:
     for field in PACKS:
         if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
             save_values(folder, pack_column(field.name), dataset.numbers("packs.parquet", field.name))
+    dataset.shards.keep(folder)
+    keep_loads(dataset, folder)
     figures = {**_layouts(dataset, folder), **_images(dataset, folder)}
     figures["overview"] = overview(dataset).model_dump(mode="json")
     figures["compared"] = compared(dataset).model_dump(mode="json")

@@ -7,7 +7,7 @@ from packer_service.http.dataset.sample import read_sample
 from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
 from packer_service.http.problems import damaged
 
-_COLUMNS = ("doc_id", "source", "length", "n_images")
+_SIZES, _NAMES = ("length", "n_images"), ("doc_id", "source")
 _OF_IMAGES = ("images", "pooled_tokens", "image_load")
 
 _DOMINATES = 0.1
@@ -50,15 +50,17 @@ def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) ->
     own = dataset.documents_of(pack_id)
     if not own:
         return None  # every document of the pack was lost while writing
-    rows = dataset.rows("documents.parquet", own, _COLUMNS)
+    rows = dataset.rows("documents.parquet", own, _SIZES)
     areas = read_sample(dataset, pack_id).document_areas().tolist() if read else None
     if areas is not None and len(areas) != len(rows):
         told = f"documents.parquet has {len(rows)} documents of pack {pack_id}, and its sample {len(areas)}"
         raise damaged(dataset.name, told)
     weights = [row["n_images"] for row in rows] if by_images else areas or [row["length"] for row in rows]
     at = max(range(len(rows)), key=lambda i: (weights[i], -i))
+    [names] = dataset.rows("documents.parquet", own[at : at + 1], _NAMES)
     return Heaviest(
         **rows[at],
+        **names,
         share_of_tokens=rows[at]["length"] / sum(row["length"] for row in rows),
         share_of_attention=areas[at] / sum(areas) if areas else None,
         n_documents=len(rows),

@@ -26,7 +26,7 @@ VALUES = ".npy"
 UNFINISHED = ".making-"
 """Beginning of the names of folders that are being written."""
 
-FORM = 2
+FORM = 3
 """Raised with every change of what is derived: what an earlier version left is not read, and makes room in time."""
 
 
@@ -55,8 +55,7 @@ class Derived:
     def bytes(self, name: str) -> np.ndarray | None:
         """The bytes of a file, mapped and not read; None where it is not there."""
         with suppress(OSError, ValueError):
-            data: np.ndarray = np.memmap(self._folder / name, np.uint8, mode="r")
-            return data
+            return np.asarray(np.memmap(self._folder / name, np.uint8, mode="r"))
         return None
 
 

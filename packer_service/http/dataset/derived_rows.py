@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from packer_service.http.dataset.derived import Derived
-from packer_service.http.dataset.id_search import rows_with
+from packer_service.http.dataset.id_search import rows_beginning_with, rows_with
 
 HASHES, ROWS = "id-hashes", "id-rows"
 """The hashes of all ids, ascending, and the row of each."""
@@ -72,8 +72,9 @@ class DerivedRows:
         """The rows whose id begins with one part and contains another; None where neither is asked for."""
         assert self._ids is not None
         assert self._edges is not None
-        asked = [(part.encode(), at_start) for part, at_start in ((prefix, True), (contains, False)) if part]
-        found = [rows_with(self._ids, self._edges, part, at_start=at_start) for part, at_start in asked]
+        found = [rows_with(self._ids, self._edges, contains.encode())] if contains else []
+        if prefix:
+            found.append(rows_beginning_with(self._ids, self._edges, prefix.encode()))
         if not found:
             return None
         return found[0] if len(found) == 1 else np.intersect1d(found[0], found[1], assume_unique=True)

@@ -19,7 +19,7 @@ from packer_service.http.dataset.cache import Cache, size_of
 from packer_service.http.dataset.derived import Derived, DerivedFolder, pack_column
 from packer_service.http.dataset.derived_rows import KEPT, DerivedRows
 from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
-from packer_service.http.dataset.shard_list import ShardList, check_shards, read_manifest
+from packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from packer_service.http.problems import ProblemError, damaged
 from packer_service.report.loads import numbers_of
 from schemas.balance import BalanceOrder
@@ -27,6 +27,7 @@ from schemas.codec import shard_name
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ManifestInvalid, PreshardError, ShardChanged, ShardMissing, TableChanged, TableMissing
 from schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from schemas.manifest_parts import split_manifest
 from schemas.tables import TABLES, row_group_edges
 from schemas.version import VERSION
 
@@ -334,7 +335,7 @@ def load_dataset(
         ConfigError: its configuration is not legal.
     """
     data = folder.read(MANIFEST, LARGEST_MANIFEST)
-    manifest, shards = read_manifest(data, MANIFEST)
+    manifest, entries = split_manifest(data, MANIFEST)
     config = stored_config(manifest)
     if [table.name for table in manifest.tables] != list(TABLES):
         raise ManifestInvalid(MANIFEST, f"tables: lists {[table.name for table in manifest.tables]}")
@@ -344,10 +345,13 @@ def load_dataset(
             raise TableMissing(table.name, "is not there")
         if stamp[0] != table.bytes:
             raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
-    check_shards(shards, config.packs_per_shard, manifest.counts.packs)
+    tag = hashlib.sha256(repr((VERSION, name, hashlib.sha256(data).hexdigest(), stamps)).encode()).hexdigest()[:32]
+    kept = derived.open(tag) if derived else None
+    shards = ShardList.derived(kept) if kept else None
+    if shards is None:
+        shards = check_shards(read_entries(entries, MANIFEST), config.packs_per_shard, manifest.counts.packs)
     if looks_at_shards:
         _look_at_shards(shards, folder.sizes(SHARDS))
-    tag = hashlib.sha256(repr((VERSION, name, hashlib.sha256(data).hexdigest(), stamps)).encode()).hexdigest()[:32]
     return Dataset(name, folder, manifest, config, shards, stamps, tag, cache, derived)
 
 

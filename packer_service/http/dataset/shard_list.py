@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 
+from packer_service.http.dataset.derived import Derived, save_values
 from packer_service.report.loads import numbers_of
 from schemas.codec import shard_name
 from schemas.errors import ManifestInvalid
-from schemas.manifest import MANIFEST, ManifestHead, ShardEntry
-from schemas.manifest_parts import decode_entries, split_manifest
+from schemas.manifest import MANIFEST, ShardEntry
+from schemas.manifest_parts import decode_entries
 
 _SCHEMA = pa.schema(
     [
@@ -26,23 +28,50 @@ _SCHEMA = pa.schema(
     ]
 )
 
+SHARD_NUMBERS, SHARD_HASHES = "shard-numbers", "shard-hashes"
+"""What is kept of shards: bytes, packs and first packs of each, and its hash."""
+
+HASH_DIGITS = 64
+
 
 class ShardList:
-    """The shards of a dataset in order, as :func:`check_shards` has checked them.
+    """The shards of a dataset in order.
 
     Attributes:
-        names: as the manifest has them.
         bytes: of each.
         packs: of each.
         first_packs: the first pack of each.
+        hashes: the SHA-256 of each, in hexadecimal digits.
     """
 
-    def __init__(self, table: pa.Table) -> None:
-        self.bytes: Int64[np.ndarray, "shards"] = numbers_of(table["bytes"])
-        self.first_packs: Int64[np.ndarray, "shards"] = numbers_of(table["first_pack"])
-        self.packs: Int64[np.ndarray, "shards"] = numbers_of(table["packs"])
-        self.names = table["name"]
-        self._hashes = table["sha256"].combine_chunks()
+    def __init__(
+        self, numbers: Int64[np.ndarray, "three shards"], hashes: Shaped[np.ndarray, "shards"] | pa.StringArray
+    ) -> None:
+        self.bytes, self.packs, self.first_packs = numbers
+        self.hashes = hashes
+
+    @classmethod
+    def of(cls, table: pa.Table) -> ShardList:
+        """The shards of a table that :func:`check_shards` has checked."""
+        numbers = [numbers_of(table[name]) for name in ("bytes", "packs", "first_pack")]
+        return cls(np.array(numbers, np.int64).reshape(3, -1), table["sha256"].combine_chunks())
+
+    @classmethod
+    def derived(cls, derived: Derived) -> ShardList | None:
+        """The shards that were kept; None where none were."""
+        numbers, hashes = derived.values(SHARD_NUMBERS), derived.values(SHARD_HASHES)
+        return None if numbers is None or hashes is None else cls(numbers, hashes)
+
+    def keep(self, folder: Path) -> None:
+        """Writes what :meth:`derived` reads, unless a hash is not as packing writes it."""
+        hashes = [self._hash(number).encode() for number in range(len(self))]
+        if all(len(each) == HASH_DIGITS for each in hashes):
+            save_values(folder, SHARD_NUMBERS, np.stack([self.bytes, self.packs, self.first_packs]))
+            save_values(folder, SHARD_HASHES, np.array(hashes, f"S{HASH_DIGITS}"))
+
+    def _hash(self, number: int) -> str:
+        found = self.hashes[number]
+        return found.decode("ascii") if isinstance(found, bytes) else str(found.as_py())
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -54,7 +83,7 @@ class ShardList:
         return ShardEntry(
             name=shard_name(number),
             bytes=int(self.bytes[number]),
-            sha256=self._hashes[number].as_py(),
+            sha256=self._hash(number),
             packs=int(self.packs[number]),
             first_pack=int(self.first_packs[number]),
         )
@@ -68,17 +97,16 @@ class ShardList:
         return self[number] if number < len(self) and shard_name(number) == name else None
 
 
-def read_manifest(data: bytes, where: str) -> tuple[ManifestHead, ShardList]:
-    """A manifest's head, and its shards.
+def read_entries(entries: bytes, where: str) -> pa.Table:
+    """The entries of shards in a manifest as a table.
 
     Raises:
-        ManifestInvalid: it is not a legal manifest.
+        ManifestInvalid: they are not legal.
     """
-    head, entries = split_manifest(data, where)
     table = _fast(entries)
     if table is None:
         table = pa.Table.from_pylist([entry.model_dump() for entry in decode_entries(entries, where)], _SCHEMA)
-    return head, ShardList(table)
+    return table
 
 
 def _fast(entries: bytes) -> pa.Table | None:
@@ -97,19 +125,19 @@ def _fast(entries: bytes) -> pa.Table | None:
     return table if len(table) and least >= 0 else None
 
 
-def check_shards(shards: ShardList, each: int, n_packs: int) -> None:
-    """The shards are named in order, follow each other without a gap, and are full but for the last.
+def check_shards(table: pa.Table, each: int, n_packs: int) -> ShardList:
+    """The shards of a table, which are named in order, follow each other without a gap, and are full but for the last.
 
     Raises:
         ManifestInvalid: they are not.
     """
+    shards = ShardList.of(table)
     numbers = np.arange(len(shards), dtype=np.int64)
     # more than the packs are only in a manifest that lies, and such a product need not fit
     first = numbers * min(each, n_packs)
-    names = pa.array(map(shard_name, range(len(shards))), pa.string())
-    misnamed = numbers_of(pc.not_equal(shards.names, names).cast(pa.uint8())) if len(shards) else numbers
-    for wrong in np.flatnonzero(misnamed.astype(bool) | (shards.first_packs != first)).tolist()[:1]:
-        told = f"{shards.names[wrong].as_py()!r:.80} from pack {shards.first_packs[wrong]}"
+    misnamed = np.fromiter(map(str.__ne__, table["name"].to_pylist(), map(shard_name, range(len(shards)))), bool)
+    for wrong in np.flatnonzero(misnamed | (shards.first_packs != first)).tolist()[:1]:
+        told = f"{table['name'][wrong].as_py()!r:.80} from pack {shards.first_packs[wrong]}"
         raise ManifestInvalid(MANIFEST, f"shards[{wrong}] is {told}")
     for wrong in np.flatnonzero(shards.packs != np.minimum(each, n_packs - first)).tolist()[:1]:
         told = f"has {shards.packs[wrong]} packs; packs_per_shard is {each}"
@@ -117,3 +145,4 @@ def check_shards(shards: ShardList, each: int, n_packs: int) -> None:
     held = int(shards.packs.sum())
     if held != n_packs:
         raise ManifestInvalid(MANIFEST, f"counts.packs is {n_packs}; the shards hold {held}")
+    return shards

@@ -27,6 +27,10 @@ OF_DATASET = "/v1/datasets/{name}"
 MOST_MATCHED, LONGEST_MATCHED = 4096, 256
 """Paths whose routes are kept, and characters of the longest."""
 
+PLAN_URGENT_SECONDS = 10.0
+"""Time in which a plan stands beside answers for a processor, of which it takes a second or two. Behind them it might
+not end in its time on a busy machine."""
+
 _SHELL_BYTES = 500
 """What a kept answer takes besides its body."""
 
@@ -176,13 +180,15 @@ class Forward:
         if self._planning.locked():
             raise busy("Another plan is being made, and only one is made at a time.", 5)
         async with self._planning:
-            return await self._in_own_process(scope, body, self.settings.request_seconds + self.settings.plan_seconds)
+            seconds = self.settings.request_seconds + self.settings.plan_seconds
+            return await self._in_own_process(scope, body, seconds, urgent_seconds=PLAN_URGENT_SECONDS)
 
-    async def _in_own_process(self, scope: Scope, body: bytes, seconds: float) -> Reply:
+    async def _in_own_process(self, scope: Scope, body: bytes, seconds: float, **others: float) -> Reply:
         head = {"scope": _head_of(scope)}
         key = (scope["request_id"],)
         places = self.listing.places()
-        return _reply_of(await self.pool.ask(key, scope["path"], places, head, body, seconds=seconds, keep=False))
+        frame = await self.pool.ask(key, scope["path"], places, head, body, seconds=seconds, keep=False, **others)
+        return _reply_of(frame)
 
 
 def _raw_path(scope: Scope) -> str:

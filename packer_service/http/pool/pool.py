@@ -19,13 +19,16 @@ LOOK_SECONDS = 0.25
 """Time between two looks at the processes."""
 
 BEHIND_SECONDS = 1.0
-"""Time without an answer after which a process stands behind all others for a processor."""
+"""Time without an answer after which a process usually stands behind all others for a processor."""
 
 ROOM_SECONDS = 2.0
 """Time without an answer after which a process may be ended because another dataset needs its place."""
 
 IDLE_SECONDS = 300.0
 """Time after which a process that nobody asks is ended, and its memory given back."""
+
+LATE_SECONDS = 10.0
+"""Time after which the rest is loaded even if there was always a question to answer: some need it."""
 
 ANSWERS_SHARE = 4
 """Part of the kept bytes, one over this, that are answers as they were sent; the processes share the rest."""
@@ -48,6 +51,7 @@ class Pool:
         self._gone = [0, 0]
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._started = time.monotonic()
 
     def start(self) -> None:
         self._template.start()
@@ -71,6 +75,7 @@ class Pool:
         *,
         seconds: float,
         keep: bool = True,
+        urgent_seconds: float = BEHIND_SECONDS,
     ) -> Frame:
         """The answer of the process that belongs to a key.
 
@@ -82,6 +87,7 @@ class Pool:
             body: the bytes that belong to it.
             seconds: longest time for the answer, which is also the longest wait for the process.
             keep: whether more questions of this key will come.
+            urgent_seconds: time without an answer after which the process stands behind all others for a processor.
 
         Raises:
             ProblemError: 503 the key is not read at the moment, or its process ended; 504 the answer took too long.
@@ -92,6 +98,7 @@ class Pool:
         try:
             async with asyncio.timeout(seconds):
                 process = await self._enter(key, places)
+                process.urgent_seconds = urgent_seconds
                 await process.wait()
             frame = await process.ask(head, body, seconds)
         except TimeoutError:
@@ -211,8 +218,10 @@ class Pool:
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
+        if not any(process.users for process in self._processes.values()) or now - self._started > LATE_SECONDS:
+            self._template.load()
         for process in list(self._processes.values()):
-            if process.is_busy and now - process.answered > BEHIND_SECONDS:
+            if process.is_busy and now - process.answered > process.urgent_seconds:
                 process.fall_behind()
             elif process.is_idle and now - process.used > IDLE_SECONDS:
                 self._end(process, "nobody asked it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -43,6 +44,7 @@ class ReadingProcess:
         users: requests that are being answered by it or wait for it.
         used: when it was last of use, by the monotonic clock.
         answered: when it last answered, or became busy.
+        urgent_seconds: time without an answer after which it stands behind others for a processor.
     """
 
     def __init__(self, key: Hashable, connection: socket.socket, threads: int, told: Callable[[Frame], None]) -> None:
@@ -52,6 +54,7 @@ class ReadingProcess:
         self.used = self.answered = time.monotonic()
         self.ended: EndedError | None = None
         self.is_behind = False
+        self.urgent_seconds = math.inf
         self.cache = [0, 0, 0, 0]
         self._told = told
         self._turns = asyncio.Semaphore(threads)

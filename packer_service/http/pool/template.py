@@ -6,12 +6,16 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from packer_service.http.settings import ServiceSettings
 
 START_SECONDS = 60.0
 """Longest wait for the first answer of a new process: importing everything takes seconds on a busy machine."""
+
+MOST_LOADS = 8
+"""Parts of what is loaded slowly, or more."""
 
 
 class Template:
@@ -21,6 +25,7 @@ class Template:
         self.settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
+        self._loads = 0
 
     def fork(self) -> socket.socket:
         """Our end of a new process's socket. If no process can be started, the other end is closed at once."""
@@ -37,10 +42,21 @@ class Template:
         """Starts importing, so that the first question need not wait for all of it."""
         self._connected()
 
+    def load(self) -> None:
+        """Has it load the next part of what the first questions rarely need, if there is any left.
+
+        While it does, no process starts, and where processors are few those that answer wait for it.
+        """
+        if self._orders is not None and self._loads < MOST_LOADS:
+            self._loads += 1
+            with suppress(OSError):  # it has ended
+                self._orders.send(b"l")
+
     def _connected(self) -> socket.socket:
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._orders is None:
+            self._loads = 0
             self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(

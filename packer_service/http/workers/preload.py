@@ -28,10 +28,10 @@ def preload() -> None:
 
 
 def preload_slowly() -> Iterator[None]:
-    """Loads what takes some tenths of a second each, between whose parts a question can be answered.
+    """Loads what takes some tenths of a second each, between whose parts questions can be answered.
 
     Pandas comes first: Arrow imports it wherever it takes Python's values, in every process by itself otherwise. Then
-    the compiled loops, and the tokenizer that is built in.
+    a compiled loop, what plans import, and the tokenizer that is built in.
     """
     with suppress(ImportError):
         importlib.import_module("pandas")
@@ -40,6 +40,10 @@ def preload_slowly() -> Iterator[None]:
     ids = np.zeros(128, np.int32)
     mask = MaskArrays(doc_ids=ids, branch_ids=ids, group_ids=ids - 1)
     area_by_rank(mask, np.array([[0, 0, len(ids)]], np.int32), 1)
+    settle()
+    yield
+    # not the loops of plans: where no cache has them yet, compiling them would keep every process from starting
+    importlib.import_module("packer_service.report.what_if")
     settle()
     yield
     importlib.import_module("packer_service.ingest.text.tokenizer").load_decoder("tekken").decode([])

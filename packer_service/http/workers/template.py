@@ -8,16 +8,13 @@ thread or opens the root, so that a fork finds no lock taken.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
 
-IDLE_SECONDS = 0.2
-"""Time without an order after which the next part of the rest is loaded: the first questions rarely need it."""
-
 MOST_BYTES = 1 << 20
-"""Bytes of the settings, which come first; each later message is a single byte and the socket of the new process."""
+"""Bytes of the settings, which come first; each later message is a single byte, with a new process's socket to fork it,
+and without one to load the next part of what the first questions rarely need."""
 
 
 def main(descriptor: int) -> None:
@@ -32,14 +29,13 @@ def main(descriptor: int) -> None:
     orders = socket.socket(fileno=descriptor)
     app = create_inner(ServiceSettings.model_validate_json(orders.recv(MOST_BYTES)))
     preload()
-    rest, is_complete = preload_slowly(), False
+    rest = preload_slowly()
     while True:
-        while not is_complete and not select.select([orders], [], [], IDLE_SECONDS)[0]:
-            is_complete = next(rest, True) is True
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             os._exit(0)
         if not descriptors:
+            next(rest, None)
             continue
         if os.fork() == 0:
             orders.close()

@@ -14,8 +14,12 @@ from schemas.balance import BalanceOrder, LoadGroup
 SAMPLED_ROWS = 1 << 22
 """Rows of ``balance.parquet`` that are read, which takes some tenths of a second."""
 
-LEAST_BLOCKS = 4
-"""Blocks that are read however large they are."""
+LEAST_PARTS = 4
+"""Parts of a dataset of which packs are read, however large the blocks are in which these lie."""
+
+SAMPLED_PACKS = 4096
+"""Packs that are looked at where there are more: means over them are within a percent of those over all, and every
+split is estimated for each."""
 
 COLUMNS = ("n_tokens", "n_units", "n_patches", "n_pooled_tokens", "load", "attention_tiles")
 """Columns of ``packs.parquet`` that are read."""
@@ -89,14 +93,17 @@ class PackLoads:
 
 
 def sampled_spans(order: BalanceOrder) -> tuple[range, ...]:
-    """The packs that are looked at: all of them, or blocks at equal distances, the same for every question."""
-    blocks = -(-order.n_packs // order.block_packs)
-    most = max(SAMPLED_ROWS // (order.block_packs * order.rows_per_pack), LEAST_BLOCKS)
-    if blocks <= most:
+    """The packs that are looked at: all of them, or a stretch of each of several equal parts, always the same ones."""
+    if order.n_packs <= SAMPLED_PACKS:
         return (range(order.n_packs),) if order.n_packs else ()
-    numbers = ((2 * np.arange(most) + 1) * blocks // (2 * most)).tolist()
-    edges = [(number * order.block_packs, (number + 1) * order.block_packs) for number in numbers]
-    return tuple(range(first, min(end, order.n_packs)) for first, end in edges)
+    block, parts = order.block_packs, max(SAMPLED_ROWS // (order.block_packs * order.rows_per_pack), LEAST_PARTS)
+    each = min(SAMPLED_PACKS // parts, block)
+    spans = []
+    for number in range(parts):
+        least, middle = number * order.n_packs // parts, ((2 * number + 1) * order.n_packs // parts - each) // 2
+        first = max(min(middle, middle // block * block + block - each), least)  # within a block, where that may be
+        spans.append(range(first, first + each))
+    return tuple(spans)
 
 
 def read_pack_loads(
@@ -115,10 +122,6 @@ def read_pack_loads(
         gpus: degrees that do not divide it are left out.
     """
     spans = sampled_spans(order)
-
-    def sampled(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([values[:0], *(values[span.start : span.stop] for span in spans)])
-
     layouts: dict[tuple[str, int], SlowestRank] = {}
     images: dict[int, np.ndarray] = {}
     for group in order.groups:
@@ -133,6 +136,21 @@ def read_pack_loads(
                 ring_steps=_joined([block[2] for block in blocks], rows=group.degree),
                 most_keys=_joined([block[3].max(axis=0) for block in blocks]),
             )
+    return sampled_loads(order, column, layouts, images)
+
+
+def sampled_loads(
+    order: BalanceOrder,
+    column: Callable[[str], np.ndarray],
+    layouts: Mapping[tuple[str, int], SlowestRank],
+    images: Mapping[int, Int64[np.ndarray, "packs"]],
+) -> PackLoads:
+    """Loads of the sampled packs that were read before, with the columns of these packs."""
+    spans = sampled_spans(order)
+
+    def sampled(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values[:0], *(values[span.start : span.stop] for span in spans)])
+
     return PackLoads(
         n_packs=order.n_packs,
         spans=spans,

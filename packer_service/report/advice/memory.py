@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from packer_service.report.advice.figures import RankMemory
 from packer_service.report.advice.loads import PackLoads
 from packer_service.report.advice.model import ModelDimensions
@@ -68,7 +70,7 @@ class MemoryEstimate:
         work, patches = self.loads.columns["load"], self.loads.columns["n_patches"]
         if not work.any():
             return 0.0
-        share = self.loads.largest_image_load(split.cp_size) / work.clip(1)
+        share = self.loads.largest_image_load(split.cp_size) / np.maximum(work, 1)
         width = self.question.compute_bytes * self.sizes.vision_width
         layer = VISION_KEPT * width
         kept = self.sizes.vision_layers * (layer if recompute == "none" else width)
