@@ -62,7 +62,7 @@ def make_lessons(source: Path, folder: Path) -> Path:
     return folder / "dataset"
 
 
-def make_texts(folder: Path, documents: int = 34) -> Path:
+def make_texts(folder: Path, documents: int = 16) -> Path:
     """Packs texts of many lengths into ``folder/dataset``, for a tiny Qwen3 without weights in ``folder/model``."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"text-{i}", "text": f"{i} is said again. " * (5 + 7 * i % 37)} for i in range(documents)]

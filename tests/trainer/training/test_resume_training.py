@@ -29,7 +29,7 @@ from trainer.loop import run, whole_steps
 from trainer.metrics import MetricsFile, StepFigures
 from trainer.setup import Job, prepare
 
-STEPS, SAVED = 5, 3
+STEPS, SAVED = 3, 1
 PACKS_PER_STEP = 4
 OPTIONS: dict[str, object] = {"steps": STEPS, "dtype": "float64", "lr": 0.003, "warmup": 2, "keep": 9}
 
