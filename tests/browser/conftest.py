@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 from packer_service.http.app import create_app
 from packer_service.http.settings import ServiceSettings
-from schemas.config import PackConfig
+from packer_service.report.what_if import plan_table
+from schemas.config import PackConfig, parse_config
 
 CHROMIUM_FLAGS = [
     # Tests may run as root in a container, where the sandbox cannot start.
@@ -36,13 +38,15 @@ DESKTOP = {"width": 1280, "height": 900}
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
 """What must never become an element of the page."""
 
-LOAD_ALL = "async () => { for (const image of document.images) { image.loading = 'eager'; await image.decode(); } }"
+LOOK_AGAIN_MS = 25
+"""Between two looks at whether a view is shown. Looking at every frame would have the browser draw all of them."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """For a module and no longer: while it is open an event loop runs in this thread, and no test can run another."""
-    chromium = shutil.which("chromium")
+    # the one that has no windows takes less processor time
+    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium on the path: tests/browser/chromium.sh installs it where it may")
     with sync_playwright() as playwright:
@@ -113,11 +117,20 @@ def root(
     return root
 
 
+class PlannerHere:
+    """Makes plans in this process: starting one for each takes seconds, and tests/http/test_plan.py does it."""
+
+    def make(self, table: pa.Table, config: dict[str, Any], dp_sizes: list[int]) -> dict[str, Any]:
+        return plan_table(table, parse_config(config), dp_sizes).model_dump(mode="json")
+
+
 @contextmanager
 def _served(settings: ServiceSettings) -> Iterator[str]:
+    app = create_app(settings)
+    app.state.service.planner = PlannerHere()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started and thread.is_alive():
@@ -160,9 +173,9 @@ def served(windows: list[tuple[BrowserContext, Reader]]) -> Callable[[ServiceSet
 class Reader:
     """A reader of the page who notices everything that a browser complains about."""
 
-    def __init__(self, context: BrowserContext, address: str, photographs: Path) -> None:
+    def __init__(self, context: BrowserContext, address: str, photographs: Path | None) -> None:
         self.page: Page = context.new_page()
-        # far below pytest's own limit; a plan starts a process, which takes half a minute where others use every core
+        # far below pytest's own limit; a view takes half a minute where others use every core
         self.page.set_default_timeout(120_000)
         self.complaints: list[str] = []
         self._address = address
@@ -186,9 +199,13 @@ class Reader:
 
     def open(self, view: str = "") -> None:
         """Opens a view by its address, as from a link that someone sent, and waits until it is shown."""
-        self.page.goto("about:blank")
+        self.empty()
         self.page.goto(f"{self._address}/#/{view}")
         self.settle()
+
+    def empty(self) -> None:
+        """Shows nothing of the page. From another site, also a blank one, Chromium would load it in a new process."""
+        self.page.goto(f"{self._address}/static/icon.svg")
 
     def turn_to(self, view: str) -> None:
         """Goes on to another view without loading the page again."""
@@ -200,7 +217,8 @@ class Reader:
         self.page.wait_for_function(
             """() => document.querySelector('main').dataset.address === location.hash
                 && !document.querySelector('.loading')
-                && [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"""
+                && [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))""",
+            polling=LOOK_AGAIN_MS,
         )
 
     def follow(self, name: str, role: Any = "link") -> None:
@@ -212,7 +230,9 @@ class Reader:
         return self.page.locator("main").inner_text()
 
     def photograph(self, name: str) -> None:
-        """The whole view into a file, pictures that load when they come into sight with it."""
+        """The whole view into a file, if someone wants to see it: what loads when it comes into sight with it."""
+        if self._photographs is None:
+            return
         self.page.evaluate(
             "async () => { for (const i of document.images) { i.loading = 'eager'; await i.decode(); } }"
         )
@@ -220,26 +240,57 @@ class Reader:
         # Playwright would hide the caret by a style of its own, which the content security policy might refuse.
         self.page.screenshot(path=self._photographs / f"{name}.png", full_page=True, caret="initial")
 
+    def leave(self) -> list[str]:
+        """Empties the window for the next test; what the browser complained of until then."""
+        self.empty()
+        self.page.unroute_all(behavior="wait")
+        complaints, self.complaints = self.complaints, []
+        return complaints
+
 
 @pytest.fixture(scope="session")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: the folder that PRESHARD_SCREENSHOTS names, else one that pytest keeps for a while."""
+def photographs() -> Path | None:
+    """Where screenshots go: the folder that PRESHARD_SCREENSHOTS names. Without it none is taken."""
     named = os.environ.get("PRESHARD_SCREENSHOTS")
-    return Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    return Path(named) if named else None
+
+
+@pytest.fixture(scope="module")
+def usual_reader(browser: Browser, service: str, photographs: Path | None) -> Reader:
+    """The window that a module's tests use, one after the other: the page's files are loaded and compiled once for all.
+
+    A view has nothing but its address, so a test that opens one finds nothing of the test before it.
+    """
+    return Reader(browser.new_context(viewport=DESKTOP), service, photographs)
 
 
 @pytest.fixture
 def reader(
-    browser: Browser, service: str, photographs: Path, windows: list[tuple[BrowserContext, Reader]]
+    browser: Browser,
+    service: str,
+    usual_reader: Reader,
+    photographs: Path | None,
+    windows: list[tuple[BrowserContext, Reader]],
 ) -> Iterator[Callable[..., Reader]]:
-    """``reader(**context)``: a browser window of its own. Fails the test if the browser complained of anything."""
+    """``reader(address, **window)``: a browser window, the second one of a test or at another address a new one.
 
-    def start(address: str = service, **options: Any) -> Reader:
-        context = browser.new_context(**{"viewport": DESKTOP, **options})
+    Fails the test if the browser complained of anything.
+    """
+    is_taken = False
+
+    def start(address: str = service, *, viewport: Any = DESKTOP, color_scheme: Any = "light") -> Reader:
+        nonlocal is_taken
+        if address == service and not is_taken:
+            is_taken = True
+            usual_reader.page.set_viewport_size(viewport)
+            usual_reader.page.emulate_media(color_scheme=color_scheme)
+            return usual_reader
+        context = browser.new_context(viewport=viewport, color_scheme=color_scheme)
         windows.append((context, Reader(context, address, photographs)))
         return windows[-1][1]
 
     yield start
+    complaints = usual_reader.leave()
     for context, _ in windows:
         context.close()  # does nothing to one that is closed
-    assert [complaint for _, reader in windows for complaint in reader.complaints] == []
+    assert [*complaints, *(complaint for _, reader in windows for complaint in reader.complaints)] == []

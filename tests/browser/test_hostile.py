@@ -72,7 +72,7 @@ def test_a_dataset_that_vanishes_while_it_is_read(
     shutil.copytree(hostile_dataset, tmp_path / "root/fleeting")
     with served(ServiceSettings(root=str(tmp_path / "root"), rescan_seconds=0)) as address:
         person = reader(address)
-        person.open("d/fleeting")
+        person.open("d/fleeting/shards")
         shards = tmp_path / "root/fleeting/shards"
         shards.rename(tmp_path / "shards")
         person.open("d/fleeting/packs/0")
@@ -97,8 +97,7 @@ def test_a_token_is_asked_for_once(reader: Callable[..., Any], served: Callable[
         page.get_by_label("Token").fill("open sesame")
         page.get_by_role("button", name="Continue").click()
         page.get_by_role("link", name="dataset", exact=True).wait_for()
-        person.follow("dataset")
-        person.follow("Packs")
+        person.turn_to("d/dataset/packs")
         assert "sesame" not in page.url
         page.locator("thead a", has_text="Crops").click()
         person.settle()
