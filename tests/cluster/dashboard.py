@@ -45,7 +45,7 @@ def dashboard() -> Iterator[tuple[str, Submission]]:
     """The address of a dashboard that takes one job, and what was submitted there."""
     taken = Submission()
 
-    class Handler(BaseHTTPRequestHandler):
+    class JobTaker(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = self.path == "/api/version"
             self._answer(200 if known else 404, VERSION if known else {})
@@ -72,7 +72,7 @@ def dashboard() -> Iterator[tuple[str, Submission]]:
             self.end_headers()
             self.wfile.write(body)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), JobTaker) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", taken

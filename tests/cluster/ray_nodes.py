@@ -95,7 +95,7 @@ class Node:
     process: subprocess.Popen[bytes]
     address: str
     dashboard: str
-    """Of its head."""
+    """Of its head; nothing answers there where the head was started without one."""
 
     def tasks(self) -> list[str]:
         """Titles of the Ray Data tasks that this node's workers are at."""
@@ -112,9 +112,25 @@ class Node:
 
 @contextmanager
 def ray_node(
-    machine: Machine, head: Node | None = None, *, num_cpus: int = 2, ip: str = "127.0.0.1", **variables: str
+    machine: Machine,
+    head: Node | None = None,
+    *,
+    num_cpus: int = 2,
+    ip: str = "127.0.0.1",
+    bare: bool = False,
+    **variables: str,
 ) -> Iterator[Node]:
-    """A head with its dashboard, or a node that joins ``head``, on ports of its own."""
+    """A head, or a node that joins ``head``, on ports of its own.
+
+    Args:
+        machine: where it runs.
+        head: what it joins; it becomes a head itself without one.
+        num_cpus: of the node.
+        ip: its address; a second node of this machine needs another one.
+        bare: whether to start only what tasks need: no dashboard, to which jobs are submitted, no autoscaler, and
+            nothing that carries logs.
+        **variables: of its environment.
+    """
     port, dashboard, client, agent = free_ports(4)
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a path of sockets may have 107 bytes
     given = ["--block", "--disable-usage-stats", f"--num-cpus={num_cpus}", "--object-store-memory=200000000"]
@@ -123,8 +139,10 @@ def ray_node(
     if head is None:
         given += ["--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
         given += [f"--ray-client-server-port={client}"]
+        given += ["--include-dashboard=false", "--no-monitor"] if bare else []
     else:
         given += [f"--address={head.address}"]
+    given += ["--include-log-monitor=false"] if bare else []
     command = [machine.python, "-m", "ray.scripts.scripts", "start", *given]
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(

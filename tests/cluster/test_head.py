@@ -29,7 +29,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 @pytest.fixture(scope="module")
 def head(machine: Machine) -> Iterator[Node]:
     """A head for both jobs of this file. It has one CPU, which shall not wait for itself."""
-    with ray_node(machine, num_cpus=1) as head:
+    with ray_node(machine, num_cpus=1, bare=True) as head:
         yield head
 
 
@@ -45,7 +45,7 @@ def test_a_node_that_is_lost_in_the_middle_costs_its_tasks_alone(
     """Fails when the loss of a node ends the job, loses or doubles what ran there, or leaves half of a shard."""
     out = tmp_path / "dataset"
     with (
-        ray_node(machine, head, num_cpus=1, ip="127.0.0.2") as lost,
+        ray_node(machine, head, num_cpus=1, ip="127.0.0.2", bare=True) as lost,
         subprocess.Popen(pack_on(machine, head, out), env=machine.environment(), stderr=subprocess.PIPE) as driver,
     ):
         while driver.poll() is None and not (len(shards(out)) > 1 and lost.tasks()):
