@@ -31,7 +31,7 @@ FAST = [
 numbers in another way. Four processes as replicas and shards of pairs are in test_resume_training.py and
 models/test_hugging_face.py, gradients under every way to shard in distributed/test_sharding.py.
 """
-IN_FLOAT32 = ["hybrid/balanced_ring/u2r2d1"]
+IN_FLOAT32 = ["gather/balanced_gather/u1r2d1-all"]
 
 
 def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
