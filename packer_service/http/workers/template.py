@@ -8,13 +8,14 @@ thread or opens the root, so that a fork finds no lock taken.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 
 MOST_BYTES = 1 << 20
 """Bytes of the settings, which come first; each later message is a single byte, with a new process's socket to fork it,
-and without one to load the next part of what the first questions rarely need."""
+and without one to load what the first questions rarely need."""
 
 
 def main(descriptor: int) -> None:
@@ -29,13 +30,15 @@ def main(descriptor: int) -> None:
     orders = socket.socket(fileno=descriptor)
     app = create_inner(ServiceSettings.model_validate_json(orders.recv(MOST_BYTES)))
     preload()
-    rest = preload_slowly()
+    rest, may_load = preload_slowly(), False
     while True:
+        while may_load and not select.select([orders], [], [], 0)[0]:  # a new process waits for one part at most
+            may_load = next(rest, True) is None
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             os._exit(0)
         if not descriptors:
-            next(rest, None)
+            may_load = True
             continue
         if os.fork() == 0:
             orders.close()
