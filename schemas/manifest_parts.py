@@ -85,7 +85,7 @@ def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
 
 
 def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
-    """A manifest's head, checked against the hash that the file holds, in memory for a block of the file.
+    """A manifest's head, checked against the hash that the file holds, with memory for three blocks of the file.
 
     The entries of shards are hashed and not decoded. As with :func:`decode_manifest_parts`, other legal JSON than
     :func:`manifest_parts` writes is decoded as a whole.
@@ -102,7 +102,7 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
         start += block
     if at < 0:
         return _sealed_whole(start, where)
-    digest, held, size = hashlib.sha256(), start, len(start)
+    digest, held, size, start = hashlib.sha256(), start, len(start), start[:at]
     while block := file.read(_BLOCK):
         digest.update(memoryview(held)[:-_ENDING])
         held, size = held[-_ENDING:] + block, size + len(block)
@@ -112,7 +112,7 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
         return _sealed_whole(file.read(), where)
     digest.update(memoryview(held)[:-_ENDING])
     digest.update(_SEAL + UNSEALED.encode() + _END)
-    head = _decode_head(start[:at] + b"}", where)
+    head = _decode_head(start + b"}", where)
     _check_seal(digest.hexdigest(), ending[len(_SEAL) : -len(_END)], where)
     return SealedHead(head, digest.hexdigest())
 
