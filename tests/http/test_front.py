@@ -202,6 +202,8 @@ def test_hostile_datasets_hold_up_no_sound_one(front: Front, hostile_root: Path)
     assert wanted <= set(states)
     assert not listed["complete"]
     assert (states["tiny"], states["window-of-a-trillion"]) == ("whole", "damaged")
+    refused = front.get("/v1/plan/keys?dataset=window-of-a-trillion")  # said as the dataset's own paths say it
+    assert (refused.status, json.loads(refused.body)["title"]) == (409, "Dataset damaged")
     asked: dict[str, set[int]] = {}
     for name in states:
         if name in KINDS:

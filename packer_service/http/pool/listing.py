@@ -100,8 +100,11 @@ class Listing:
         return None if known is None else Known(known.name, known.path, known.tag, self._shown(known))
 
     def places(self) -> dict[str, str]:
-        """Paths below the root of all datasets that are whole, by name."""
-        return {known.name: known.path for known in self._known.values() if known.tag}
+        """Paths below the root of all datasets, by name, but for those that took too long to look at.
+
+        Those that are not whole are among them: whoever asks for one is told what is wrong with it.
+        """
+        return {known.name: known.path for known in self._known.values() if known.path not in self._stuck}
 
     def _shown(self, known: Known) -> DatasetEntry:
         tag, reason = self.pool.broken.get(known.name, ("", ""))
