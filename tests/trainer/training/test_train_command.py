@@ -7,20 +7,21 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.run as torchrun
 from click.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
@@ -54,6 +55,51 @@ def train_whole(mesh: Mesh, options: dict[str, object], most: int) -> list[dict[
     return figures
 
 
+def torchrun_until_two_steps(rank: int, launch: list[str], metrics: str) -> tuple[int, str, str]:
+    """Status of a torchrun that gets a signal once two steps are done, what the job prints, and what it says."""
+    printed, said = Path(f"{metrics}.printed"), Path(f"{metrics}.said")
+    copy = os.fork()
+    if not copy:
+        try:
+            for stream, file in ((1, printed), (2, said)):
+                os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+            launch_in_copies(launch)
+            os._exit(0)
+        except BaseException:  # of torchrun, which ends by one when a signal comes
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(1)
+    while os.waitid(os.P_PID, copy, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if Path(metrics).exists() and Path(metrics).read_bytes().count(b"\n") >= 2:
+            os.kill(copy, signal.SIGTERM)
+            break
+        time.sleep(0.05)
+    status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    return status, printed.read_text(encoding="utf-8"), said.read_text(encoding="utf-8")
+
+
+def launch_in_copies(launch: list[str]) -> None:
+    """``torchrun``, whose ranks are copies of this process: each would import for longer than it trains.
+
+    ``tests/cluster/test_torchrun.py`` lets it start them from nothing.
+    """
+    read_options = torchrun.config_from_args
+
+    def in_copies(options: Any) -> tuple[Any, Callable[..., None], list[str]]:
+        config, program, arguments = read_options(options)
+        assert [program, *arguments[:3]] == [sys.executable, "-u", "-m", "trainer.train"]
+        return replace(config, start_method="fork"), train, arguments[3:]
+
+    torchrun.config_from_args = in_copies
+    torchrun.main(launch)
+
+
+def train(*arguments: str) -> None:
+    """The command on one of torchrun's ranks."""
+    main(arguments)
+
+
 def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     gloo_pool: Any, lessons: Path, tmp_path: Path
 ) -> None:
@@ -61,19 +107,11 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     than their parts; when a preempted job loses what it did since its last checkpoint, or only one of its ranks stops.
     """
     metrics, common = tmp_path / "metrics.jsonl", {"dtype": "float64", "steps": 100000}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "trainer.train", *given(lessons), "--dtype", "float64", "--steps", "100000"]
-    command += ["--ring", "2", "--attention", "ring", "--layout", "zigzag", "--log-every", "1"]
-    command += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(metrics)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-    ) as process:
-        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
-            time.sleep(0.05)
-        process.terminate()
-        printed, said = process.communicate(timeout=240)
-    assert process.returncode != 0
+    launch = ["--standalone", "--nproc-per-node=2", "-m", "trainer.train", *given(lessons), "--dtype", "float64"]
+    launch += ["--steps", "100000", "--ring", "2", "--attention", "ring", "--layout", "zigzag", "--log-every", "1"]
+    launch += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(metrics)]
+    [(status, printed, said)] = gloo_pool.run_apart(torchrun_until_two_steps, launch, str(metrics), size=1)
+    assert status == 1, said
     both = steps_of(metrics)
     assert f"trainer: stopped by a signal after step {len(both)}; give --resume to continue" in said
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"step-{len(both):08d}"]
