@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,20 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from cachetools import LRUCache
 from jaxtyping import Int64
 
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.packed.bytes import read_range
 from packer_service.ingest.packed.manifest import manifest_of
+from packer_service.ingest.packed.tables import StoredTable
 from packer_service.ingest.packed.units import StoredUnits
 from packer_service.ingest.source.file import RowReference, SourceFile
 from schemas.checksum import check_member
 from schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key
 from schemas.config import PackConfig, stored_config
 from schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
-from schemas.filesystem import join, locate
+from schemas.filesystem import join
 from schemas.header import read_member, stored_checksum
 from schemas.manifest import SHARDS, ManifestHead, SampleHead
 from schemas.sequence import PackedSequence
@@ -107,46 +106,32 @@ class PackedDatasetSource:
 
     @cached_property
     def _packs(self) -> pa.Table:
-        """Where each pack lies, one row per pack in order."""
-        table = self._table("packs.parquet", list(_PLACES))
-        if len(table) != self.n_packs or table.schema != pa.schema([PACKS.field(name) for name in _PLACES]):
+        """Where each pack lies, one row per pack in order: 30 bytes of memory for each."""
+        stored = self._table("packs.parquet", _PLACES)
+        table = stored.read(dictionaries=("shard",))
+        if len(table) != self.n_packs or stored.schema != pa.schema([PACKS.field(name) for name in _PLACES]):
             raise ConfigError(f"SOURCE {self.file.label}: packs.parquet is not the manifest's; put the file back")
         return table
 
-    def _table(self, name: str, columns: list[str]) -> pa.Table:
+    def _table(self, name: str, columns: Sequence[str]) -> StoredTable:
         """Columns of a table, whose bytes are checked first.
 
         Raises:
             ConfigError: it is gone, or is not what the manifest says.
         """
         [entry] = [entry for entry in self.manifest.tables if entry.name == name]
-        filesystem, path = locate(join(self.file.uri, name))
-        try:
-            with filesystem.open_input_file(path) as opened:
-                content = opened.read()
-        except FileNotFoundError:
-            raise ConfigError(f"SOURCE {self.file.label}: {name} is missing; put the file back") from None
-        if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise ConfigError(f"SOURCE {self.file.label}: {name} is damaged (its SHA-256 is another than stored)")
-        return pq.read_table(io.BytesIO(content), columns=columns)
+        return StoredTable(self.file.uri, self.file.label, entry, columns)
 
     @cached_property
-    def _documents(self) -> pa.Table:
-        return self._table("documents.parquet", list(_ROWS))
-
-    @cached_property
-    def _edges(self) -> Int64[np.ndarray, "packs_plus_1"]:
-        """The first row of ``documents.parquet`` of each pack, then the number of rows."""
-        return np.searchsorted(self._documents["pack_id"].to_numpy(), np.arange(self.n_packs + 1))
+    def _documents(self) -> StoredTable:
+        return self._table("documents.parquet", _ROWS)
 
     def rows(self, first_pack: int, end_pack: int) -> list[StoredRow]:
         """The rows of ``documents.parquet`` of some packs."""
-        first, end = int(self._edges[first_pack]), int(self._edges[end_pack])
-        rows = self._documents.slice(first, end - first).to_pylist()
-        return [self._row(number, row) for number, row in enumerate(rows, start=first)]
+        found = self._documents.rows_of(first_pack, end_pack)
+        return [self._row(place, row) for place, row in zip(_places(found), found.to_pylist(), strict=True)]
 
-    def _row(self, number: int, row: dict[str, Any]) -> StoredRow:
-        place = self._place(number, row["pack_id"])
+    def _row(self, place: RowReference, row: dict[str, Any]) -> StoredRow:
         several = self.repeated.get(row["doc_id"])
         return StoredRow(
             file=self.file,
@@ -157,60 +142,40 @@ class PackedDatasetSource:
             is_first=several is None or several.pieces[0].place == place,
         )
 
-    def _place(self, number: int, pack_id: int) -> RowReference:
-        return RowReference(offset=pack_id, size=number - int(self._edges[pack_id]))
-
     @cached_property
     def repeated(self) -> dict[str, StoredPieces]:
         """The documents that lie in several places, or that were split and of which something is lost, by id."""
         counts, was_split = self.manifest.counts, self.config.oversize == "split"
         if counts.pieces == counts.documents and not (was_split and (counts.rejected or counts.truncated_tokens)):
             return {}
-        ids, lost = self._documents["doc_id"], pa.array([], pa.string())
+        documents, lost = self._documents.read(), pa.array([], pa.string())
+        ids = documents["doc_id"]
         counted = pc.value_counts(ids)
         wanted = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
         if was_split:
-            cut = self._documents.filter(pc.greater(self._documents["truncated_tokens"], 0))["doc_id"]
+            cut = documents.filter(pc.greater(documents["truncated_tokens"], 0))["doc_id"]
             lost = self._lost()
             wanted = pa.concat_arrays([wanted, cut.combine_chunks(), lost])
         wanted = pc.is_in(ids, wanted)
-        rows = self._documents.filter(wanted).to_pylist()
-        numbers = np.flatnonzero(wanted.to_numpy())
-        found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for number, row in zip(numbers.tolist(), rows, strict=True):
-            found.setdefault(row["doc_id"], []).append((number, row))
+        places = _places(documents, np.flatnonzero(wanted.to_numpy()))
+        found: dict[str, list[tuple[RowReference, dict[str, Any]]]] = {}
+        for place, row in zip(places, documents.filter(wanted).to_pylist(), strict=True):
+            found.setdefault(row["doc_id"], []).append((place, row))
         incomplete = set(lost.to_pylist())
-        return {doc_id: self._first_copy(own, doc_id in incomplete) for doc_id, own in found.items()}
+        return {doc_id: _first_copy(own, doc_id in incomplete) for doc_id, own in found.items()}
 
     def reject_codes(self) -> dict[str, int]:
         """How many documents were rejected for what."""
         if not self.manifest.counts.rejected:
             return {}
-        counted = pc.value_counts(self._table("rejects.parquet", ["code"])["code"])
+        counted = pc.value_counts(self._table("rejects.parquet", ["code"]).read()["code"])
         return {row["values"]: row["counts"] for row in counted.to_pylist()}
 
     def _lost(self) -> pa.Array:
         """Ids of documents that could not be written, in whole or in part."""
-        rejects = self._table("rejects.parquet", ["doc_id", "stage"])
+        rejects = self._table("rejects.parquet", ["doc_id", "stage"]).read()
         ids: pa.Array = rejects.filter(pc.equal(rejects["stage"], "write"))["doc_id"].combine_chunks()
         return ids
-
-    def _first_copy(self, rows: list[tuple[int, dict[str, Any]]], is_incomplete: bool) -> StoredPieces:
-        first = min((row["epoch"], row["copy_number"]) for _, row in rows)
-        own = sorted(
-            ((number, row) for number, row in rows if (row["epoch"], row["copy_number"]) == first),
-            key=lambda item: int(item[1]["piece"]),
-        )
-        pieces = tuple(
-            StoredPiece(
-                piece=row["piece"],
-                place=self._place(number, row["pack_id"]),
-                truncated=row["truncated_tokens"],
-            )
-            for number, row in own
-        )
-        gap = [piece.piece for piece in pieces] != list(range(len(pieces)))
-        return StoredPieces(pieces=pieces, missing=gap or is_incomplete)
 
     def pack(self, pack_id: int) -> StoredPack:
         """A pack's head and arrays, checked against their checksums.
@@ -256,6 +221,27 @@ class PackedDatasetSource:
             dataset=self,
             where=where,
         )
+
+
+def _places(documents: pa.Table, wanted: Int64[np.ndarray, "some"] | slice = slice(None)) -> list[RowReference]:
+    """Where documents lie: the pack of each and its number in it. The rows of a pack are all in the table, or none."""
+    packs = documents["pack_id"].to_numpy()
+    numbers = np.arange(len(packs)) - np.searchsorted(packs, packs)
+    pairs = zip(packs[wanted].tolist(), numbers[wanted].tolist(), strict=True)
+    return [RowReference(offset=pack, size=number) for pack, number in pairs]
+
+
+def _first_copy(rows: list[tuple[RowReference, dict[str, Any]]], is_incomplete: bool) -> StoredPieces:
+    first = min((row["epoch"], row["copy_number"]) for _, row in rows)
+    own = sorted(
+        ((place, row) for place, row in rows if (row["epoch"], row["copy_number"]) == first),
+        key=lambda item: int(item[1]["piece"]),
+    )
+    pieces = tuple(
+        StoredPiece(piece=row["piece"], place=place, truncated=row["truncated_tokens"]) for place, row in own
+    )
+    gap = [piece.piece for piece in pieces] != list(range(len(pieces)))
+    return StoredPieces(pieces=pieces, missing=gap or is_incomplete)
 
 
 assert set(_ROWS) <= set(DOCUMENTS.names)

@@ -1,0 +1,71 @@
+"""A table of a dataset that is a source: the rows of some packs, and nothing else of it in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from packer_service.ingest.packed.tables import StoredTable
+from schemas.errors import ConfigError
+from schemas.manifest import TableEntry
+
+PACKS = [0, 0, 0, 1, 1, 1, 1, 1, 2, 4, 4]
+"""The pack of each row, in row groups of four rows. Pack 1 lies in two of them, pack 3 has lost all of its rows."""
+
+
+def stored(folder: Path, packs: Sequence[int] = PACKS) -> StoredTable:
+    table = pa.table(
+        {
+            "doc_id": pa.array([f"d{row}" for row in range(len(packs))], pa.string()),
+            "pack_id": pa.array(packs, pa.int64()),
+            "tokens": pa.array(range(len(packs)), pa.int64()),
+        }
+    )
+    pq.write_table(table, folder / "documents.parquet", row_group_size=4)
+    content = (folder / "documents.parquet").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    entry = TableEntry(name="documents.parquet", bytes=len(content), sha256=digest, rows=len(packs))
+    return StoredTable(str(folder), "old", entry, ("doc_id", "pack_id"))
+
+
+def test_the_rows_of_packs_are_read_from_their_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when rows at the edge of a row group are lost, or all of a table of a hundred million rows is read."""
+    read, usual = list[int](), pq.ParquetFile.read_row_groups
+
+    def counted(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        read.extend(groups)
+        return usual(file, groups, columns=columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    table = stored(tmp_path)
+    wanted = {(0, 1): [0], (1, 2): [0, 1], (2, 5): [2], (4, 5): [], (3, 4): [], (0, 5): [0, 1, 2]}
+    for (first, end), groups in wanted.items():
+        read.clear()
+        found = table.rows_of(first, end)
+        assert found["pack_id"].to_pylist() == [pack for pack in PACKS if first <= pack < end]
+        assert found["doc_id"].to_pylist() == [f"d{row}" for row, pack in enumerate(PACKS) if first <= pack < end]
+        assert found.column_names == ["doc_id", "pack_id"]
+        assert read == groups, (first, end)
+
+
+def test_a_table_without_rows_has_none(tmp_path: Path) -> None:
+    """Fails when a dataset all of whose documents were rejected cannot be a source."""
+    table = stored(tmp_path, [])
+    assert table.rows_of(0, 1).to_pylist() == []
+    assert table.read().to_pylist() == []
+
+
+def test_a_table_is_what_the_manifest_says_or_refused(tmp_path: Path) -> None:
+    """Fails when rows of a table that was changed or taken away are packed."""
+    stored(tmp_path)
+    entry = TableEntry(name="documents.parquet", bytes=1, sha256="0" * 64, rows=11)
+    with pytest.raises(ConfigError, match=r"^SOURCE old: documents.parquet is damaged"):
+        StoredTable(str(tmp_path), "old", entry, ("doc_id",))
+    (tmp_path / "documents.parquet").unlink()
+    with pytest.raises(ConfigError, match=r"^SOURCE old: documents.parquet is missing; put the file back$"):
+        StoredTable(str(tmp_path), "old", entry, ("doc_id",))
