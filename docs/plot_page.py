@@ -19,7 +19,7 @@ VIEWS = {
     "overview": ("d/{first}", 900),
     "balance": ("d/{first}/balance", 1212),
     "pack": ("d/{first}/packs/3?layout=balanced_gather&ring=4", 1480),
-    "split": ("d/{first}/split?gpus=8", 1200),
+    "split": ("d/{first}/split?gpus=8", 1400),
     "compare": ("compare?first={first}&second={second}", 1000),
 }
 """Name of a picture: the address of its view, and pixels from the top."""
