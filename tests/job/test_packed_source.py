@@ -79,13 +79,29 @@ def in_pieces(made_once: MadeOnce) -> Callable[[str], tuple[Path, list[str]]]:
     return made
 
 
+CONFIGURATIONS = {
+    "square": f"seq_len=1024 packs_per_shard=3 {' '.join(OTHER)}",
+    "qwen3": "seq_len=256 ring_degrees=[1,2] cp_sizes=[2] layouts=[zigzag] order.window=1 max_images=null",
+    "qwen3_vl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1,4] layouts=[balanced_gather] order.window=4 max_images=9",
+    "qwen2_5_vl": "seq_len=384 ring_degrees=[1] cp_sizes=[1,4] layouts=[balanced_ring] order.window=1 max_images=40",
+    "internvl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1] layouts=[contiguous] order.window=2 max_images=null",
+    "molmo2": "seq_len=1024 ring_degrees=[1,2] cp_sizes=[1] layouts=[zigzag] order.window=4 max_images=9",
+}
+"""For the generic way and each family a configuration that differs from the others. Together they have every value of
+each key, lengths at which documents are joined whole, and lengths at which joined ones are split elsewhere.
+"""
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_another_length_gives_the_bytes_that_the_source_would_give(
     in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, family: str
 ) -> None:
-    """Fails when a token, label, position, group, unit or crop changes on its way through a pack or a join."""
+    """Fails when a token, label, position, group, unit or crop changes on its way through a pack or a join, or when
+    some configuration makes the way through a dataset of a model differ from the way at once.
+    """
     folder, first = in_pieces(family)
-    second = ["seq_len=1024", *OTHER, "packs_per_shard=3"]
+    number = list(CONFIGURATIONS).index(family)
+    second = [f"order.seed={number}", f"packs_per_shard={1 + number % 4}", *CONFIGURATIONS[family].split()]
     through = check_same(folder / "source", folder / "old", tmp_path, first, second)
     several = {row["doc_id"] for row in documents(folder / "old") if row["piece"] > 0}
     joined = several & {row["doc_id"] for row in documents(through)}
@@ -97,44 +113,21 @@ def documents(dataset: Path) -> list[dict[str, Any]]:
     return rows
 
 
-PAIRS = {
-    "longer and fewer images": ("seq_len=96 oversize=split", "seq_len=512 max_images=3 order.seed=1 layouts=[zigzag]"),
-    "shorter": ("seq_len=512", "seq_len=96 ring_degrees=[2] packs_per_shard=3 layouts=[contiguous]"),
-    "one image per pack": (
-        "seq_len=256 oversize=reject",
-        "seq_len=256 max_images=1 order.seed=3 ring_degrees=[2] packs_per_shard=4 layouts=[balanced_gather]",
-    ),
+SECONDS = {
+    "shorter": "seq_len=96 ring_degrees=[2] packs_per_shard=3 layouts=[contiguous]",
+    "one image per pack": "max_images=1 order.seed=3 ring_degrees=[2] packs_per_shard=4 layouts=[balanced_gather]",
 }
-"""What the first job and the second were told."""
+"""What the second job was told, where the first packed whole documents of up to 512 tokens."""
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_two_configurations_give_the_same_bytes(squares: tuple[Path, list[str]], tmp_path: Path, pair: str) -> None:
-    """Fails when some pair of configurations makes the way through a dataset differ from the way at once."""
-    folder, common = squares
-    first, second = (settings.split() for settings in PAIRS[pair])
-    check_equal(folder / "source", tmp_path, [*common, *first], [*second, "cost.vision_num_layers=3"])
-
-
-CONFIGURATIONS = {
-    "qwen3": "seq_len=256 ring_degrees=[1,2] cp_sizes=[2] layouts=[zigzag] order.window=1 max_images=null",
-    "qwen3_vl": "seq_len=256 ring_degrees=[2,4] cp_sizes=[1,4] layouts=[balanced_gather] order.window=4 max_images=9",
-    "qwen2_5_vl": "seq_len=384 ring_degrees=[1] cp_sizes=[1,4] layouts=[balanced_ring] order.window=1 max_images=40",
-    "internvl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1] layouts=[contiguous] order.window=2 max_images=null",
-    "molmo2": "seq_len=384 ring_degrees=[1,2] cp_sizes=[1] layouts=[zigzag] order.window=4 max_images=9",
-}
-"""For each family a configuration that differs from the others: together they have every value of each key."""
-
-
-@pytest.mark.parametrize("family", CONFIGURATIONS)
-def test_a_configuration_of_a_family_gives_the_bytes_of_its_source(
-    in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, family: str
+@pytest.mark.parametrize("second", SECONDS)
+def test_a_smaller_configuration_gives_the_same_bytes(
+    squares: tuple[Path, list[str]], old: Path, tmp_path: Path, second: str
 ) -> None:
-    """Fails when some configuration makes the way through a dataset of a model differ from the way at once."""
-    folder, first = in_pieces(family)
-    number = list(CONFIGURATIONS).index(family)
-    second = [*CONFIGURATIONS[family].split(), f"order.seed={number}", f"packs_per_shard={1 + number % 4}"]
-    check_same(folder / "source", folder / "old", tmp_path, first, second)
+    """Fails when what no longer fits a pack makes the way through a dataset differ from the way at once."""
+    folder, common = squares
+    changes = [*SECONDS[second].split(), "cost.vision_num_layers=3"]
+    check_same(folder / "source", old, tmp_path, [*common, "seq_len=512"], changes)
 
 
 KILLED = """
