@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import kubernetes_validate
+import kubernetes_validate.utils
 from commands import command_faults
 from endings import ending_faults
 from manifests import K8S, Object, pods, title
@@ -21,6 +22,9 @@ from schemas.version import VERSION
 
 Check = Callable[[list[Object]], Iterator[str]]
 KUBERNETES = "1.33"
+
+# Read once: the library parses a megabyte of definitions for every object that it looks at.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 def schema_faults(objects: list[Object]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,13 @@ def render(folder: Path) -> list[Object]:
 def overlay(name: str) -> list[Object]:
     """An overlay's objects, and those of its place's ``setup``, which is applied first."""
     setup = f"{name.partition('/')[0]}/setup"
-    return [*render(K8S / "overlays" / setup), *(render(K8S / "overlays" / name) if name != setup else [])]
+    return [*_setup(setup), *(render(K8S / "overlays" / name) if name != setup else [])]
+
+
+@cache
+def _setup(name: str) -> list[Object]:
+    """Rendered once: it comes with every overlay of its place."""
+    return render(K8S / "overlays" / name)
 
 
 def compose(folder: Path, component: str, **more: Any) -> list[Object]:
