@@ -21,14 +21,11 @@ from packer_service.verify import Verdict, verify_dataset
 VARIANTS = {
     "crops": ["vision.max_crops=4"],
     "png": ["image_format=png"],
-    "groups_of_documents": ["bidirectional=image_tokens"],
-    "causal": ["bidirectional=none"],
+    "groups_of_documents, one_pack_a_shard": ["bidirectional=image_tokens", "packs_per_shard=1"],
     "truncate": ["oversize=truncate", "annotation_weight=sqrt"],
     "split": ["oversize=split", "annotation_weight=sqrt", "max_images=8"],
-    "weights": ["annotation_weight=sqrt"],
     "unaligned": ["layouts=[contiguous,balanced_ring]", "ring_degrees=[1,3]", "seq_len=1152", "cp_sizes=[1,2]"],
-    "contiguous": ["layouts=[contiguous]", "block_size=100"],
-    "one_pack_a_shard": ["packs_per_shard=1"],
+    "causal, contiguous": ["bidirectional=none", "layouts=[contiguous]", "block_size=100"],
 }
 
 
