@@ -22,6 +22,7 @@ import pytest
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
+from packer_service.plan.blend import blended_order
 from packer_service.plan.pack import pack_documents
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.runtime.progress import ConsoleProgress
@@ -41,6 +42,8 @@ def compile_loops() -> None:
     is_video = draw(0, 2, 3000) == 1
     tokens, images = np.where(is_video, draw(80, 180, 3000), draw(300, 600, 3000)), is_video * draw(60, 100, 3000)
     pack_documents(tokens, images, seq_len=1000, max_images=180)
+    # packs of several sources are mixed in groups of many, whose loops two workers would compile at the same time
+    blended_order(draw(0, 1000, (40, 64, 3)))
 
 
 def compile_modules() -> None:
