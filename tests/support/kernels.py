@@ -42,7 +42,9 @@ def compile_loops() -> None:
     is_video = draw(0, 2, 3000) == 1
     tokens, images = np.where(is_video, draw(80, 180, 3000), draw(300, 600, 3000)), is_video * draw(60, 100, 3000)
     pack_documents(tokens, images, seq_len=1000, max_images=180)
-    # packs of several sources are mixed in groups of many, whose loops two workers would compile at the same time
+    # several sources are mixed in more than a thousand packs, and in groups of many: two workers would compile at once
+    thousands = np.full(1200, 900)
+    pack_documents(thousands, np.zeros(1200, np.int64), seq_len=1000, max_images=None, sources=np.arange(1200) % 2)
     blended_order(draw(0, 1000, (40, 64, 3)))
 
 
