@@ -27,6 +27,9 @@ ROOM_SECONDS = 2.0
 IDLE_SECONDS = 300.0
 """Time after which a process that nobody asks is ended, and its memory given back."""
 
+QUIET_SECONDS = 1.0
+"""Time without a question after which the rest is loaded: who asks of a service that has just started asks for more."""
+
 LATE_SECONDS = 10.0
 """Time after which the rest is loaded even if there was always a question to answer: some need it."""
 
@@ -52,6 +55,7 @@ class Pool:
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._started = time.monotonic()
+        self._asked: float | None = None
 
     def start(self) -> None:
         self._template.start()
@@ -218,7 +222,9 @@ class Pool:
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        if not any(process.users for process in self._processes.values()) or now - self._started > LATE_SECONDS:
+        if self._asked is None or any(process.users for process in self._processes.values()):
+            self._asked = now
+        if now - self._asked > QUIET_SECONDS or now - self._started > LATE_SECONDS:
             self._template.load()
         for process in list(self._processes.values()):
             if process.is_busy and now - process.answered > process.urgent_seconds:

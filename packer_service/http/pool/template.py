@@ -33,6 +33,7 @@ class Template:
         with theirs:
             try:
                 socket.send_fds(self._connected(), [b"f"], [theirs.fileno()])
+                self._loads = 0  # it forgets what it has not loaded yet
             except OSError:
                 self.close()  # it has ended; the next call starts another one
         ours.setblocking(False)

@@ -30,16 +30,18 @@ def main(descriptor: int) -> None:
     orders = socket.socket(fileno=descriptor)
     app = create_inner(ServiceSettings.model_validate_json(orders.recv(MOST_BYTES)))
     preload()
-    rest, may_load = preload_slowly(), False
+    rest, parts = preload_slowly(), 0
     while True:
-        while may_load and not select.select([orders], [], [], 0)[0]:  # a new process waits for one part at most
-            may_load = next(rest, True) is None
+        while parts and not select.select([orders], [], [], 0)[0]:  # a new process waits for one part at most
+            parts -= 1
+            next(rest, None)
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             os._exit(0)
         if not descriptors:
-            may_load = True
+            parts += 1
             continue
+        parts = 0  # who asks has the processors to himself; what is left is ordered again once nobody asks
         if os.fork() == 0:
             orders.close()
             run(descriptors[0], app)
