@@ -39,6 +39,7 @@ from packer_service.shards.write import Sample, SamplePlace, encode_sample  # no
 from schemas.codec import image_member, shard_name  # noqa: E402
 from schemas.config import PackConfig  # noqa: E402
 from schemas.manifest import SHARDS  # noqa: E402
+from tests.support.served import processor_seconds  # noqa: E402
 from trainer.data.dataset import PackedDataset  # noqa: E402
 from trainer.data.header import crop_edges, read_header  # noqa: E402
 from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
@@ -50,8 +51,6 @@ PER_SHARD = 256
 CP_SIZE, CP_RANK = 8, 4
 BATCHES_BEFORE = 16
 """Not timed: enough that each of four workers has given what it read ahead, ``PREFETCH`` batches each, twice."""
-
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 def taken_sample(dataset: Path) -> tuple[Sample, PackConfig]:
@@ -103,12 +102,6 @@ def write_copies(folder: Path, sample: Sample, config: PackConfig, packs: int, s
     write_dataset(folder, packs, PER_SHARD, config, places)
 
 
-def processor_seconds(pids: list[int]) -> float:
-    """Of these processes so far."""
-    stats = [Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split() for pid in pids]
-    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / TICK
-
-
 def measure(location: str, workers: int, steps: int) -> dict[str, float]:
     """Batches a second by the clock, and processor time of each."""
     torch.set_num_threads(1)
@@ -116,9 +109,9 @@ def measure(location: str, workers: int, steps: int) -> dict[str, float]:
     batches = iter(make_loader(dataset, workers=workers, device="cpu"))
     sums = sum(int(batch.tokens.sum()) for batch in islice(batches, BATCHES_BEFORE))
     pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
-    began, clock = processor_seconds(pids), time.perf_counter()
+    began, clock = sum(map(processor_seconds, pids)), time.perf_counter()
     sums += sum(int(batch.tokens.sum()) for batch in islice(batches, steps))
-    elapsed, used = time.perf_counter() - clock, processor_seconds(pids) - began
+    elapsed, used = time.perf_counter() - clock, sum(map(processor_seconds, pids)) - began
     return {"batches/s": steps / elapsed, "ms of processor": used / steps * 1000, "sum": sums}
 
 

@@ -15,8 +15,8 @@ from schemas.errors import ConfigError
 from schemas.filesystem import join, locate
 from schemas.manifest import TableEntry
 
-_BLOCK = 8 << 20
-"""Bytes that are hashed at a time."""
+_BUFFER = 8 << 20
+"""Bytes that are asked of an object store at a time while a table is hashed."""
 
 _ANY_PACK = (0, np.iinfo(np.int64).max)
 """What may be in a row group that does not say: one without rows."""
@@ -40,14 +40,13 @@ class StoredTable:
         self.columns = list(columns)
         filesystem, path = locate(join(dataset, entry.name))
         try:
-            self._opened = filesystem.open_input_file(path)
+            with filesystem.open_input_stream(path, compression=None, buffer_size=_BUFFER) as stream:
+                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         except FileNotFoundError:
             raise ConfigError(f"SOURCE {label}: {entry.name} is missing; put the file back") from None
-        digest = hashlib.sha256()
-        while block := self._opened.read(_BLOCK):
-            digest.update(block)
-        if digest.hexdigest() != entry.sha256:
+        if sha256 != entry.sha256:
             raise ConfigError(f"SOURCE {label}: {entry.name} is damaged (its SHA-256 is another than stored)")
+        self._opened = filesystem.open_input_file(path)
         self._file = pq.ParquetFile(self._opened)
         self._last: tuple[list[int], pa.Table] = ([], self._file.schema_arrow.empty_table().select(self.columns))
 

@@ -18,8 +18,8 @@ LEAST_PARTS = 4
 """Parts of a dataset of which packs are read, however large the blocks are in which these lie."""
 
 SAMPLED_PACKS = 4096
-"""Packs that are looked at where there are more: means over them are within a percent of those over all, and every
-split is estimated for each."""
+"""Packs that are looked at where there are more, and every split is estimated for each. The standard error of a mean
+over packs that are drawn by chance would be a 64th of their standard deviation."""
 
 COLUMNS = ("n_tokens", "n_units", "n_patches", "n_pooled_tokens", "load", "attention_tiles")
 """Columns of ``packs.parquet`` that are read."""
