@@ -40,6 +40,7 @@ def test_no_pixels_of_two_packs_are_in_memory(
         for thread in threading.enumerate():  # one that has given its crops away may not have let go of them yet
             if thread.name == "aside" and thread is not threading.current_thread():
                 thread.join(LONG)
+        gc.collect()
         alive = {thing.doc_id for thing in gc.get_objects() if isinstance(thing, Crop) and id(thing) not in others}
         found.append((planned.doc_id, alive))
         return planned_crops(planned, *given, **options)

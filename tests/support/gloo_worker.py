@@ -128,6 +128,7 @@ def main(address: str) -> None:
     torch.set_num_threads(1)
     load_transformers()
     gc.freeze()  # a collection would copy every page that the ranks share
+    gc.set_threshold(10_000)  # as the tests' own process has it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
     groups = [start_world(address, int(line)) for line in sys.stdin]
     for group in groups:
