@@ -18,6 +18,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -183,8 +184,14 @@ def _difference(before: str, after: str) -> tuple[str, str]:
     return " ".join(old), " ".join(new)
 
 
+@cache
 def _equivalent() -> set[tuple[str, str, str]]:
+    """File, line and changed line of each. A line that its file no longer has ends the run: its reason may not hold."""
     listed = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text("utf-8")).get("mutant", [])
+    for each in listed:
+        lines = (CHECKOUT / each["file"]).read_text("utf-8").splitlines()
+        if each["before"].strip() not in " ".join(line.strip() for line in lines):
+            sys.exit(f"equivalent.toml: {each['file']} has no line `{each['before']}` now; remove or mend the entry")
     return {(each["file"], each["before"], each["after"]) for each in listed}
 
 
