@@ -70,3 +70,41 @@ def test_numbers_that_count_up_leave_a_tenth(axes: int) -> None:
     counting = np.arange(20_000, dtype=np.int32)
     arrays = {"position_ids": np.tile(counting, (axes, 1)), "pool_ids": counting}
     assert len(encode_arrays(arrays)) < sum(array.nbytes for array in arrays.values()) / 7
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(24, dtype=np.int32).reshape(2, 3, 4),
+        np.asfortranarray(np.arange(6, dtype=np.int64).reshape(2, 3)),
+        np.array(7, np.int32),
+        np.array([1.5], ">f8"),
+        np.arange(3, dtype=np.uint8),
+    ],
+    ids=["three axes", "columns first", "no axis", "big-endian", "unsigned"],
+)
+def test_what_preshard_does_not_write_itself_is_read_as_well(array: np.ndarray) -> None:
+    """Fails when an array is read by another header than its own, or refused."""
+    found = decode_arrays(by_zipfile({"tokens": array}))["tokens"]
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+
+
+def test_an_array_that_was_read_may_be_written_to() -> None:
+    """Fails when an array is a view of bytes: PyTorch warns of such arrays, and NumPy refuses to write to them."""
+    assert decode_arrays(encode_arrays({"tokens": np.arange(9, dtype=np.int32)}))["tokens"].flags.writeable
+
+
+@pytest.mark.parametrize("length", [8, 5])
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_header_that_says_another_number_than_there_are_is_refused(length: int, is_short: bool) -> None:
+    """Fails when an array is cut short in silence, or what lies behind it is taken for part of it."""
+    whole, part = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array(whole, np.arange(9, dtype=np.int32), allow_pickle=False)
+    np.lib.format.write_array(part, np.arange(length, dtype=np.int32), allow_pickle=False)
+    header, content = (whole, part) if is_short else (part, whole)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as stored:
+        stored.writestr("tokens.npy", header.getvalue()[:128] + content.getvalue()[128:])
+    with pytest.raises(ValueError, match="is not an .npz of arrays"):
+        decode_arrays(archive.getvalue())
