@@ -10,7 +10,8 @@ class Crop:
     """One square picture: the document and unit it belongs to, its size in pixels, its time, and its encoded bytes.
 
     ``unit`` counts the units of the pack. ``timestamp`` is in seconds from the clip's start, None for a still image.
-    Where the crop lies in its shard is known only once it is written: see :class:`schemas.manifest.StoredImage`.
+    ``crc32c`` is the checksum of the bytes where it is known. Where the crop lies in its shard is known only once it is
+    written: see :class:`schemas.manifest.StoredImage`.
     """
 
     doc_id: str
@@ -19,6 +20,7 @@ class Crop:
     height: int
     timestamp: float | None
     data: bytes
+    crc32c: int | None = None
 
     def moved(self, units: int) -> Crop:
         """The same crop so many units further on."""
@@ -30,4 +32,5 @@ class Crop:
             height=self.height,
             timestamp=self.timestamp,
             data=self.data,
+            crc32c=self.crc32c,
         )

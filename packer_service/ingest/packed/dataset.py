@@ -208,7 +208,7 @@ class PackedDatasetSource:
         if head.pack_id != pack_id:
             raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
         sequence = decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes)
-        units = StoredUnits.of(head)
+        units = StoredUnits.of(head, where)
         crops_at = place["offset"] + place["header_size"]
         return StoredPack(
             head=head,

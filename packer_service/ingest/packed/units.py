@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int64
 
 from packer_service.ingest.packed.crops import StoredCrops
 from packer_service.packs.units import Units
+from schemas.codec import HEAD
+from schemas.errors import SampleHeadInvalid
 from schemas.manifest import UNIT_KINDS, SampleHead, StoredImage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredUnits:
-    """All units of a pack. ``documents`` is the number of each unit's document, ``crop_edges`` cuts ``images``."""
+    """All units of a pack. ``documents`` is the number of each unit's document, ascending; ``crop_edges`` cuts
+    ``images``.
+    """
 
     units: Units
     documents: Int64[np.ndarray, "units"]
@@ -23,7 +28,15 @@ class StoredUnits:
     crop_edges: list[int]
 
     @classmethod
-    def of(cls, head: SampleHead) -> StoredUnits:
+    def of(cls, head: SampleHead, where: str) -> StoredUnits:
+        """
+        Args:
+            head: of the pack.
+            where: how errors name the pack.
+
+        Raises:
+            SampleHeadInvalid: the units are not in the order of their documents.
+        """
         stored, crop_edges = head.units, [0, *head.cum_image_bounds]
         units = Units(
             kinds=np.array([UNIT_KINDS.index(unit.kind) for unit in stored], np.int64),
@@ -38,6 +51,8 @@ class StoredUnits:
             numbers=np.arange(len(stored)),
         )
         documents = np.array([unit.document for unit in stored], np.int64)
+        if (np.diff(documents) < 0).any():
+            raise SampleHeadInvalid(f"{where}.{HEAD}", "units are not in the order of their documents")
         return cls(units=units, documents=documents, images=head.images, crop_edges=crop_edges)
 
     def of_document(self, number: int, start: int, shard: str, crops_at: int) -> tuple[Units, tuple[StoredCrops, ...]]:
@@ -49,13 +64,14 @@ class StoredUnits:
             shard: the file that holds the crops.
             crops_at: the byte from which their offsets count.
         """
-        rows = np.flatnonzero(self.documents == number)
-        own = {field.name: getattr(self.units, field.name)[rows] for field in fields(Units)}
-        units = Units(**{**own, "edges": own["edges"] - start, "numbers": np.arange(len(rows))})
+        first, end = np.searchsorted(self.documents, (number, number + 1)).tolist()
+        own = {name: getattr(self.units, name)[first:end] for name in _COLUMNS}
+        units = Units(**{**own, "edges": own["edges"] - start, "numbers": np.arange(end - first)})
         crops = tuple(
-            StoredCrops(
-                shard=shard, crops_at=crops_at, images=tuple(self.images[self.crop_edges[i] : self.crop_edges[i + 1]])
-            )
-            for i in rows.tolist()
+            StoredCrops(shard=shard, crops_at=crops_at, images=self.images[begin:behind])
+            for begin, behind in pairwise(self.crop_edges[first : end + 1])
         )
         return units, crops
+
+
+_COLUMNS = [field.name for field in fields(Units)]
