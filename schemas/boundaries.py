@@ -7,6 +7,8 @@ search tries largest loads, and greedy filling decides each try, which is exact 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from math import gcd
 
 import numpy as np
 from jaxtyping import Int64
@@ -25,18 +27,18 @@ def _parts_needed(totals: list[int], limit: int, most: int) -> int:
 
 def smallest_limit(loads: list[int], ranks: int) -> int:
     """The least possible largest load of a rank."""
-    totals = [0]
-    for load in loads:
-        totals.append(totals[-1] + load)
-    low = max(max(loads, default=0), -(-totals[-1] // ranks))
-    high = max(low, totals[-1])
+    unit = gcd(*loads) or 1  # encoders' loads are large multiples of few numbers: fewer limits are left to try
+    totals = [0, *accumulate(load // unit for load in loads)]
+    largest, even = max(loads, default=0) // unit, -(-totals[-1] // ranks)
+    low = max(largest, even)
+    high = max(low, min(totals[-1], even + largest))  # each part but the last then has more than an even share
     while low < high:
         middle = (low + high) // 2
         if _parts_needed(totals, middle, ranks) <= ranks:
             high = middle
         else:
             low = middle + 1
-    return low
+    return low * unit
 
 
 def image_edges(loads: Int64[np.ndarray, "units"], ranks: int) -> Int64[np.ndarray, "ranks_plus_1"]:
@@ -63,9 +65,7 @@ def image_edges(loads: Int64[np.ndarray, "units"], ranks: int) -> Int64[np.ndarr
     if units <= ranks:
         return np.minimum(np.arange(ranks + 1), units).astype(np.int64)
     limit = smallest_limit(values, ranks)
-    totals = [0]
-    for load in values:
-        totals.append(totals[-1] + load)
+    totals = [0, *accumulate(values)]
     # earliest[r]: the first edge r from which the ranks r, r + 1, ... can hold all that remains within the limit.
     earliest = [units] * (ranks + 1)
     for rank in range(ranks - 1, -1, -1):

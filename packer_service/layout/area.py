@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.mask import MaskIndex
+from packer_service.layout.mask import MaskIndex, run_at
 from packer_service.numerics.compiled import compiled
 from schemas.sequence import MaskArrays
 
@@ -43,32 +43,44 @@ def _run_keys(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs"], Int64[np.nda
     return first, slope
 
 
-def _area_before(index: MaskIndex, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-    """Allowed pairs of all queries before each position."""
-    if not len(index.run_class):
-        return np.zeros(len(positions), np.int64)
+@compiled
+def _areas_before(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs_plus_1"], np.ndarray, np.ndarray]:
+    """Allowed pairs of all queries before each run, and what :func:`_run_keys` says of the runs."""
     first, slope = _run_keys(index)
-    lengths = np.diff(index.run_edges)
-    whole = np.concatenate([[0], np.cumsum(lengths * first + slope * (lengths * (lengths - 1) // 2))])
-    run = np.minimum(np.searchsorted(index.run_edges, positions, side="right") - 1, len(lengths) - 1)
-    part = positions - index.run_edges[run]
-    area: Int64[np.ndarray, "n"] = whole[run] + part * first[run] + slope[run] * (part * (part - 1) // 2)
-    return area
+    before = np.zeros(len(first) + 1, np.int64)
+    for run in range(len(first)):
+        length = index.run_edges[run + 1] - index.run_edges[run]
+        before[run + 1] = before[run] + _area_of(length, first[run], slope[run])
+    return before, first, slope
+
+
+@compiled
+def _area_of(queries: np.int64, first: np.int64, slope: np.int64) -> np.int64:
+    """Allowed pairs of the first queries of a run."""
+    return queries * first + slope * (queries * (queries - 1) // 2)
+
+
+@compiled
+def _add_areas(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], by_rank: Int64[np.ndarray, "ring"]) -> None:
+    before, first, slope = _areas_before(index)
+    for row in range(len(runs)):
+        start = np.int64(runs[row, 1])
+        for position, sign in ((start, -1), (start + runs[row, 2], 1)):
+            run = min(run_at(index, position), len(first) - 1)
+            if run >= 0:
+                area = before[run] + _area_of(position - index.run_edges[run], first[run], slope[run])
+                by_rank[runs[row, 0]] += sign * area
 
 
 def attention_area(mask: MaskArrays | MaskIndex) -> int:
     """Number of allowed pairs of the whole mask."""
-    index = MaskIndex.of(mask)
-    return int(_area_before(index, np.array([index.seq_len]))[0])
+    return int(_areas_before(MaskIndex.of(mask))[0][-1])
 
 
 def area_by_rank(
     mask: MaskArrays | MaskIndex, runs: Int32[np.ndarray, "runs 3"], ring_degree: int
 ) -> Int64[np.ndarray, "ring"]:
     """Allowed pairs of the queries in each ring rank's slice."""
-    index = MaskIndex.of(mask)
-    starts = runs[:, 1].astype(np.int64)
-    areas = _area_before(index, starts + runs[:, 2]) - _area_before(index, starts)
     by_rank = np.zeros(ring_degree, np.int64)
-    np.add.at(by_rank, runs[:, 0], areas)
+    _add_areas(MaskIndex.of(mask), np.ascontiguousarray(runs, np.int32), by_rank)
     return by_rank

@@ -11,8 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.mask import MaskIndex
+from packer_service.layout.mask import MaskIndex, run_at
 from packer_service.numerics.compiled import compiled
+
+
+_POSITION_BITS = 32
+"""A position has no more: that of a token in a pack is a 32-bit number where runs are stored."""
 
 
 class Incidence(NamedTuple):
@@ -70,13 +74,7 @@ def _walk(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int, chun
         if runs[row, 0] != rank:
             rank, filled = runs[row, 0], length
         at, end = np.int64(runs[row, 1]), np.int64(runs[row, 1]) + runs[row, 2]
-        run, above = 0, len(run_edges)
-        while above - run > 1:  # the last run that begins at or before it
-            middle = (run + above) // 2
-            if run_edges[middle] <= at:
-                run = middle
-            else:
-                above = middle
+        run = run_at(index, at)
         while at < end:
             if filled == length:
                 chunk, filled = chunk + 1, 0
@@ -127,8 +125,9 @@ def _walk(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int, chun
     )  # fmt: skip
 
 
-def _edges(sorted_ids: Int32[np.ndarray, "entries"], count: int) -> Int64[np.ndarray, "count_plus_1"]:
-    return np.searchsorted(sorted_ids, np.arange(count + 1)).astype(np.int64)
+def _edges(ids: Int32[np.ndarray, "entries"], count: int) -> Int64[np.ndarray, "count_plus_1"]:
+    """Where the entries of each id begin and end once they are sorted by it."""
+    return np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=count))])
 
 
 def chunk_incidence(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int) -> Incidence:
@@ -145,7 +144,7 @@ def chunk_incidence(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length:
      held_chunk, held_class, held_from, held_group, held_group_chunk) = _walk(
         index, np.ascontiguousarray(runs, np.int32), length, chunks
     )  # fmt: skip
-    by_class = np.lexsort((held_from, held_class))
+    by_class = np.argsort((held_class.astype(np.int64) << _POSITION_BITS) + held_from)
     by_group = np.argsort(held_group, kind="stable")
     return Incidence(
         owner=owner,
@@ -154,9 +153,9 @@ def chunk_incidence(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length:
         seen_upto=seen_upto,
         seen_group_edges=seen_group_edges,
         seen_group=seen_group,
-        held_edges=_edges(held_class[by_class], len(index.class_root)),
+        held_edges=_edges(held_class, len(index.class_root)),
         held_chunk=held_chunk[by_class],
         held_from=held_from[by_class],
-        held_group_edges=_edges(held_group[by_group], len(index.group_root)),
+        held_group_edges=_edges(held_group, len(index.group_root)),
         held_group_chunk=held_group_chunk[by_group],
     )

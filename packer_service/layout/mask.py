@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from packer_service.numerics.compiled import compiled
 from schemas.sequence import MaskArrays
 
 _BRANCH_ZERO = 1 << 31
@@ -46,6 +47,19 @@ class MaskIndex(NamedTuple):
     def of(mask: MaskArrays | MaskIndex) -> MaskIndex:
         """The index of a mask; an index is returned as it is."""
         return mask if isinstance(mask, MaskIndex) else index_mask(mask)
+
+
+@compiled
+def run_at(index: MaskIndex, position: int) -> int:
+    """The last run that begins at a position or before it."""
+    run, above = 0, len(index.run_edges)
+    while above - run > 1:
+        middle = (run + above) // 2
+        if index.run_edges[middle] <= position:
+            run = middle
+        else:
+            above = middle
+    return run
 
 
 def _lookup(keys: Int64[np.ndarray, "keys"], wanted: Int64[np.ndarray, "keys"]) -> Int32[np.ndarray, "keys"]:
