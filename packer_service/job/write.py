@@ -28,7 +28,6 @@ from schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, Unit
 from schemas.rejects import reject_row
 from schemas.tables import DOCUMENTS, PACKS, REJECTS
 
-
 _UNITS = TypeAdapter(list[Unit])
 """Makes all units of a pack in half of the time that one after the other takes."""
 

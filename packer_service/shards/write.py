@@ -30,7 +30,6 @@ from schemas.layout import TokenLayout
 from schemas.manifest import SampleHead, StoredImage
 from schemas.sequence import PackedSequence
 
-
 WRITTEN_BYTES = 1 << 18
 """Bytes that are joined, hashed and written together, so many that they are in the processor's cache all the while."""
 

@@ -106,5 +106,5 @@ def test_a_header_that_says_another_number_than_there_are_is_refused(length: int
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as stored:
         stored.writestr("tokens.npy", header.getvalue()[:128] + content.getvalue()[128:])
-    with pytest.raises(ValueError, match="is not an .npz of arrays"):
+    with pytest.raises(ValueError, match=r"is not an \.npz of arrays"):
         decode_arrays(archive.getvalue())
