@@ -74,7 +74,7 @@ def _examine(path: Path, subject: str) -> DemoPhoto:
         flat = Image.new("RGBA", opened.size, "white")
         flat.alpha_composite(opened.convert("RGBA"))
     image = flat.convert("RGB")
-    pixels = np.asarray(image).astype(np.int64)
+    channels = [np.asarray(channel) for channel in image.split()]
     small = io.BytesIO()
     height = max(1, 256 * image.height // image.width)
     image.resize((256, height), Image.Resampling.BICUBIC).save(small, "JPEG", quality=85)
@@ -83,7 +83,7 @@ def _examine(path: Path, subject: str) -> DemoPhoto:
         subject=subject,
         width=image.width,
         height=image.height,
-        brightness=float(pixels.mean()),
-        coloured=bool((pixels.max(-1) - pixels.min(-1)).mean() > 2),
+        brightness=float(np.mean(channels)),
+        coloured=bool(np.ptp(channels, axis=0).mean() > 2),
         thumbnail=small.getvalue(),
     )

@@ -13,7 +13,7 @@ import pytest
 
 from packer_service.demo import packages
 from packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
-from packer_service.demo.videos import RECIPES, encode, pictures
+from packer_service.demo.videos import RECIPES, Clips, encode
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.video import probe_video
 from packer_service.ingest.source.files import list_fragments
@@ -116,8 +116,9 @@ def test_encoding_gives_the_same_bytes(demo: tuple[Path, dict[str, int], list[st
     videos, names = demo[0] / "videos", ("bikes_b_frames.mp4", "bikes_uneven.mkv", "bunny_five.webm", "car_twelve.avi")
     chosen = [recipe for recipe in RECIPES if recipe.name in names]
     assert len(chosen) == len(names)
+    clips = Clips(videos)
     for recipe in chosen:
-        encode(tmp_path / recipe.name, pictures(videos, recipe), recipe)
+        encode(tmp_path / recipe.name, clips.pictures(recipe), recipe)
         assert (tmp_path / recipe.name).read_bytes() == (videos / recipe.name).read_bytes(), recipe.name
     with av.open(str(videos / "bikes_b_frames.mp4")) as container:
         ticks = [packet.pts for packet in container.demux(video=0) if packet.size]

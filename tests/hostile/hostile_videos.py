@@ -52,7 +52,7 @@ FORMS = (
     Form(name="packed.avi", codec="mpeg4", ticks=25, times=range(12), b_frames=2),
     Form(name="plain.mpg", codec="mpeg2video", size=(64, 48), ticks=25, times=range(12)),
     Form(name="plain.wmv", codec="wmv2", muxer="asf"),
-    Form(name="plain.webm", codec="libvpx", options={"deadline": "realtime", "cpu-used": "8", "threads": "1"}),
+    Form(name="plain.webm", codec="libvpx", options={"deadline": "realtime", "cpu-used": "-8", "threads": "1"}),
     Form(name="nine.webm", codec="libvpx-vp9", options={"deadline": "realtime", "cpu-used": "8", "threads": "1"}),
     Form(name="clear.webm", codec="libvpx-vp9", pix_fmt="yuva420p", options={"deadline": "realtime", "cpu-used": "8"}),
     Form(name="av1.mp4", codec="libsvtav1", size=(64, 64), options={"preset": "11"}),
