@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from page import PackOn, command
-from ray_nodes import Machine, Node
+from ray_nodes import QUICK, Machine, Node
 
 from packer_service.config import load_config
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
+
+# At import, since the Ray that all tests share has the environment of its start.
+for _name, _value in QUICK.items():
+    os.environ.setdefault(_name, _value)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

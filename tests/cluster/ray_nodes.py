@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from free_ports import free_ports
-from process_trees import descendants, stop_tree
+from process_trees import stop_tree
 
 REPOSITORY = Path(__file__).parents[2]
 QUICK = {
@@ -82,10 +82,21 @@ class Machine:
 
     def install(self, wheel: Path) -> None:
         """Installs a wheel, its dependencies being there."""
-        quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-compile"]
         subprocess.run(
             [sys.executable, "-m", "pip", "--python", self.python, "install", *quiet, str(wheel)], check=True
         )
+
+
+class ThisMachine(Machine):
+    """The Python and the environment of the tests, with what a Ray that they have started put there."""
+
+    @property
+    def python(self) -> str:
+        return sys.executable
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**os.environ, **more}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,32 +106,20 @@ class Node:
     process: subprocess.Popen[bytes]
     address: str
     dashboard: str
-    """Of its head; nothing answers there where the head was started without one."""
-
-    def tasks(self) -> list[str]:
-        """Titles of the Ray Data tasks that this node's workers are at."""
-        titles = []
-        for pid in descendants(self.process.pid):
-            try:
-                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            except OSError:
-                continue
-            if title.startswith("ray::Map("):
-                titles.append(title.removeprefix("ray::"))
-        return titles
+    """Nothing answers there where it was started without one."""
 
 
 @contextmanager
 def ray_node(
     machine: Machine,
-    head: Node | None = None,
+    head: str | None = None,
     *,
     num_cpus: int = 2,
     ip: str = "127.0.0.1",
     bare: bool = False,
     **variables: str,
 ) -> Iterator[Node]:
-    """A head, or a node that joins ``head``, on ports of its own.
+    """A head, or a node that joins the one at the address ``head``, on ports of its own.
 
     Args:
         machine: where it runs.
@@ -141,18 +140,15 @@ def ray_node(
         given += [f"--ray-client-server-port={client}"]
         given += ["--include-dashboard=false", "--no-monitor"] if bare else []
     else:
-        given += [f"--address={head.address}"]
+        given += [f"--address={head}"]
     given += ["--include-log-monitor=false"] if bare else []
     command = [machine.python, "-m", "ray.scripts.scripts", "start", *given]
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
             command, cwd=folder, env=machine.environment(**QUICK, **variables), stdout=said, stderr=said
         )
-    node = Node(
-        process=process,
-        address=f"127.0.0.1:{port}" if head is None else head.address,
-        dashboard=f"http://127.0.0.1:{dashboard}" if head is None else head.dashboard,
-    )
+    address = head or f"127.0.0.1:{port}"
+    node = Node(process=process, address=address, dashboard=f"http://127.0.0.1:{dashboard}")
     try:
         _wait_until_started(node, folder / "said")
         yield node

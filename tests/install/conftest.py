@@ -69,8 +69,8 @@ def bare(
     [site_packages] = (folder / "venv" / "lib").glob("python*/site-packages")
     _link(_closure(requirements[""]), site_packages)
     python = str(folder / "venv" / "bin" / "python")
-    install = ["--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", *install], check=True)
+    install = ["--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    subprocess.run([sys.executable, "-m", "pip", *install, "--no-compile", str(wheel)], check=True)
     environment = {name: value for name, value in os.environ.items() if not re.match("PYTHON|VIRTUAL_ENV", name)}
 
     def run(*arguments: str, program: str = "python") -> subprocess.CompletedProcess[str]:

@@ -60,7 +60,9 @@ def test_ray_exports_what_the_dashboard_asks_for() -> None:
         ("ray_preshard_pack_rejects_total", "bad_row"): 3,
         ("ray_preshard_pack_rejects_total", "media_missing"): 3,
     }
-    port, until = ray.nodes()[0]["MetricsExportPort"], time.monotonic() + PATIENCE
+    here = ray.get_runtime_context().get_node_id()  # another test's node may be on the list, and lost
+    [port] = [node["MetricsExportPort"] for node in ray.nodes() if node["NodeID"] == here]
+    until = time.monotonic() + PATIENCE
     values: dict[tuple[str, str, str], float] = {}
     counted: dict[tuple[str, str], float] = {}
     names: set[str] = set()
