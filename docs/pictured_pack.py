@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class Pack:
         mask: its mask.
         edges: edges of its documents and of the padding between and behind them, in tokens.
         kinds: index in ``KINDS`` of each token's document.
-        layouts: its layouts at the ring degree drawn, in the order of ``SCHEMES``.
+        layouts: its layouts at the ring degree and of the schemes drawn, in the order of ``SCHEMES``.
     """
 
     name: str
@@ -37,12 +38,12 @@ class Pack:
     layouts: list[TokenLayout]
 
 
-def load_pack(dataset: str, pack_id: int, ring_degree: int) -> Pack:
-    """One pack from its header part, read by range as a rank reads it.
+def load_pack(dataset: str, pack_id: int, ring_degree: int, schemes: Sequence[str] = SCHEMES) -> Pack:
+    """One pack from its header part, read by range as a rank reads it, with its layouts of the schemes.
 
     Raises:
         PreshardError: no dataset there, or one with a broken file.
-        ValueError: no such pack, or no layouts of this degree; says which there are.
+        ValueError: no such pack, or no layout of this degree and these schemes; says which there are.
     """
     files = DatasetFiles(dataset)
     places, config = files.packs(), stored_config(files.manifest)
@@ -51,11 +52,15 @@ def load_pack(dataset: str, pack_id: int, ring_degree: int) -> Pack:
     header = read_header(files, places[pack_id], config, files.manifest.axes)
     files.close()
     seq_len = config.seq_len
-    names = [layout_name(scheme, ring_degree) for scheme in SCHEMES]
+    names = [layout_name(scheme, ring_degree) for scheme in SCHEMES if scheme in schemes]
     layouts = [header.layouts[name] for name in names if name in header.layouts]
     if not layouts:
-        degrees = sorted({layout.ring_degree for layout in header.layouts.values()})
-        raise ValueError(f"no layout of ring degree {ring_degree}; the pack has degrees {', '.join(map(str, degrees))}")
+        held = header.layouts.values()
+        degrees = ", ".join(map(str, sorted({layout.ring_degree for layout in held})))
+        raise ValueError(
+            f"no layout of ring degree {ring_degree} among {', '.join(schemes)}; "
+            f"the pack has {', '.join(sorted({layout.scheme for layout in held}))} of degrees {degrees}"
+        )
     timed = {image.doc_id for image in header.head.images if image.timestamp is not None}
     kinds, edges = np.zeros(seq_len, np.int8), [0, seq_len]
     for span in header.head.documents:

@@ -1,6 +1,6 @@
 """Draws what ``layouts.md`` shows, from one pack of a real dataset: its mask, who owns what, and the critical paths.
 
-    python docs/plot_layouts.py DATASET PACK_ID [--ring 8] [--out docs/layouts]
+    python docs/plot_layouts.py DATASET PACK_ID [--ring 8] [--layouts zigzag ...] [--out docs/layouts]
 
 Every figure is computed from the bytes of the pack by the same code that packs and verifies; nothing is drawn by hand.
 """
@@ -25,7 +25,7 @@ from packer_service.layout.mask import MaskIndex
 from packer_service.layout.measures import LayoutMeasures, measure_layout
 from packer_service.layout.tiles import tile_map
 from schemas.errors import PreshardError
-from schemas.layout import TILE, TokenLayout, slice_positions
+from schemas.layout import SCHEMES, TILE, TokenLayout, slice_positions
 from schemas.sequence import MaskArrays, dense_mask
 
 INK, ACCENT, WAIT, GATHERED = "#1b1b1b", "#d55e00", "#e4e4e4", "#0072b2"
@@ -208,10 +208,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="a packed dataset")
     parser.add_argument("pack_id", metavar="PACK_ID", type=int, help="the pack to draw, from 0")
     parser.add_argument("--ring", type=int, default=8, help="ring degree of the layouts (default 8)")
+    parser.add_argument(
+        "--layouts",
+        nargs="+",
+        metavar="SCHEME",
+        choices=SCHEMES,
+        help="schemes to draw (default: all that the pack has)",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("layouts"), help="folder of the pictures")
     asked = parser.parse_args(arguments)
     try:
-        pack = load_pack(asked.dataset, asked.pack_id, asked.ring)
+        pack = load_pack(asked.dataset, asked.pack_id, asked.ring, asked.layouts or SCHEMES)
     except (PreshardError, ValueError) as error:
         parser.error(str(error))
     index = MaskIndex.of(pack.mask)
