@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,58 @@ LOOK_AGAIN_MS = 25
 """Between two looks at whether a view is shown. Looking at every frame would have the browser draw all of them."""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """For a module and no longer: while it is open an event loop runs in this thread, and no test can run another."""
-    # the one that has no windows takes less processor time
-    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on the path: tests/browser/chromium.sh installs it where it may")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
-        yield browser
-        browser.close()
+class OneBrowser:
+    """A browser that all tests of this folder share, started for the first of them that runs and ended after the last.
+
+    While it is open an event loop runs in this thread, and no test can run another.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._browser: Browser | None = None
+        self._usual: Reader | None = None
+
+    def browser(self) -> Browser:
+        if self._browser is None:
+            # the one that has no windows takes less processor time
+            chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+            if chromium is None:
+                pytest.skip("no chromium on the path: tests/browser/chromium.sh installs it where it may")
+            playwright = self._open.enter_context(sync_playwright())
+            self._browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+            self._open.callback(self._browser.close)
+        return self._browser
+
+    def usual_reader(self, address: str, photographs: Path | None) -> Reader:
+        """The window that tests use one after the other: the page's files are loaded and compiled once for all.
+
+        A view has nothing but its address, so a test that opens one finds nothing of the test before it.
+        """
+        if self._usual is None:
+            self._usual = Reader(self.browser().new_context(viewport=DESKTOP), address, photographs)
+        return self._usual
+
+    def close(self) -> None:
+        self._browser = self._usual = None
+        self._open.close()
+
+
+ONE_BROWSER = OneBrowser()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+    """Ends the browser when a test from elsewhere follows, or none. Where tests come in any order it starts again."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path.parent != item.path.parent:
+            ONE_BROWSER.close()
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return ONE_BROWSER.browser()
 
 
 @pytest.fixture(scope="session")
@@ -255,13 +296,10 @@ def photographs() -> Path | None:
     return Path(named) if named else None
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def usual_reader(browser: Browser, service: str, photographs: Path | None) -> Reader:
-    """The window that a module's tests use, one after the other: the page's files are loaded and compiled once for all.
-
-    A view has nothing but its address, so a test that opens one finds nothing of the test before it.
-    """
-    return Reader(browser.new_context(viewport=DESKTOP), service, photographs)
+    """The window at the session's service that every test uses first."""
+    return ONE_BROWSER.usual_reader(service, photographs)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ PROCESS_FIXTURES = {
 }
 """Fixtures that start processes. Packing is one of them, since media are decoded in a process of their own."""
 
-GROUPS = {"ray_session": "ray", "gloo_pool": "gloo"}
+GROUPS = {"ray_session": "ray", "gloo_pool": "gloo", "browser": "browser"}
 """Fixtures too costly to have in two workers, and the group of tests that share one."""
 
 FIRST = (
@@ -67,7 +67,7 @@ FIRST = (
     "tests/runtime",
     "tests/trainer/training",
     "tests/isolation",
-    "tests/browser",
+    "browser",
     "tests/hostile",
     "tests/job",
     "tests/corrupt",

@@ -49,10 +49,11 @@ def test_the_lists_name_folders_and_files_that_exist() -> None:
 
 
 def test_tests_that_share_a_costly_fixture_share_a_worker() -> None:
-    """Fails when two workers would each start Ray, or a pool of ranks."""
+    """Fails when two workers would each start Ray, a pool of ranks or a browser."""
     groups = {group_of(f"tests/{name}.py::test_a", {"tmp_path", "ray_session"}) for name in "ab"}
     assert groups == {"ray"}
     assert group_of("tests/a.py::test_a", {"gloo_pool"}) == "gloo"
+    assert group_of("tests/browser/test_a.py::test_a", {"reader", "browser"}) == "browser"
     assert group_of("tests/a.py::test_a[1]", {"tmp_path"}) == "tests/a.py"
 
 
