@@ -23,10 +23,11 @@ from functools import cache
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
+import hypothesis  # noqa: F401 (what the files of tests import)
 import pandas  # noqa: F401 (pyarrow imports it with the first array)
 import pyarrow.compute
 import pyarrow.dataset  # noqa: F401
-import pytest  # noqa: F401 (what the files of tests import)
+import pytest  # noqa: F401
 import torch
 import torch._dynamo  # what the first optimizer step of each rank would import
 import torch.distributed as dist

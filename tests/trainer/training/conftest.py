@@ -21,5 +21,5 @@ def lessons(made_once: Any, demo: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def texts(made_once: Any) -> Path:
-    """Texts alone in packs of 512 tokens, beside a model that is quicker to train. Read only."""
+    """Texts alone in five packs of 512 tokens, beside a model that is quicker to train. Read only."""
     return made_once("texts", make_texts) / "dataset"

@@ -12,11 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from packer_service.config import load_config
 from packer_service.demo.model import write_model_folder
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import ConsoleProgress
 
 SETTINGS = [
     "seq_len=512",
@@ -57,18 +53,27 @@ def make_lessons(source: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(_short_rows(source)), encoding="utf-8")
     write_model_folder(folder / "model", "qwen3_vl", vocabulary=VOCABULARY, files=SMALL)
-    config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress())
-    return folder / "dataset"
+    return _pack(folder, SETTINGS)
 
 
-def make_texts(folder: Path, documents: int = 16) -> Path:
+def make_texts(folder: Path, documents: int = 10) -> Path:
     """Packs texts of many lengths into ``folder/dataset``, for a tiny Qwen3 without weights in ``folder/model``."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"text-{i}", "text": f"{i} is said again. " * (5 + 7 * i % 37)} for i in range(documents)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY, files={"config.json": TEXT_MODEL})
-    config = load_config(None, [*TEXT_SETTINGS, f"model={folder / 'model'}"])
+    return _pack(folder, TEXT_SETTINGS)
+
+
+def _pack(folder: Path, settings: list[str]) -> Path:
+    """Packs ``folder/rows.jsonl`` for ``folder/model``."""
+    # Imported here because each rank of the pool would import the packer with a file of tests, and packs nothing.
+    from packer_service.config import load_config
+    from packer_service.job.pack import pack
+    from packer_service.runtime.executors import PlainExecutor
+    from packer_service.runtime.progress import ConsoleProgress
+
+    config = load_config(None, [*settings, f"model={folder / 'model'}"])
     pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress())
     return folder / "dataset"
 

@@ -30,7 +30,7 @@ from trainer.metrics import MetricsFile, StepFigures
 from trainer.setup import Job, prepare
 
 STEPS, SAVED = 3, 1
-PACKS_PER_STEP = 4
+PACKS_PER_STEP = 2
 OPTIONS: dict[str, object] = {"steps": STEPS, "dtype": "float64", "lr": 0.003, "warmup": 2, "keep": 9}
 
 Train = Callable[..., list[StepFigures]]
@@ -82,7 +82,7 @@ def _stopped(whole: tuple[list[StepFigures], Path], folder: Path) -> Path:
     "ranks",
     [
         {"ring": 2, "layout": "zigzag"},
-        {"attention": "reference"},
+        {"attention": "ring"},
         {"ring": 2, "ulysses": 2, "attention": "hybrid", "layout": "balanced_ring"},
         {"dp_shard": 2},
         {"dp_replicate": 2, "ring": 2, "attention": "ring"},

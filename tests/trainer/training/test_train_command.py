@@ -248,7 +248,7 @@ MISFITS = {
     "weights": (["--data", "C:/other"], 1, "has no weight; write --data"),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
     "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
-    "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 9 packs"),
+    "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 5 packs"),
     "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give a model folder"),
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
     "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
