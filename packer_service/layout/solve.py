@@ -93,17 +93,17 @@ class _Solver:
     def __init__(self, index: MaskIndex, edges: Int64[np.ndarray, "segments_plus_1"], block_size: int) -> None:
         self._index, self._edges, self._block_size = index, edges, block_size
         self._maps: dict[int, BlockMap] = {}
+        self._zigzags: dict[int, Int32[np.ndarray, "runs 3"]] = {}
         self._rivals: dict[int, tuple[list[np.ndarray], int | None, int | None]] = {}
 
     def runs(self, scheme: str, degree: int) -> Int32[np.ndarray, "runs 3"]:
         if scheme == "contiguous":
             return contiguous_runs(self._index.seq_len, degree)
         if scheme == "zigzag":
-            return zigzag_runs(self._edges, degree)
+            return self._zigzag(degree)
         unit = self._unit(degree)
         blocks = self._map(unit)
-        rivals, gather, ring = self._rivals_of(degree)
-        deals = [rounded(rival, unit, blocks.loads, degree) for rival in rivals]
+        deals, gather, ring = self._rivals_of(degree)
         if scheme == "balanced_gather":
             return runs_from_owners(gather_owners(blocks, degree, rivals=deals, at_most=gather), unit)
         return runs_from_owners(ring_owners(blocks, degree, rivals=deals, beat=ring), unit)
@@ -119,14 +119,22 @@ class _Solver:
             self._maps[unit] = block_map(self._index, unit)
         return self._maps[unit]
 
+    def _zigzag(self, degree: int) -> Int32[np.ndarray, "runs 3"]:
+        if degree not in self._zigzags:
+            self._zigzags[degree] = zigzag_runs(self._edges, degree)
+        return self._zigzags[degree]
+
     def _rivals_of(self, degree: int) -> tuple[list[np.ndarray], int | None, int | None]:
-        """Head-tail and zigzag, where the lengths allow either, with the least gather and ring path of them."""
+        """Head-tail and zigzag, where the lengths allow either, as deals of whole blocks; their least gather and ring
+        path as they are.
+        """
         if degree not in self._rivals:
-            seq_len, parts = self._index.seq_len, 2 * degree
-            segments = [np.array([0, seq_len]), self._edges]
-            rivals = [zigzag_runs(edges, degree) for edges in segments if not (np.diff(edges) % parts).any()]
+            seq_len, parts, unit = self._index.seq_len, 2 * degree, self._unit(degree)
+            rivals = [zigzag_runs(np.array([0, seq_len]), degree)] if seq_len % parts == 0 else []
+            rivals += [] if (np.diff(self._edges) % parts).any() else [self._zigzag(degree)]
             tiles = [tiles_by_rank(self._index, runs, degree) for runs in rivals]
             gather = min((int(t.sum(axis=1).max()) for t in tiles), default=None)
             ring = min((int(ring_step_maxima(t).sum()) for t in tiles), default=None)
-            self._rivals[degree] = rivals, gather, ring
+            deals = [rounded(rival, unit, self._map(unit).loads, degree) for rival in rivals]
+            self._rivals[degree] = deals, gather, ring
         return self._rivals[degree]

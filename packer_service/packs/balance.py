@@ -41,8 +41,12 @@ class BalanceRows:
     ) -> None:
         """Adds the rows of one pack: its layouts in their order, then its image boundaries by CP size."""
         whole = whole_tiles(index)
+        known: dict[tuple[int, bytes], dict[str, Int64[np.ndarray, "ranks"]]] = {}
         for layout in layouts:
-            for kind, of_rank in layout_loads(measure_layout(index, layout, whole=whole)).items():
+            same = layout.ring_degree, layout.runs.tobytes()  # at ring degree 1 all schemes give one layout
+            if same not in known:
+                known[same] = layout_loads(measure_layout(index, layout, whole=whole))
+            for kind, of_rank in known[same].items():
                 self._add(pack_id, kind, layout.scheme, layout.ring_degree, of_rank.tolist())
         crops_before = np.concatenate([[0], cum_image_bounds])
         load_before = np.concatenate([[0], np.cumsum(unit_loads)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_service.layout.xorshift import NEAR, drawn_pair, next_random
+from packer_service.layout.xorshift import NEAR, drawn_pair, next_random, remainder
 
 
 def test_the_generator_is_xorshift_in_64_bits():
@@ -31,3 +31,25 @@ def test_every_second_pair_is_near():
             blocks.add(second)
     assert distances == {*range(-NEAR, 0), *range(1, NEAR + 1)}
     assert blocks == set(range(40))
+
+
+def test_a_remainder_is_exact():
+    # Fails when the quotient of floating-point numbers is taken as it is: searches would draw other blocks.
+    state = np.uint64(1)
+    for count in (1, 2, 3, 7, 64, 287, 288, 576, 8192, 2**20 - 1, 2**31 - 1):
+        edges = [
+            0,
+            1,
+            count - 1,
+            count,
+            count + 1,
+            2**56 - 1,
+            (2**56 - 1) // count * count,
+            (2**56 - 1) // count * count - 1,
+        ]
+        for _ in range(50):
+            state = np.uint64(next_random(state))
+            edges += [int(state) >> 8, (int(state) >> 8) // count * count]
+        for value in edges:
+            if value >= 0:
+                assert remainder(np.int64(value), count) == value % count

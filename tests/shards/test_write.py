@@ -6,6 +6,7 @@ import hashlib
 import io
 import struct
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from packer_service.packs.crop import Crop
 from packer_service.shards.store import Folder
-from packer_service.shards.write import Sample, write_shard
+from packer_service.shards.write import WRITTEN_BYTES, Sample, encode_sample, write_shard
 from schemas.checksum import crc32c
 from schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
 from schemas.layout import TokenLayout
@@ -57,6 +58,23 @@ def members_of(data: bytes) -> list[tarfile.TarInfo]:
 @pytest.fixture
 def samples() -> list[Sample]:
     return [sample(7, [1, 511, 512, 513]), sample(8, []), sample(9, [0, 3000])]
+
+
+def test_crops_of_any_size_are_written_once_and_in_order(tmp_path: Path) -> None:
+    """Fails when crops are lost, doubled or moved where some are written together and others are longer than that."""
+    given = sample(3, [WRITTEN_BYTES // 2, WRITTEN_BYTES // 2, 3 * WRITTEN_BYTES, 5, 0, 7])
+    written = write_shard(Folder(str(tmp_path)), "s.tar", [given], "png")
+    data = (tmp_path / "s.tar").read_bytes()
+    assert written.sha256 == hashlib.sha256(data).hexdigest()
+    found = [data[member.offset_data :][: member.size] for member in members_of(data) if member.name.endswith(".png")]
+    assert found == [crop.data for crop in given.crops]
+
+
+def test_a_checksum_that_is_known_is_the_one_that_is_stored(tmp_path: Path, samples: list[Sample]) -> None:
+    """Fails when crops of a packed dataset get another checksum than the same crops from the source."""
+    anew = encode_sample(samples[0], "jpeg")
+    crops = [replace(crop, crc32c=crc32c(crop.data)).moved(0) for crop in samples[0].crops]
+    assert encode_sample(replace(samples[0], crops=crops), "jpeg") == anew
 
 
 def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -> None:

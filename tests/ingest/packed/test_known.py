@@ -11,11 +11,13 @@ from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack
 from packer_service.ingest.packed.known import known_pack
 from packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from packer_service.ingest.packed.take import taken_document
+from packer_service.ingest.packed.units import StoredUnits
 from packer_service.packs.known import KnownPack
 from packer_service.packs.pack import Pack, build_pack
 from packer_service.packs.rendered import RenderedDocument
 from schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
 from schemas.config import PackConfig
+from schemas.errors import SampleHeadInvalid
 
 
 @pytest.fixture
@@ -99,3 +101,11 @@ def test_damaged_layouts_are_searched_for_again(source: PackedDatasetSource) -> 
     pack = built(damaged, known_pack(documents(damaged)), source.config)
     assert pack.encoded.keys() == {SEQUENCE}
     assert members(pack) == members(built(stored, None, source.config))
+
+
+def test_units_out_of_the_order_of_their_documents_are_refused(source: PackedDatasetSource) -> None:
+    """Fails when documents of a damaged head are given the units of others."""
+    head = next(stored.head for stored in map(source.pack, range(source.n_packs)) if stored.head.units)
+    other = head.units[0].model_copy(update={"document": head.units[-1].document + 1})
+    with pytest.raises(SampleHeadInvalid, match="order of their documents"):
+        StoredUnits.of(head.model_copy(update={"units": [other, *head.units[1:], head.units[0]]}), "pack 0")
