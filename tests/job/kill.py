@@ -32,14 +32,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
-import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
 
 from packer_service.config import load_config  # noqa: E402
 from packer_service.demo.packages import package_folder  # noqa: E402
-from packer_service.ingest.text.configured import configured_tokenizer  # noqa: E402
 from packer_service.job.pack import pack  # noqa: E402
-from packer_service.plan.pack import pack_documents  # noqa: E402
 from packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
 from packer_service.verify import verify_dataset  # noqa: E402
@@ -183,10 +180,15 @@ def pack_here(source: Path, out: Path) -> None:
     pack([str(source)], str(out), load_config(None, SETTINGS), PlainExecutor(), ConsoleProgress())
 
 
-def load_once() -> None:
-    """What takes each fork seconds otherwise: its tokens, and numba's own start with the first loop that is called."""
-    configured_tokenizer(load_config(None, SETTINGS))
-    pack_documents(np.array([3, 2]), np.array([0, 0]), seq_len=4, max_images=1)
+def load_once(folder: Path) -> None:
+    """What takes each fork a second otherwise: its tokens, compiled loops, and modules that are imported on use.
+
+    A job of one text loads them. It starts no process of decoders.
+    """
+    source = folder / "loading"
+    source.mkdir()
+    (source / "rows.jsonl").write_text(json.dumps({"text": "A job that is not killed."}) + "\n", encoding="utf-8")
+    pack([str(source)], str(folder / "loaded"), load_config(None, SETTINGS), PlainExecutor(), Quiet())
 
 
 class Fork:
@@ -489,7 +491,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kill-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         os.environ["RAY_TMPDIR"] = temporary
         if given.plain:
-            load_once()
+            load_once(Path(temporary))
         whole = undisturbed(Path(temporary), plain=given.plain, repacked=given.repacked)
         phases = [phase for phase in given.phases if phase in whole.phases]
         for i in range(given.kills):
