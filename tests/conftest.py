@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from gloo_pool import GlooPool
+from half_demo import write_half
 from hypothesis import HealthCheck, settings
 from kinds import Guard, is_last_of_group, lies_in_process_folder, longest_first, mark
 from once import MadeOnce
@@ -327,12 +328,13 @@ def demo_dataset(
     demo: tuple[Path, dict[str, int], list[str]],
     progress: Silent,
 ) -> Path:
-    """The demo source packed on Ray as `make demo` does it. Read only: copy it before changing anything."""
+    """Half of the demo ``source``, beside it, packed on Ray as `make demo` does it. Read only: copy it to change it."""
 
     def make(folder: Path) -> None:
+        source = write_half(demo[0], folder)
         # A worker without the session's Ray starts one for this alone, as the command does.
         with _started_ray(None) as executor:
-            pack([str(demo[0])], str(folder / "dataset"), PackConfig(packs_per_shard=4), executor, progress)
+            pack([str(source)], str(folder / "dataset"), PackConfig(packs_per_shard=2), executor, progress)
 
     return made_once("demo-dataset", make) / "dataset"
 

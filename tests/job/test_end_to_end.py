@@ -1,4 +1,4 @@
-"""The demo source through the whole job on Ray, with the defaults: what `make demo` does."""
+"""Half of the demo source, with all of its media, through the whole job on Ray with the defaults, as in `make demo`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from packer_service.verify import verify_dataset
 pytestmark = pytest.mark.usefixtures("ray_session")  # to pack in the worker that has a Ray already
 
 
-def test_every_document_is_where_it_should_be(demo: tuple[Path, dict[str, int], list[str]], demo_dataset: Path) -> None:
+def test_every_document_is_where_it_should_be(demo_dataset: Path) -> None:
     """Fails when a good document is rejected, or a bad one packed, or one has another code than it is there to show."""
-    expected = json.loads((demo[0] / "EXPECTED.json").read_text())
+    expected = json.loads((demo_dataset.parent / "source" / "EXPECTED.json").read_text())
     rejects = pq.read_table(demo_dataset / "rejects.parquet").to_pylist()
     found: dict[str, list[str]] = {}
     for reject in rejects:
         found.setdefault(reject["code"], []).append(reject["doc_id"].removeprefix("source/"))
     assert {code: sorted(ids) for code, ids in found.items()} == expected["rejects"]
     packed = pq.read_table(demo_dataset / "documents.parquet")["doc_id"].to_pylist()
-    assert len(packed) == len(set(packed)) == expected["documents"] >= 300
+    assert len(packed) == len(set(packed)) == expected["documents"] >= 200
     others = [reject["doc_id"] for reject in rejects if reject["code"] != "duplicate_id"]
     assert not set(packed) & set(others)
     assert max(Counter(others).values()) == 1
@@ -34,7 +34,7 @@ def test_it_is_sound(demo_dataset: Path, progress: object) -> None:
     """Fails when anything that the job writes from real media breaks a rule of the format."""
     verdict = verify_dataset(str(demo_dataset), processes=1, progress=progress)
     assert verdict.as_json()["broken"] == []
-    assert verdict.as_json()["checked"]["images"] > 1000
+    assert verdict.as_json()["checked"]["images"] > 500
 
 
 def test_the_header_part_of_a_video_pack_is_small(demo_dataset: Path) -> None:
