@@ -18,6 +18,7 @@ import pytest
 from gloo_pool import GlooPool
 from half_demo import write_half
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from kinds import Guard, is_last_of_group, lies_in_process_folder, longest_first, mark
 from once import MadeOnce
 from PIL import Image
@@ -61,6 +62,9 @@ settings.register_profile(
     suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+# Otherwise Hypothesis draws from the constants of all our modules that the process has imported by then, which tests of
+# other files decide; reading them, and choosing among them, takes some seconds of every worker.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
