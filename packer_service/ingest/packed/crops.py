@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from packer_service.ingest.packed.bytes import read_range
 from packer_service.packs.crop import Crop
@@ -15,9 +15,11 @@ from schemas.errors import DocumentError, MemberChanged
 from schemas.manifest import StoredImage
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredCrops:
-    """Where the crops of one unit lie: the file, the byte from which their offsets count, and each one's row."""
+class StoredCrops(NamedTuple):
+    """Where the crops of one unit lie: the file, the byte from which their offsets count, and each one's row.
+
+    A named tuple, since each unit of a document gets one whenever the document is taken out of its pack.
+    """
 
     shard: str
     crops_at: int

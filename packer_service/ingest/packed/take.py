@@ -56,4 +56,6 @@ def weighed(document: RenderedDocument, config: PackConfig) -> RenderedDocument:
     if config.model is not None or not len(document.units):
         return document
     loads = document.units.crops * CostModel.of(config).vision_work_per_crop
+    if np.array_equal(loads, document.units.loads):
+        return document
     return replace(document, units=replace(document.units, loads=loads))

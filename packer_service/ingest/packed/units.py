@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int64
 
 from packer_service.ingest.packed.crops import StoredCrops
 from packer_service.packs.units import Units
@@ -18,12 +17,12 @@ from schemas.manifest import UNIT_KINDS, SampleHead, StoredImage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredUnits:
-    """All units of a pack. ``documents`` is the number of each unit's document, ascending; ``crop_edges`` cuts
-    ``images``.
+    """All units of a pack. ``document_edges`` cuts them into those of each document, and ``crop_edges`` cuts ``images``
+    into those of each unit.
     """
 
     units: Units
-    documents: Int64[np.ndarray, "units"]
+    document_edges: list[int]
     images: Sequence[StoredImage]
     crop_edges: list[int]
 
@@ -53,7 +52,8 @@ class StoredUnits:
         documents = np.array([unit.document for unit in stored], np.int64)
         if (np.diff(documents) < 0).any():
             raise SampleHeadInvalid(f"{where}.{HEAD}", "units are not in the order of their documents")
-        return cls(units=units, documents=documents, images=head.images, crop_edges=crop_edges)
+        edges = np.searchsorted(documents, np.arange(len(head.documents) + 1)).tolist()
+        return cls(units=units, document_edges=edges, images=head.images, crop_edges=crop_edges)
 
     def of_document(self, number: int, start: int, shard: str, crops_at: int) -> tuple[Units, tuple[StoredCrops, ...]]:
         """The units of a document, counted from its own first token, and the crops of each.
@@ -64,7 +64,7 @@ class StoredUnits:
             shard: the file that holds the crops.
             crops_at: the byte from which their offsets count.
         """
-        first, end = np.searchsorted(self.documents, (number, number + 1)).tolist()
+        first, end = self.document_edges[number : number + 2]
         own = {name: getattr(self.units, name)[first:end] for name in _COLUMNS}
         units = Units(**{**own, "edges": own["edges"] - start, "numbers": np.arange(end - first)})
         crops = tuple(
