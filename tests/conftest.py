@@ -50,6 +50,8 @@ GUARD = Guard()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers are nice to everything else by default, and would starve beside the tests of another worker.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray would end a worker that waits while that of another job runs, and start one anew for the next test.
+os.environ.setdefault("RAY_num_workers_soft_limit", "8")
 
 # The same examples in every run, which neither an earlier run nor the speed of the machine decides: what fails here
 # fails at the desk too. `--hypothesis-profile=default` draws others.

@@ -46,17 +46,35 @@ def _largest(
 
 
 @compiled
+def _sort(by_owed: Int64[np.ndarray, "sources"], owed: Int64[np.ndarray, "sources"]) -> None:
+    """Sorts sources by what they are owed, descending, and equal ones by their number.
+
+    By insertion, since only one source has another place after each document; and NumPy's sort takes Numba 3 s to
+    compile, on each machine anew.
+    """
+    for place in range(1, len(by_owed)):
+        source, at = by_owed[place], place
+        while at > 0:
+            before = by_owed[at - 1]
+            if owed[before] > owed[source] or (owed[before] == owed[source] and before < source):
+                break
+            by_owed[at] = before
+            at -= 1
+        by_owed[at] = source
+
+
+@compiled
 def _next_kind(
     tree: Int64[np.ndarray, "nodes"],
     tokens: Int64[np.ndarray, "kinds"],
     edges: Int64[np.ndarray, "sources_plus_1"],
+    by_owed: Int64[np.ndarray, "sources"],
     owed: Int64[np.ndarray, "sources"],
     free_tokens: int,
     free_images: int,
     draw: int,
 ) -> int:
     """The document that comes next into a pack; -1 when none fits."""
-    by_owed = np.argsort(-owed, kind="mergesort")  # stable: the same order in every version
     for source in by_owed:
         limit = min(owed[source], free_tokens)
         if limit <= 0:
@@ -111,9 +129,10 @@ def even_fit(
         n_documents += count[kind]
     packs = np.empty(n_documents, np.int64)
     tree = build_tree(images)
-    left, owed = np.zeros(n_sources, np.int64), np.zeros(n_sources, np.int64)
+    left, owed, by_owed = np.zeros(n_sources, np.int64), np.zeros(n_sources, np.int64), np.empty(n_sources, np.int64)
     source_of = np.empty(len(tokens), np.int64)
     for source in range(n_sources):
+        by_owed[source] = source
         for kind in range(edges[source], edges[source + 1]):
             source_of[kind] = source
             left[source] += tokens[kind] * count[kind]
@@ -140,6 +159,7 @@ def even_fit(
             free_tokens -= tokens[kind]
             free_images -= images[kind]
             draw = draws[n_packed % len(draws)] if len(draws) else 0
-            kind = _next_kind(tree, tokens, edges, owed, free_tokens, free_images, draw)
+            _sort(by_owed, owed)
+            kind = _next_kind(tree, tokens, edges, by_owed, owed, free_tokens, free_images, draw)
         pack += 1
     return packs
