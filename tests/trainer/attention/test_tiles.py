@@ -30,11 +30,10 @@ def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
 def by_brute_force(mask: MaskArrays, queries: np.ndarray, keys: np.ndarray, q_tile: int, k_tile: int) -> Any:
     """Which tiles hold an allowed pair, and which hold nothing else, leaving out short last ones."""
     allowed = dense_mask(mask, queries, keys)
-    shape = (-(-len(queries) // q_tile), -(-len(keys) // k_tile))
-    some, every = np.zeros(shape, bool), np.zeros(shape, bool)
-    for i, j in np.ndindex(shape):
-        tile = allowed[i * q_tile : (i + 1) * q_tile, j * k_tile : (j + 1) * k_tile]
-        some[i, j], every[i, j] = tile.any(), tile.all() and tile.size == q_tile * k_tile
+    short = (-len(queries) % q_tile, -len(keys) % k_tile)
+    padded = np.pad(allowed, ((0, short[0]), (0, short[1])))  # with pairs that are not allowed
+    tiled = padded.reshape(padded.shape[0] // q_tile, q_tile, padded.shape[1] // k_tile, k_tile)
+    some, every = tiled.any(axis=(1, 3)), tiled.all(axis=(1, 3))
     return some, every
 
 
