@@ -29,8 +29,8 @@ SOME_SCHEMES: dict[tuple[int, int], tuple[str, ...]] = {
     (1, 8): ("balanced_ring", "random"),
     (8, 1): ("contiguous",),
 }
-"""Meshes that do not meet all schemes. With a ring of one, all but the random one deal the same: the pack as it is. Eight
-ranks take the same paths as four and longer: each scheme is on some mesh of them.
+"""Meshes that do not meet all schemes. With a ring of one, all but the random one deal the same: the pack as it is.
+Eight ranks take the same paths as four and longer: each scheme is on some mesh of them.
 """
 
 pytestmark = pytest.mark.process  # starts none with threads, and takes long

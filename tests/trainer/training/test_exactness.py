@@ -28,7 +28,7 @@ FAST = [
     "gather/balanced_gather/u1r2d1-all",
 ]
 """Every kind and every layout, two packs per step at once and one after the other, and the options that move the same
-numbers in another way. Four processes as replicas and shards of pairs are in test_resume_training.py and
+numbers in another way. Four processes as replicas of pairs are in test_resume_training.py, as shards of pairs in
 models/test_hugging_face.py, gradients under every way to shard in distributed/test_sharding.py.
 """
 IN_FLOAT32 = ["gather/balanced_gather/u1r2d1-all"]
