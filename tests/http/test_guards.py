@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -301,17 +299,6 @@ def test_head_is_get_without_its_body(client: TestClient) -> None:
         head = client.head("/v1/datasets/tiny/packs", headers={"Accept-Encoding": coding})
         assert (head.content, head.headers["content-length"]) == (b"", whole.headers["content-length"])
     assert client.put("/v1/datasets/tiny/packs").status_code == 405
-
-
-def test_the_service_imports_neither_ray_nor_a_decoder() -> None:
-    """Fails when starting the service, or answering, loads what only packing needs."""
-    code = (
-        "import sys, packer_service.http.serve\n"
-        "from packer_service.http.app import create_app\n"
-        "print([name for name in ('ray', 'torch', 'av', 'PIL', 'packer_service.job.pack') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_metrics_count_requests_cache_and_datasets(root: Path, start: Callable[..., TestClient]) -> None:

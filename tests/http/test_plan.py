@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from packer_service.http.planner import Planner
 from packer_service.job.preview_lengths import plan_lengths
 from packer_service.report.plan_keys import UNANSWERED
 from packer_service.runtime.progress import ConsoleProgress
@@ -45,8 +46,11 @@ def test_a_plan_is_that_of_the_command(client: TestClient, overrides: dict[str, 
     assert answer.json()["rejects"] == {"empty": 1, "too_long": 1}
 
 
-def test_a_datasets_documents_are_planned_again(client: TestClient) -> None:
+def test_a_datasets_documents_are_planned_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when the dataset's own configuration gives another plan than the one it was packed by."""
+    service = client.app.state.service  # type: ignore[attr-defined]
+    # planned here: the test above starts a process for it
+    monkeypatch.setattr(service, "planner", Planner(service.settings, is_bounded=True))
     packed = client.get("/v1/datasets/tiny").json()
     answer = client.post("/v1/plan", json={"dataset": "tiny"}).json()
     same = ("fill", "padding", "packs_for_tokens", "packs_for_images")  # costs are those of causal masks

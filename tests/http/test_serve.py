@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from packer_service.cli import main
+from tests.support.served import descendants
 
 LONG = 240.0
 """Seconds until a test gives up."""
@@ -33,8 +34,15 @@ def listed(request: urllib.request.Request) -> list[dict[str, Any]]:
     return items
 
 
+def packages_of(pid: int) -> set[str]:
+    """Installed packages whose libraries a process has in its memory."""
+    lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    return {line.partition("/site-packages/")[2].partition("/")[0] for line in lines}
+
+
 def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
-    """Fails when it does not listen, keeps a token's secret badly, logs no line, or leaves by a traceback."""
+    """Fails when it does not listen, keeps a token's secret badly, logs no line, leaves by a traceback, or loads what
+    only packing and training need."""
     process = subprocess.Popen(
         [sys.executable, "-m", "packer_service", "serve", str(served_root), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -49,6 +57,9 @@ def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
         assert "secret" not in said
         request = urllib.request.Request(f"{said.split()[-1]}v1/datasets", headers={"Authorization": "Bearer secret"})
         assert listed(request)[0]["name"] == "tiny"
+        itself, template = map(packages_of, descendants(process.pid)[:2])  # readers are forked from the template
+        assert "numpy" in itself & template
+        assert not (itself | template) & {"ray", "torch", "av", "PIL"}
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=LONG)
     finally:
