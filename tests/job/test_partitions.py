@@ -279,8 +279,9 @@ def test_lengths_of_a_file_are_planned_in_partitions(tmp_path: Path, progress: P
         }
     )
     pq.write_table(table, tmp_path / "lengths.parquet", row_group_size=100)
+    small = ["vision.image_size=56", "vision.pool_size=2", "layouts=[contiguous,zigzag]", "ring_degrees=[1,2]"]
     for oversize in ("reject", "truncate", "split"):
-        config = configured(f"oversize={oversize}", "vision.image_size=56", "vision.pool_size=2")
+        config = configured(f"oversize={oversize}", *small)
         whole = plan_table(table, config, (2, 4))
         one = plan_lengths(tmp_path / "lengths.parquet", config, progress, (2, 4))
         assert one.model_dump(exclude={"plan_seconds"}) == whole.model_dump(exclude={"plan_seconds"})

@@ -21,7 +21,7 @@ from schemas.config import stored_config
 from schemas.errors import ConfigError
 from schemas.manifest import ManifestHead
 
-SMALL = ("block_size=16", "ring_degrees=[1,2]", "cp_sizes=[1,2]")
+SMALL = ("block_size=16", "ring_degrees=[1,2]", "cp_sizes=[1,2]", "layouts=[contiguous,zigzag]")
 
 EXACT = (
     "packs",
