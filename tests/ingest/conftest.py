@@ -1,9 +1,10 @@
-"""Small videos, encoded for each test."""
+"""Small videos, encoded for each test or for those of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import av
@@ -14,13 +15,20 @@ MakeVideo = Callable[..., Path]
 
 
 @pytest.fixture
-def make_video(tmp_path: Path) -> MakeVideo:
+def make_video(tmp_path: Path, write_video: MakeVideo) -> MakeVideo:
+    """``write_video`` into the test's own folder."""
+    return partial(write_video, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def write_video() -> MakeVideo:
     """A function that encodes a video in which each frame has its own brightness.
 
     ``times`` are the frames' times in milliseconds (in frames for AVI), by default 40 apart.
     """
 
     def make(
+        folder: Path,
         name: str,
         *,
         times: Sequence[int] | None = None,
@@ -36,7 +44,7 @@ def make_video(tmp_path: Path) -> MakeVideo:
         ticks: int = 1000,
         picture: Callable[[int], np.ndarray] | None = None,
     ) -> Path:
-        path = tmp_path / name
+        path = folder / name
         times = [40 * i for i in range(n_frames)] if times is None else times
         with av.open(str(path), "w", options=muxer_options or {}) as container:
             stream = container.add_stream(codec, rate=25, options={"threads": "1", **(options or {})})

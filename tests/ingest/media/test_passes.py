@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from schemas.errors import DocumentError
 STEP = 200
 """Milliseconds from one picture to the next: a film of 150 pictures is half a minute long."""
 
+TIMES = range(0, 150 * STEP, STEP)
+
 X265 = "bframes=3:log-level=none:pools=1:frame-threads=1:keyint=12:min-keyint=12"
 FILMS: dict[str, dict[str, Any]] = {
     "b_frames.mp4": {"b_frames": 3},
@@ -37,18 +40,21 @@ FILMS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
 def moving(number: int) -> np.ndarray:
     y, x = np.mgrid[:64, :96]
     red = 127 + 120 * np.sin((x + 3 * number) / 7) * np.cos((y - 2 * number) / 5)
     return np.stack([red, (5 * y + 7 * number) % 256, (3 * x + y * number) % 251], -1).astype(np.uint8)
 
 
-@pytest.fixture
-def film(make_video: Callable[..., Path]) -> Callable[[str], Path]:
-    """A film of half a minute by its name in ``FILMS``."""
+@pytest.fixture(scope="module")
+def film(write_video: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A film of half a minute by its name in ``FILMS``. Read only."""
+    folder = tmp_path_factory.mktemp("films")
 
+    @cache
     def make(name: str) -> Path:
-        return make_video(name, **{"times": range(0, 150 * STEP, STEP), "picture": moving, **FILMS[name]})
+        return write_video(folder, name, **{"times": TIMES, "picture": moving, **FILMS[name]})
 
     return make
 
@@ -118,12 +124,14 @@ def bytes_read(path: Path, ticks: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize("name", ["b_frames.mp4", "b_frames.mkv"])
-def test_a_long_gap_is_not_read(film: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_long_gap_is_not_read(make_video: Callable[..., Path], name: str) -> None:
     """Fails when the bytes between two clips of a long film are read to get from one to the other."""
     noise = np.random.default_rng(0)
-    options = {"picture": lambda _: noise.integers(0, 255, (64, 96, 3), np.uint8), "options": {"crf": "4"}}
-    monkeypatch.setitem(FILMS, name, options)
-    path = film(name)
+    options: dict[str, Any] = {
+        "picture": lambda _: noise.integers(0, 255, (64, 96, 3), np.uint8),
+        "options": {"crf": "4"},
+    }
+    path = make_video(name, times=TIMES, **options)
     ticks = every_tick(path)
     ends = [*ticks[:3], *ticks[-3:]]
     near = [tick for number, tick in enumerate(ticks) if number % 40 == 0]

@@ -60,40 +60,53 @@ VARIETY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=sorted(VARIETY))
-def varied(request: pytest.FixtureRequest, make_video: Callable[..., Path]) -> Path:
-    return make_video(request.param, **VARIETY[request.param])
+@pytest.fixture(scope="module", params=sorted(VARIETY))
+def varied(
+    request: pytest.FixtureRequest, write_video: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return write_video(tmp_path_factory.mktemp("varied"), request.param, **VARIETY[request.param])
 
 
-def test_the_probe_foretells_a_full_decode(varied: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(varied: Path) -> VideoFrames:
+    """All frames of the video."""
+    return probe(varied)
+
+
+@pytest.fixture(scope="module")
+def pixels(varied: Path, whole: VideoFrames) -> list[np.ndarray]:
+    """All frames of the video, decoded."""
+    return decode(varied, whole)
+
+
+def test_the_probe_foretells_a_full_decode(varied: Path, whole: VideoFrames, pixels: list[np.ndarray]) -> None:
     # Fails when reordered, unshown, discarded or late frames are counted wrongly for any kind of container.
-    frames = probe(varied)
-    assert [int(tick) for tick in frames.pts] == decoded_times(varied)
-    assert frames.timestamps[0] == 0
-    assert len(decode(varied, frames)) == frames.n_frames
+    assert [int(tick) for tick in whole.pts] == decoded_times(varied)
+    assert whole.timestamps[0] == 0
+    assert len(pixels) == whole.n_frames
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, 0.3), (0.21, 0.25), (0.2, 0.38), (0.3, None), (0.25, 99.0)])
-def test_a_clip_is_the_same_part_of_the_whole(varied: Path, start: float, end: float | None) -> None:
+def test_a_clip_is_the_same_part_of_the_whole(
+    varied: Path, whole: VideoFrames, pixels: list[np.ndarray], start: float, end: float | None
+) -> None:
     # Fails when a seek lands behind the frame on the screen at the start, or reading stops before reordered frames.
-    whole = probe(varied)
     first = int(np.searchsorted(whole.timestamps, start, side="right")) - 1
     last = whole.n_frames if end is None else int(np.searchsorted(whole.timestamps, end, side="left"))
     part = probe(varied, start, end)
     assert list(part.pts) == list(whole.pts[first:last])
     expected = np.maximum(whole.timestamps[first:last] - start, 0)
     np.testing.assert_allclose(part.timestamps, expected, atol=1e-9)
-    pixels = decode(varied, whole)[first:last]
-    assert all((a == b).all() for a, b in zip(decode(varied, part), pixels, strict=True))
+    assert all((a == b).all() for a, b in zip(decode(varied, part), pixels[first:last], strict=True))
 
 
-def test_frames_taken_far_apart_are_those_of_a_full_decode(varied: Path) -> None:
+def test_frames_taken_far_apart_are_those_of_a_full_decode(
+    varied: Path, whole: VideoFrames, pixels: list[np.ndarray]
+) -> None:
     # Fails when leaving out packets before a key frame changes a picture, or loses one.
-    whole = probe(varied)
     taken = np.arange(1, whole.n_frames, 7)
     sparse = VideoFrames(pts=whole.pts[taken], timestamps=whole.timestamps[taken], width=1, height=1)
-    dense = decode(varied, whole)
-    assert all((a == dense[i]).all() for a, i in zip(decode(varied, sparse), taken, strict=True))
+    assert all((a == pixels[i]).all() for a, i in zip(decode(varied, sparse), taken, strict=True))
 
 
 def test_variety_is_there(make_video: Callable[..., Path]) -> None:
