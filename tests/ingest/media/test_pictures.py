@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ CODECS: dict[str, tuple[bool, dict[str, Any]]] = {
 left out of them."""
 
 
+@cache
 def moving(number: int) -> np.ndarray:
     """A picture that differs from its neighbours everywhere, in a way that a codec finds by motion."""
     y, x = np.mgrid[:64, :96]
