@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_service.layout.blocks import block_map
@@ -25,6 +25,7 @@ def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("block", "tile"), [(1, 1), (4, 4), (8, 4), (12, 4), (4, 8), (6, 4)])
+@settings(max_examples=40)  # of six sizes
 @given(data=st.data())
 def test_entries_are_the_tiles_between_blocks(masks, block, tile, data):
     # Fails when a scattered group is lost between two spans, when the transposed map differs, or when blocks of several

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_service.layout.mask import MaskIndex
@@ -13,6 +13,7 @@ from schemas.schemes import zigzag_runs
 from schemas.sequence import MaskArrays, dense_mask
 
 
+@settings(max_examples=40)  # of four degrees
 @given(data=st.data(), tile=st.sampled_from([1, 2, 3, 4, 7, 16, 200]))
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_tiles_between_slices(slicings, brute_tiles, degree, data, tile):
