@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
 from pyarrow import fs
 from s3_server import Store
-from werkzeug.serving import make_server
 
 from packer_service.runtime.interrupt import Interrupted, interruptible
 from packer_service.shards.store import Folder
@@ -87,7 +85,7 @@ class Faulty:
     before: Callable[[], object] = lambda: None
     refusals: int = 0
     seen: int = 0
-    app: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
+    app: Any = field(kw_only=True)
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if self.matches(environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")):
@@ -113,8 +111,12 @@ REQUESTS: dict[str, Callable[[str, str], bool]] = {
 @pytest.fixture(scope="module")
 def faulty() -> Iterator[tuple[Faulty, str]]:
     """A store whose requests can be made to fail, and the URI of a folder in it."""
+    # here, since every process that runs tests reads this file
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    app = Faulty()
+    app = Faulty(app=DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"127.0.0.1:{server.port}"

@@ -11,7 +11,6 @@ import torch
 from dense_kernel import DenseKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -205,6 +204,8 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
 
 def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when FlexAttention goes on uncompiled once it was compiled too often, with a dense matrix of scores."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit  # here, since every process that runs tests reads this file
+
     monkeypatch.setattr("trainer.attention.kernels.flex.MOST_COMPILATIONS", 1)
     graphs = []
 
@@ -223,6 +224,7 @@ def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatc
 
 def test_flex_that_cannot_be_compiled_raises() -> None:
     """Fails when FlexAttention falls back to a dense matrix of scores where a graph cannot be made."""
+    from torch._dynamo.exc import BackendCompilerFailed
 
     def backend(_graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
         raise NotImplementedError("no graph")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from dense_kernel import DenseKernel
-from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -82,6 +81,8 @@ def test_flex_is_compiled_once_for_batches_of_all_lengths(make_mask: Any) -> Non
     """Fails when a length or a mask is a constant of the graph that is trained, backward included, or when what is
     compiled takes keys from where they lay in the forward.
     """
+    from torch._dynamo.backends.debugging import aot_eager  # here, since every process that runs tests reads this file
+
     graphs: list[Any] = []
 
     def backend(graph: torch.fx.GraphModule, given: list[Any]) -> Any:

@@ -26,7 +26,6 @@ from typing import Any
 
 import pyarrow.dataset  # noqa: F401 (see run_cases)
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from planted import PLANTS
 
@@ -130,6 +129,8 @@ class Settings:
 
 def run_cases(cases: Sequence[Case], settings: Settings, folder: Path) -> dict[str, list[StepFigures]]:
     """Figures of every case's steps. The processes of a world size start once and run all its cases in turn."""
+    from torch import _dynamo  # noqa: F401 (what each first step would import, and not all that read this file)
+
     found: dict[str, list[StepFigures]] = {}
     register_attention().AutoModelForImageTextToText  # noqa: B018 (imported before the ranks are forked)
     for world_size in sorted({case.world_size for case in cases}):
