@@ -91,11 +91,11 @@ test: .venv/installed
 
 loops: .venv/installed
 	@echo "==> compiling loops"
-	@$(BIN)/python tests/support/kernels.py loops 2>/dev/null
+	@$(BIN)/python tests/support/compile_ahead.py loops 2>/dev/null
 
 modules: .venv/installed
 	@echo "==> compiling modules"
-	@$(BIN)/python tests/support/kernels.py modules 2>/dev/null
+	@$(BIN)/python tests/support/compile_ahead.py modules 2>/dev/null
 
 chromium:
 	@sh tests/browser/chromium.sh

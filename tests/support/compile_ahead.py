@@ -1,7 +1,7 @@
 """Compiles what each worker of the tests would compile at once: the loops that most tests run, and all modules.
 
-    .venv/bin/python tests/support/kernels.py loops
-    .venv/bin/python tests/support/kernels.py modules
+    .venv/bin/python tests/support/compile_ahead.py loops
+    .venv/bin/python tests/support/compile_ahead.py modules
 
 Started by path, each while other parts of ``make test`` run. What is compiled is kept beside the code.
 """
