@@ -9,7 +9,7 @@ DEMO := demo
 # Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster mutants docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test chromium test-cluster mutants docs bench peers clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -83,19 +83,10 @@ unit: .venv/installed
 	@echo "==> unit tests: no process, no browser, no Ray"
 	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m "not process"
 
-# What one process does comes first, four at a time since one of them waits for downloads; the tests then take every core.
+# What takes one process comes first, beside the linters; the tests then take every core.
 test: .venv/installed
-	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target chromium loops types modules contracts ruff
-	@echo "==> all tests, on $(WORKERS) cores"
-	@$(BIN)/python -m pytest --quiet -n $$(($(WORKERS) + 1)) --durations=10
-
-loops: .venv/installed
-	@echo "==> compiling loops"
-	@$(BIN)/python tests/support/compile_ahead.py loops 2>/dev/null
-
-modules: .venv/installed
-	@echo "==> compiling modules"
-	@$(BIN)/python tests/support/compile_ahead.py modules 2>/dev/null
+	@$(BIN)/python tests/support/workers.py $$(($(WORKERS) + 1)) --beside \
+		"$(MAKE) --no-print-directory --jobs 4 --output-sync=target chromium types contracts ruff" --quiet --durations=10
 
 chromium:
 	@sh tests/browser/chromium.sh

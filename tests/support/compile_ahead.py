@@ -1,21 +1,15 @@
 """Compiles what each worker of the tests would compile at once: the loops that most tests run, and all modules.
 
-    .venv/bin/python tests/support/compile_ahead.py loops
-    .venv/bin/python tests/support/compile_ahead.py modules
-
-Started by path, each while other parts of ``make test`` run. What is compiled is kept beside the code.
+What is compiled is kept beside the code.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import pytest
@@ -33,7 +27,7 @@ SETTINGS = ["seq_len=1024", "block_size=32", "order.window=4", "max_images=4"]
 
 def compile_loops() -> None:
     rows = [json.dumps({"text": f"line {i}. " * (1 + i % 90)}) for i in range(300)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
         source = Path(folder) / "rows.jsonl"
         source.write_text("\n".join(rows), encoding="utf-8")
         pack([str(source)], f"{folder}/dataset", load_config(None, SETTINGS), PlainExecutor(), ConsoleProgress())
@@ -53,7 +47,3 @@ def compile_modules() -> None:
     if not list((REPOSITORY / "tests" / "__pycache__").glob("*-pytest-*.pyc")):
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)])
-
-
-if __name__ == "__main__":
-    {"loops": compile_loops, "modules": compile_modules}[sys.argv[1]]()
