@@ -61,8 +61,6 @@ def main() -> int:
     parser.add_argument("number", type=int)
     parser.add_argument("--beside", metavar="COMMAND", default="true")
     options, arguments = parser.parse_known_args()
-    if not hasattr(os, "pidfd_open"):  # elsewhere than on Linux
-        return subprocess.call(shlex.split(options.beside)) or pytest.main([f"-n{options.number}", *arguments])
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py has it; read when NumPy is imported
     with subprocess.Popen(shlex.split(options.beside)) as beside:
         loops = compiling("compile_loops")
@@ -71,6 +69,10 @@ def main() -> int:
             fork.join()  # whatever failed there fails in a test, too, which tells more
     if beside.returncode:
         return beside.returncode
+    if hindrance := what_hinders_forks():
+        print(f"==> each worker imports for itself: {hindrance}", file=sys.stderr)
+        return pytest.main([f"-n{options.number}", *arguments])
+    gc.freeze()  # a collection would copy every page that the workers share
     python = f"{sys.executable} -S {Path(__file__).with_name('connect.py')}"
     folder = tempfile.mkdtemp()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -86,10 +88,17 @@ def main() -> int:
 def preload() -> None:
     for module in PRELOADED:
         import_module(module)
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    if started := [name for name in names[1:] if name not in FORKABLE]:
-        raise SystemExit(f"what workers share has started threads, which forks of it would miss: {started}")
-    gc.freeze()  # a collection would copy every page that the workers share
+
+
+def what_hinders_forks() -> str | None:
+    """Why workers cannot be forks of this process."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # another system than Linux, or an old one
+        return f"processes cannot be watched here ({error})"
+    others = (task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid()))
+    started = {(task / "comm").read_text().strip() for task in others} - FORKABLE
+    return f"what they would share has started threads {sorted(started)}" if started else None
 
 
 def compiling(what: str) -> BaseProcess:
