@@ -128,12 +128,11 @@ class Workers:
         self._selector.register(self._listener, selectors.EVENT_READ, self._start)
         ended = os.pidfd_open(pytest_pid)
         self._selector.register(ended, selectors.EVENT_READ)
-        while ready := {key.fd: key.data for key, _ in self._selector.select()}:
-            if ended in ready:
+        while True:
+            key, _ = self._selector.select()[0]  # one at a time: it may end what others tell of
+            if key.fd == ended:
                 return os.waitstatus_to_exitcode(os.waitpid(pytest_pid, 0)[1])
-            for react in ready.values():
-                react()
-        raise AssertionError("a selector without a timeout waits for something")
+            key.data()
 
     def _start(self) -> None:
         connection, _ = self._listener.accept()
@@ -150,11 +149,13 @@ class Workers:
             with suppress(OSError):  # the Python that waits may have been killed
                 connection.send(bytes([os.waitstatus_to_exitcode(status) & 0xFF]))
             self._selector.unregister(ended)
-            self._selector.unregister(connection)
+            with suppress(KeyError):  # of one that was killed
+                self._selector.unregister(connection)
             os.close(ended)
             connection.close()
 
         def kill() -> None:
+            self._selector.unregister(connection)
             signal.pidfd_send_signal(ended, signal.SIGKILL)
 
         self._selector.register(ended, selectors.EVENT_READ, tell_end)
