@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.packed.bytes import read_range
 from packer_service.ingest.packed.manifest import manifest_of
+from packer_service.ingest.packed.numbers import OwnNumbers
 from packer_service.ingest.packed.tables import StoredTable
 from packer_service.ingest.packed.units import StoredUnits
 from packer_service.ingest.source.file import RowReference, SourceFile
@@ -47,6 +48,7 @@ class StoredPack:
 
     head: SampleHead
     units: StoredUnits
+    numbers: OwnNumbers
     sequence: PackedSequence
     encoded_sequence: bytes
     behind: bytes
@@ -213,6 +215,7 @@ class PackedDatasetSource:
         return StoredPack(
             head=head,
             units=units,
+            numbers=OwnNumbers.of(head, sequence, units, where),
             sequence=sequence,
             encoded_sequence=arrays,
             behind=data[end:],

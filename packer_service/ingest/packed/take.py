@@ -10,7 +10,6 @@ from packer_service.ingest.packed.dataset import StoredPack
 from packer_service.packs.rendered import RenderedDocument
 from packer_service.plan.cost import CostModel
 from schemas.config import PackConfig
-from schemas.sequence import CAUSAL_ONLY, NOT_POOLED
 
 
 def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocument:
@@ -24,19 +23,15 @@ def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocu
     span, sequence = pack.head.documents[number], pack.sequence
     own = slice(span.start, span.start + span.length)
     units, crops = pack.units.of_document(number, span.start, pack.shard, pack.crops_at)
-    unit_ids = np.full(span.length, NOT_POOLED, np.int32)
-    unit_ids[sequence.pool_ids[own] != NOT_POOLED] = np.repeat(np.arange(len(units)), units.rows)
-    groups, branch_ids = sequence.group_ids[own], sequence.branch_ids[own]
-    first_group = groups[groups >= 0].min(initial=np.iinfo(np.int32).max)
-    n_branches = int(branch_ids.max())
+    branch_ids, n_branches = sequence.branch_ids[own], pack.numbers.n_branches[number]
     return RenderedDocument(
         tokens=sequence.tokens[own],
         labels=sequence.labels[own],
         loss_weights=sequence.loss_weights[own],
         position_ids=sequence.position_ids[:, own],
         branch_ids=branch_ids,
-        group_ids=np.where(groups >= 0, groups - first_group, CAUSAL_ONLY).astype(np.int32),
-        unit_ids=unit_ids,
+        group_ids=pack.numbers.group_ids[own],
+        unit_ids=pack.numbers.unit_ids[own],
         units=units,
         n_shared=int(np.searchsorted(branch_ids, 1)) if n_branches else 0,
         n_branches=n_branches,

@@ -10,6 +10,7 @@ import pytest
 from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack, open_dataset
 from packer_service.ingest.packed.known import known_pack
 from packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
+from packer_service.ingest.packed.numbers import OwnNumbers
 from packer_service.ingest.packed.take import taken_document
 from packer_service.ingest.packed.units import StoredUnits
 from packer_service.packs.known import KnownPack
@@ -109,3 +110,19 @@ def test_units_out_of_the_order_of_their_documents_are_refused(source: PackedDat
     other = head.units[0].model_copy(update={"document": head.units[-1].document + 1})
     with pytest.raises(SampleHeadInvalid, match="order of their documents"):
         StoredUnits.of(head.model_copy(update={"units": [other, *head.units[1:], head.units[0]]}), "pack 0")
+
+
+def test_documents_out_of_the_order_of_their_places_are_refused(source: PackedDatasetSource) -> None:
+    """Fails when documents of a damaged head are given the groups and annotations of others."""
+    stored = next(each for each in map(source.pack, range(source.n_packs)) if len(each.head.documents) > 1)
+    turned = stored.head.model_copy(update={"documents": stored.head.documents[::-1]})
+    with pytest.raises(SampleHeadInvalid, match="order of their places"):
+        OwnNumbers.of(turned, stored.sequence, stored.units, "pack 0")
+
+
+def test_units_of_other_rows_than_the_arrays_have_are_refused(source: PackedDatasetSource) -> None:
+    """Fails when tokens of a damaged head are given to units that they do not belong to."""
+    stored = next(each for each in map(source.pack, range(source.n_packs)) if each.head.units)
+    longer = replace(stored.units, units=replace(stored.units.units, rows=stored.units.units.rows + 1))
+    with pytest.raises(SampleHeadInvalid, match=r"units have \d+ pooled rows, and the pack \d+"):
+        OwnNumbers.of(stored.head, stored.sequence, longer, "pack 0")
