@@ -17,8 +17,10 @@ from itertools import takewhile
 from threading import Event, Thread
 from typing import TypeVar
 
+from packer_service.ingest.packed.crops import stored_crops
+from packer_service.ingest.source.file import DATASET
 from packer_service.job.plan import PlannedDocument
-from packer_service.job.read import planned_crops
+from packer_service.job.read import load_packs, planned_crops
 from packer_service.job.videos import Rendered, ShardVideos
 from packer_service.packs.crop import Crop
 from schemas.config import PackConfig
@@ -54,6 +56,8 @@ def read_documents(planned: Sequence[PlannedDocument], videos: ShardVideos, ende
     Raises:
         OSError: the file system failed; no document is at fault.
     """
+    if not ended.is_set():
+        load_packs(planned)
     wanted = takewhile(lambda _: not ended.is_set(), planned)
     return [ReadDocument(planned=document, rendered=videos.read(document)) for document in wanted]
 
@@ -73,14 +77,23 @@ def decode_documents(
         OSError: as there.
     """
     videos.begin((document.planned, document.rendered) for document in documents)
+    stored = stored_crops(
+        (document.planned.doc_id, document.rendered)
+        for document in documents
+        if document.planned.file.kind == DATASET and not isinstance(document.rendered, DocumentError)
+    )
     wanted = takewhile(lambda _: not ended.is_set(), documents)
-    return [_crops(document, config, videos) for document in wanted]
+    return [_crops(document, config, videos, stored) for document in wanted]
 
 
-def _crops(document: ReadDocument, config: PackConfig, videos: ShardVideos) -> list[Crop] | DocumentError:
+def _crops(
+    document: ReadDocument, config: PackConfig, videos: ShardVideos, stored: Iterator[list[Crop] | DocumentError]
+) -> list[Crop] | DocumentError:
     planned, rendered = document.planned, document.rendered
     if isinstance(rendered, DocumentError):
         return rendered
+    if planned.file.kind == DATASET:
+        return next(stored)
     if not len(rendered.units):
         return []
     try:

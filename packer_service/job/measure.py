@@ -49,6 +49,8 @@ MEASURED = pa.schema(
 fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask."""
 
 
+LOADED_PACKS = 16
+"""Packs of a dataset that are read at the same time."""
 MAX_UNUSED = 100
 """Most names of unused columns that are kept: rows of JSON can each have keys of their own."""
 MAX_UNUSED_NAME = 80
@@ -102,11 +104,15 @@ def _measure_row(
 
 def _measure_packs(fragment: Fragment, config: PackConfig) -> Measured:
     """The documents that have their first (or only) place in some packs of a dataset."""
-    stored = open_dataset(fragment.file).rows(fragment.start, fragment.end)
+    source = open_dataset(fragment.file)
+    stored, loaded = source.rows(fragment.start, fragment.end), fragment.start
     rows: list[dict[str, Any]] = []
     for number, document in enumerate(stored):
         if document.is_first:
             place = document.place
+            if place.offset >= loaded:
+                loaded = min(place.offset + LOADED_PACKS, fragment.end)
+                source.load(range(place.offset, loaded))
             where = {"row": number, "offset": place.offset, "size": place.size}
             rows += _measure_stored(document, {**where, "doc_id": document.doc_id, "source": document.source}, config)
     return Measured(pa.Table.from_pylist(rows, schema=MEASURED), len(stored), [])

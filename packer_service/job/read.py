@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cachetools import LRUCache
@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.decode import decode_crops
 from packer_service.ingest.document import Document, Medium
-from packer_service.ingest.packed.crops import stored_crops
+from packer_service.ingest.packed.dataset import open_dataset
 from packer_service.ingest.packed.pieces import stored_pieces
 from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.file import DATASET, RowReference, SourceFile
@@ -63,6 +63,20 @@ def _pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     return _taken_pieces(planned, config) if planned.file.kind == DATASET else _read_pieces(planned, config)
 
 
+def load_packs(documents: Iterable[PlannedDocument]) -> None:
+    """Reads the packs that hold planned documents, before :func:`read_planned` takes each out of its own.
+
+    Raises:
+        OSError: the file system failed; no document is at fault.
+    """
+    wanted: dict[SourceFile, list[int]] = {}
+    for planned in documents:
+        if planned.file.kind == DATASET:
+            wanted.setdefault(planned.file, []).append(planned.reference.offset)
+    for file, pack_ids in wanted.items():
+        open_dataset(file).load(pack_ids)
+
+
 def planned_crops(
     planned: PlannedDocument,
     rendered: RenderedDocument,
@@ -71,14 +85,12 @@ def planned_crops(
     first_unit: int,
     decode: Callable[..., list[Crop]],
 ) -> Iterator[Crop]:
-    """The crops of a planned document, decoded by ``decode``, or copied from where they are stored.
+    """The crops of a planned document, decoded by ``decode``.
 
     Raises:
-        DocumentError: an image or video is missing, cannot be decoded, or is damaged where it is stored.
+        DocumentError: an image or video is missing, or cannot be decoded.
         OSError: the file system failed; no document is at fault.
     """
-    if planned.file.kind == DATASET:
-        return stored_crops(rendered, doc_id=planned.doc_id, first_unit=first_unit)
     return decode_crops(
         rendered, planned.file.folder, config, doc_id=planned.doc_id, first_unit=first_unit, decode=decode
     )

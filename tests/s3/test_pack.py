@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv, ipc
+from range_server import served_ranges
 
 from packer_service.cli import main
 from packer_service.config import load_config
@@ -22,6 +23,7 @@ from packer_service.job.finished import DatasetDamagedError
 from packer_service.job.pack import pack
 from packer_service.runtime.executors import PlainExecutor
 from packer_service.shards.store import Folder
+from schemas.codec import decode_manifest
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
 from schemas.filesystem import join, locate
@@ -129,6 +131,19 @@ def test_a_dataset_is_packed_again_from_bucket_to_bucket(
     pack([remote_dataset], store.uri("packed-again"), config, rest, progress)
     assert rest.ran["measure_and_keep"] == 0
     assert store.files("packed-again") == local_files(tmp_path / "out")
+
+
+def test_a_pack_again_is_asked_for_once_and_its_crops_once(
+    tiny_dataset: Path, tmp_path: Path, progress: object
+) -> None:
+    """Fails when each document is a request to the store: one takes tens of milliseconds, and they add up."""
+    stored = decode_manifest((tiny_dataset / "manifest.json").read_bytes(), "manifest.json").counts
+    shards = [f"shards/{path.name}" for path in (tiny_dataset / "shards").glob("*.tar")]
+    with served_ranges(tiny_dataset) as server:
+        changes = load_config(None, ["order.seed=7"], [server.uri])
+        pack([server.uri], str(tmp_path / "out"), changes, PlainExecutor(), progress)
+        reads = sum(server.requests[name] for name in shards) - len(shards)  # beside the size of each
+    assert 0 < reads <= 2 * stored.packs < stored.documents
 
 
 @pytest.mark.parametrize("uri", ["nowhere.png", "pictures", "1.png/2.png"])

@@ -1,12 +1,12 @@
-"""The crops of a document that was taken out of a pack: bytes, checked and copied as they are."""
+"""The crops of documents that were taken out of packs: bytes, checked and copied as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from packer_service.ingest.packed.bytes import read_range
+from packer_service.ingest.packed.bytes import Range, read_ranges
 from packer_service.packs.crop import Crop
 from packer_service.packs.rendered import RenderedDocument
 from schemas.checksum import check_member
@@ -26,44 +26,63 @@ class StoredCrops(NamedTuple):
     images: Sequence[StoredImage]
 
 
-def stored_crops(rendered: RenderedDocument, *, doc_id: str, first_unit: int) -> Iterator[Crop]:
-    """The crops of a document's units, in their order, as ``decode_crops`` gives them.
+class _Run(NamedTuple):
+    """Crops of one document that follow one another in a pack, each with its unit, and the bytes that hold them."""
+
+    range: Range
+    crops_at: int
+    images: list[tuple[int, StoredImage]]
+
+
+def stored_crops(documents: Iterable[tuple[str, RenderedDocument]]) -> Iterator[list[Crop] | DocumentError]:
+    """The crops of documents, in their order, as ``decode_crops`` gives those of each; its units count from 0.
+
+    The bytes of all documents are read before the first is given, several ranges at the same time.
 
     Args:
-        rendered: a document out of a pack, or a part of one; ``media`` holds a :class:`StoredCrops` for each unit.
-        doc_id: the document's id.
-        first_unit: number of its first unit in the new pack.
+        documents: their ids, and what was taken out of packs, or a part of one; ``media`` holds a :class:`StoredCrops`
+            for each unit.
+
+    Returns:
+        In place of a document's crops ``decode_failed``, where the bytes are not those that were written, or their file
+        is gone.
 
     Raises:
-        DocumentError: ``decode_failed``: the bytes are not those that were written, or their file is gone.
         OSError: the file system failed; no document is at fault.
     """
+    runs = [(doc_id, list(_runs(rendered))) for doc_id, rendered in documents]
+    read = read_ranges([run.range for _, own in runs for run in own])[::-1]
+    for doc_id, own in runs:
+        pairs = [(run, read.pop()) for run in own]  # each document's bytes go once its crops are made
+        try:
+            yield [crop for run, data in pairs for crop in _crops(run, data, doc_id)]
+        except DocumentError as error:
+            yield error
+
+
+def _runs(rendered: RenderedDocument) -> Iterator[_Run]:
     chosen: Sequence[StoredCrops] = [rendered.media[number] for number in rendered.units.numbers.tolist()]
     numbered = [(unit, own, image) for unit, own in enumerate(chosen) for image in own.images]
     for (shard, crops_at), group in groupby(numbered, key=lambda item: (item[1].shard, item[1].crops_at)):
-        together = [(unit, image) for unit, _, image in group]
-        yield from _crops_of_pack(shard, crops_at, together, doc_id, first_unit)
+        images = [(unit, image) for unit, _, image in group]
+        first, last = images[0][1], images[-1][1]
+        end = crops_at + last.offset + TAR_BLOCK + last.size
+        yield _Run(Range(shard, crops_at + first.offset, end), crops_at, images)
 
 
-def _crops_of_pack(
-    shard: str, crops_at: int, images: Sequence[tuple[int, StoredImage]], doc_id: str, first_unit: int
-) -> Iterator[Crop]:
-    """Reads consecutive crops of a pack by one range."""
-    first, last = images[0][1], images[-1][1]
-    try:
-        data = read_range(shard, crops_at + first.offset, last.offset + TAR_BLOCK + last.size - first.offset)
-    except FileNotFoundError:
-        raise DocumentError("decode_failed", "the shard that holds its crops is gone") from None
-    for number, (unit, image) in enumerate(images):
-        at = image.offset - first.offset + TAR_BLOCK
-        content = data[at : at + image.size]
+def _crops(run: _Run, data: memoryview | None, doc_id: str) -> Iterator[Crop]:
+    if data is None:
+        raise DocumentError("decode_failed", "the shard that holds its crops is gone")
+    for number, (unit, image) in enumerate(run.images):
+        at = run.crops_at + image.offset - run.range.start + TAR_BLOCK
+        content = bytes(data[at : at + image.size])
         try:
             check_member(content, image.crc32c, f"crop {number}")
         except MemberChanged as error:
             raise DocumentError("decode_failed", f"its stored crops are damaged: {error}") from None
         yield Crop(
             doc_id=doc_id,
-            unit=first_unit + unit,
+            unit=unit,
             width=image.width,
             height=image.height,
             timestamp=image.timestamp,

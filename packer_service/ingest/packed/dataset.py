@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from cachetools import LRUCache
 from jaxtyping import Int64
 
 from packer_service.ingest.cache import recent_values
-from packer_service.ingest.packed.bytes import read_range
+from packer_service.ingest.packed.bytes import Range, read_range, read_ranges
 from packer_service.ingest.packed.manifest import manifest_of
 from packer_service.ingest.packed.numbers import OwnNumbers
 from packer_service.ingest.packed.tables import StoredTable
@@ -189,7 +190,8 @@ class PackedDatasetSource:
         found = self.recent.get(pack_id)
         if found is None:
             try:
-                found = self._read(pack_id)
+                place = self._place(pack_id)
+                found = self._decoded(place, read_range(place.header))
             except FormatError as error:
                 raise DocumentError("bad_row", f"the pack that holds it is damaged: {error}") from None
             except FileNotFoundError:
@@ -197,21 +199,38 @@ class PackedDatasetSource:
             self.recent[pack_id] = found
         return found
 
-    def _read(self, pack_id: int) -> StoredPack:
-        place = self._packs.slice(pack_id, 1).to_pylist()[0]
-        shard, key = join(self.file.uri, SHARDS, place["shard"]), sample_key(pack_id)
-        where = f"{self.file.label}/{SHARDS}/{place['shard']}/{key}"
-        data = read_range(shard, place["offset"], place["header_size"])
+    def load(self, pack_ids: Iterable[int]) -> None:
+        """Reads packs that :meth:`pack` is asked for next, several at the same time, as many as are kept.
+
+        What is damaged or gone is left to :meth:`pack`, which says so.
+
+        Raises:
+            OSError: the file system failed; no document is at fault.
+        """
+        missing = [pack_id for pack_id in dict.fromkeys(pack_ids) if pack_id not in self.recent]
+        places = [self._place(pack_id) for pack_id in missing[: CACHED_TOKENS // self.config.seq_len]]
+        for place, data in zip(places, read_ranges([place.header for place in places]), strict=True):
+            if data is not None:
+                with suppress(FormatError):
+                    self.recent[place.pack_id] = self._decoded(place, bytes(data))
+
+    def _place(self, pack_id: int) -> _Place:
+        row = self._packs.slice(pack_id, 1).to_pylist()[0]
+        shard, start = join(self.file.uri, SHARDS, row["shard"]), row["offset"]
+        where = f"{self.file.label}/{SHARDS}/{row['shard']}/{sample_key(pack_id)}"
+        return _Place(pack_id, Range(shard, start, start + row["header_size"]), row["head_crc32c"], where)
+
+    def _decoded(self, place: _Place, data: bytes) -> StoredPack:
+        key, where = sample_key(place.pack_id), place.where
         content, at = read_member(data, 0, f"{key}.{HEAD}", where)
-        check_member(content, place["head_crc32c"], f"{where}.{HEAD}")
+        check_member(content, place.head_crc32c, f"{where}.{HEAD}")
         head = decode_head(content, f"{where}.{HEAD}")
         arrays, end = read_member(data, at, f"{key}.{SEQUENCE}", where)
         check_member(arrays, stored_checksum(head, SEQUENCE, where), f"{where}.{SEQUENCE}")
-        if head.pack_id != pack_id:
-            raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
+        if head.pack_id != place.pack_id:
+            raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {place.pack_id}")
         sequence = decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes)
         units = StoredUnits.of(head, where)
-        crops_at = place["offset"] + place["header_size"]
         return StoredPack(
             head=head,
             units=units,
@@ -219,11 +238,20 @@ class PackedDatasetSource:
             sequence=sequence,
             encoded_sequence=arrays,
             behind=data[end:],
-            shard=shard,
-            crops_at=crops_at,
+            shard=place.header.uri,
+            crops_at=place.header.end,
             dataset=self,
             where=where,
         )
+
+
+class _Place(NamedTuple):
+    """Where the header part of a pack lies, the checksum of its head, and how errors name it."""
+
+    pack_id: int
+    header: Range
+    head_crc32c: int
+    where: str
 
 
 def _places(documents: pa.Table, wanted: Int64[np.ndarray, "some"] | slice = slice(None)) -> list[RowReference]:
