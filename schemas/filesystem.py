@@ -24,6 +24,11 @@ def is_uri(location: str) -> bool:
     return bool(_SCHEME.match(location))
 
 
+def is_remote(location: str) -> bool:
+    """Whether a location is a URI of anything but this machine's files."""
+    return is_uri(location) and not location.lower().startswith("file:")
+
+
 def locate(location: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a path or URI, and the path inside it, percent-decoded.
 

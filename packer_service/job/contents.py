@@ -17,10 +17,12 @@ from itertools import takewhile
 from threading import Event, Thread
 from typing import TypeVar
 
+from packer_service.ingest.decode import wanted_media
+from packer_service.ingest.media.ahead import AHEAD
 from packer_service.ingest.packed.crops import stored_crops
 from packer_service.ingest.source.file import DATASET
 from packer_service.job.plan import PlannedDocument
-from packer_service.job.read import load_packs, planned_crops
+from packer_service.job.read import planned_crops, read_ahead
 from packer_service.job.videos import Rendered, ShardVideos
 from packer_service.packs.crop import Crop
 from schemas.config import PackConfig
@@ -45,11 +47,14 @@ Decoded = list[list[Crop] | DocumentError]
 """For each document its crops, whose units count from 0 in the document, or why it has none."""
 
 
-def read_documents(planned: Sequence[PlannedDocument], videos: ShardVideos, ended: Event) -> list[ReadDocument]:
+def read_documents(
+    planned: Sequence[PlannedDocument], config: PackConfig, videos: ShardVideos, ended: Event
+) -> list[ReadDocument]:
     """Reads documents again, and renders them; no pixel is decoded.
 
     Args:
         planned: references to them.
+        config: the job's configuration.
         videos: reads them.
         ended: set when nobody waits for the result any more, which then may lack the last documents.
 
@@ -57,7 +62,7 @@ def read_documents(planned: Sequence[PlannedDocument], videos: ShardVideos, ende
         OSError: the file system failed; no document is at fault.
     """
     if not ended.is_set():
-        load_packs(planned)
+        read_ahead(planned, config)
     wanted = takewhile(lambda _: not ended.is_set(), planned)
     return [ReadDocument(planned=document, rendered=videos.read(document)) for document in wanted]
 
@@ -82,8 +87,19 @@ def decode_documents(
         for document in documents
         if document.planned.file.kind == DATASET and not isinstance(document.rendered, DocumentError)
     )
+    if not ended.is_set():
+        _expect_images(documents)
     wanted = takewhile(lambda _: not ended.is_set(), documents)
     return [_crops(document, config, videos, stored) for document in wanted]
+
+
+def _expect_images(documents: Sequence[ReadDocument]) -> None:
+    """Says which images are decoded next, so that those in a store are on their way."""
+    AHEAD.forget()
+    for document in documents:
+        if not isinstance(document.rendered, DocumentError) and document.planned.file.kind != DATASET:
+            media = (medium for (medium, _), _ in wanted_media(document.rendered))
+            AHEAD.expect(media, document.planned.file.folder)
 
 
 def _crops(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from packer_service.ingest.document import Document
+from packer_service.ingest.media.ahead import AHEAD
 from packer_service.ingest.packed.dataset import StoredRow, open_dataset
 from packer_service.ingest.packed.pieces import stored_pieces
 from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import DATASET, Fragment, RowReference
+from packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile
 from packer_service.ingest.source.files import read_fragment
 from packer_service.ingest.source.forms.detect import find_form
 from packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
@@ -49,6 +52,8 @@ MEASURED = pa.schema(
 fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask."""
 
 
+AHEAD_ROWS = 16
+"""Most rows that wait while the images of those before them are read."""
 LOADED_PACKS = 16
 """Packs of a dataset that are read at the same time."""
 MAX_UNUSED = 100
@@ -72,8 +77,8 @@ def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
     tokenizer = configured_tokenizer(config)
     read = read_fragment(fragment)
     rows, unused, form = list[dict[str, Any]](), set[str](), find_form(fragment.file.form)
-    for number, reference, row in read.rows:
-        rows += _measure_row(row, number, reference, fragment, config, tokenizer)
+    for number, reference, row, document in _read_ahead(read.rows, fragment.file, config):
+        rows += _measure_row(row, document, number, reference, fragment, config, tokenizer)
         if isinstance(row, dict) and len(unused) < MAX_UNUSED:
             unused.update(unused_columns(row, form))
     names = sorted({_plain(name) for name in unused - set(config.ignore_columns)})
@@ -85,20 +90,48 @@ def _plain(name: str) -> str:
     return name[:MAX_UNUSED_NAME].encode("utf-8", "replace").decode()
 
 
+def _read_ahead(
+    rows: Iterable[tuple[int, RowReference, Any]], file: SourceFile, config: PackConfig
+) -> Iterator[tuple[int, RowReference, Any, Document | DocumentError]]:
+    """Rows and what they say. Where that shows images in a store, those of the next rows are read meanwhile."""
+    AHEAD.forget()
+    waiting = deque[tuple[int, RowReference, Any, Document | DocumentError]]()
+    for number, reference, row in rows:
+        document = _parsed(row, file, config)
+        media = [] if isinstance(document, DocumentError) or document.is_plain else document.media()
+        n_ahead = AHEAD.expect(media, file.folder)
+        waiting.append((number, reference, row, document))
+        while waiting and (not n_ahead or len(waiting) > AHEAD_ROWS):
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _parsed(row: Any, file: SourceFile, config: PackConfig) -> Document | DocumentError:
+    if isinstance(row, DocumentError):
+        return row
+    try:
+        return parse_document(row, file.form, config.ignore_columns)
+    except DocumentError as error:
+        return error
+
+
 def _measure_row(
-    row: Any, number: int, reference: RowReference, fragment: Fragment, config: PackConfig, tokenizer: Tokenizer
+    row: Any,
+    document: Document | DocumentError,
+    number: int,
+    reference: RowReference,
+    fragment: Fragment,
+    config: PackConfig,
+    tokenizer: Tokenizer,
 ) -> list[dict[str, Any]]:
     doc_id, source = row_identity(row)
     where = {"row": number, "offset": reference.offset, "size": reference.size, "doc_id": doc_id, "source": source}
-    stage = "read"
+    if isinstance(document, DocumentError):
+        return [{**where, **reason_columns("read", document)}]
     try:
-        if isinstance(row, DocumentError):
-            raise row
-        document = parse_document(row, fragment.file.form, config.ignore_columns)
-        stage = "measure"
         pieces = render_pieces(document, fragment.file.folder, config, tokenizer)
     except DocumentError as error:
-        return [{**where, **reason_columns(stage, error)}]
+        return [{**where, **reason_columns("measure", error)}]
     return _lengths(where, pieces)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cachetools import LRUCache
@@ -10,11 +10,12 @@ from cachetools import LRUCache
 from packer_service.ingest.cache import recent_values
 from packer_service.ingest.decode import decode_crops
 from packer_service.ingest.document import Document, Medium
+from packer_service.ingest.media.ahead import AHEAD
 from packer_service.ingest.packed.dataset import open_dataset
 from packer_service.ingest.packed.pieces import stored_pieces
 from packer_service.ingest.pieces import render_pieces
 from packer_service.ingest.source.file import DATASET, RowReference, SourceFile
-from packer_service.ingest.source.files import read_row
+from packer_service.ingest.source.files import load_rows, read_row
 from packer_service.ingest.source.rows import parse_document, row_identity
 from packer_service.ingest.text.configured import configured_tokenizer
 from packer_service.job.plan import PlannedDocument
@@ -63,18 +64,25 @@ def _pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     return _taken_pieces(planned, config) if planned.file.kind == DATASET else _read_pieces(planned, config)
 
 
-def load_packs(documents: Iterable[PlannedDocument]) -> None:
-    """Reads the packs that hold planned documents, before :func:`read_planned` takes each out of its own.
+def read_ahead(documents: Sequence[PlannedDocument], config: PackConfig) -> None:
+    """Reads what :func:`read_planned` is asked for next, several requests to a store at the same time.
+
+    That is the packs that hold documents, and the rows of others; their images are on their way on return.
 
     Raises:
         OSError: the file system failed; no document is at fault.
     """
-    wanted: dict[SourceFile, list[int]] = {}
+    packs: dict[SourceFile, list[int]] = {}
     for planned in documents:
         if planned.file.kind == DATASET:
-            wanted.setdefault(planned.file, []).append(planned.reference.offset)
-    for file, pack_ids in wanted.items():
+            packs.setdefault(planned.file, []).append(planned.reference.offset)
+    for file, pack_ids in packs.items():
         open_dataset(file).load(pack_ids)
+    remote = [planned for planned in documents if planned.file.kind != DATASET and planned.file.is_remote]
+    load_rows((planned.file, planned.reference) for planned in remote)
+    AHEAD.forget()
+    for planned in remote:
+        AHEAD.expect(named_media(planned, config), planned.file.folder)
 
 
 def planned_crops(

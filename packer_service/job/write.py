@@ -118,13 +118,13 @@ def _samples(
     following: Future[list[ReadDocument]] | None = None
     videos = ShardVideos(task.packs, config, other.ended)
     for number, planned in enumerate(task.packs):
-        documents = read_documents(planned, videos, other.ended) if following is None else following.result()
+        documents = read_documents(planned, config, videos, other.ended) if following is None else following.result()
         shows_media = any(document.n_units for document in documents)
         sample = _build_sample(task.first_pack + number, documents, config, target, rows, videos, other)
         is_last = number + 1 == len(task.packs)
         following = None
         if shows_media and not is_last:
-            following = other.start(partial(read_documents, task.packs[number + 1], videos, other.ended))
+            following = other.start(partial(read_documents, task.packs[number + 1], config, videos, other.ended))
         yield sample
         del sample  # the next one's crops are decoded now
 

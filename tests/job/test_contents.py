@@ -99,6 +99,6 @@ def test_nothing_more_is_read_or_decoded_when_nobody_waits(tiny_config: PackConf
         pass
     assert other.ended.is_set()
     videos = ShardVideos([], tiny_config, other.ended)
-    assert read_documents([None], videos, other.ended) == []  # type: ignore[list-item]
+    assert read_documents([None], tiny_config, videos, other.ended) == []  # type: ignore[list-item]
     document = ReadDocument(planned=None, rendered=None)  # type: ignore[arg-type]
     assert decode_documents([document], tiny_config, videos, other.ended) == []

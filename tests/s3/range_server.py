@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -49,8 +49,13 @@ class Asked:
 
 
 @contextmanager
-def served_ranges(folder: Path) -> Iterator[Asked]:
-    """Serves a folder for reading from a thread of this process until the block ends. Nothing can be listed."""
+def served_ranges(folder: Path, *, before: Callable[[str], None] = lambda _: None) -> Iterator[Asked]:
+    """Serves a folder for reading from a thread of this process until the block ends. Nothing can be listed.
+
+    Args:
+        folder: what is served.
+        before: called with an object's name before each answer, in the thread that serves that connection.
+    """
     for name, value in CREDENTIALS.items():
         os.environ.setdefault(name, value)
     lock = threading.Lock()
@@ -73,6 +78,7 @@ def served_ranges(folder: Path) -> Iterator[Asked]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
+            before(name)
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 asked = RANGE.match(self.headers.get("Range", "")) if with_body else None

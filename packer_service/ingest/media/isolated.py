@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from packer_service.ingest.document import Medium
+from packer_service.ingest.media.ahead import AHEAD
 from packer_service.ingest.media.crops import encoded_crops
 from packer_service.ingest.media.image import probe_image
 from packer_service.ingest.media.shape import MediumShape, PlacedMedium
@@ -36,6 +37,7 @@ def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
             decoder in every try.
         OSError: the file system failed, or the decoder's process was ended from outside; no document is at fault.
     """
+    medium = AHEAD.take(medium, base)
     if medium.kind == "video":
         options: dict[str, Any] = {
             "fps": config.video.fps if medium.fps is None else medium.fps,
@@ -60,7 +62,7 @@ def crops(
     return _call(
         "decode_failed",
         encoded_crops,
-        medium,
+        AHEAD.take(medium, base),
         base,
         placed,
         doc_id=doc_id,

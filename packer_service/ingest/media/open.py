@@ -106,7 +106,7 @@ def _missing(label: str, reason: str) -> DocumentError:
 
 
 def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
-    filesystem, path = _resolve(uri, base)
+    filesystem, path = resolve(uri, base)
     if isinstance(filesystem, fs.LocalFileSystem):
         return _open_local(Path(path))
     try:
@@ -129,7 +129,7 @@ def _open_local(path: Path) -> tuple[BinaryIO, int]:
     return path.open("rb"), status.st_size
 
 
-def _resolve(uri: str, base: str) -> tuple[fs.FileSystem, str]:
+def resolve(uri: str, base: str) -> tuple[fs.FileSystem, str]:
     """Filesystem of a reference, and the path on it."""
     if is_uri(uri) or posixpath.isabs(uri):
         return locate(uri)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from packer_service.ingest.packed.bytes import Range, read_ranges
+from packer_service.ingest.ranges import Range, read_ranges
 from packer_service.packs.crop import Crop
 from packer_service.packs.rendered import RenderedDocument
 from schemas.checksum import check_member

@@ -15,11 +15,11 @@ from cachetools import LRUCache
 from jaxtyping import Int64
 
 from packer_service.ingest.cache import recent_values
-from packer_service.ingest.packed.bytes import Range, read_range, read_ranges
 from packer_service.ingest.packed.manifest import manifest_of
 from packer_service.ingest.packed.numbers import OwnNumbers
 from packer_service.ingest.packed.tables import StoredTable
 from packer_service.ingest.packed.units import StoredUnits
+from packer_service.ingest.ranges import Range, read_range, read_ranges
 from packer_service.ingest.source.file import RowReference, SourceFile
 from schemas.checksum import check_member
 from schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.filesystem import split_query
+from schemas.filesystem import is_remote, split_query
 
 DATASET = "dataset"
 """Kind of a source that is a packed dataset."""
@@ -48,6 +48,11 @@ class SourceFile:
         """What the URIs in its rows are relative to."""
         path, query = split_query(self.uri)
         return (path.rpartition("/")[0] or "/") + query
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies in an object store, where every read is a request."""
+        return is_remote(self.uri)
 
     def location(self, line: int) -> str:
         """How results name a row: by the file's label and the row's number from 1."""

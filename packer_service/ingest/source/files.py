@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from packer_service.ingest.packed.manifest import manifest_of
+from packer_service.ingest.ranges import Range, read_ranges
 from packer_service.ingest.source.containers import arrow_batches, csv_table, json_array, json_lines, tar_samples
 from packer_service.ingest.source.containers.compressed import kept_copy, spooled
 from packer_service.ingest.source.containers.row_groups import ROW_GROUPS, DamagedGroupError, row_at
@@ -38,11 +39,16 @@ FRAGMENT_PACKS = 64
 """Packs of a dataset that one task measures: a second or so."""
 OPEN_FILES = 32
 """Files of rows that a process keeps open: reading a row opens none, which in a store is a request of its own."""
+LOADED_BYTES = 2**25
+"""Most bytes of rows that are loaded at a time; a pack of text has a hundredth of them."""
 WHOLE = 2**62
 """End of a fragment that is a whole file of unknown length."""
 
 _OPENED: LRUCache[tuple[str, int], Any] = LRUCache(OPEN_FILES)
 """The files of rows read last. A file that is dropped closes when nobody reads it any more."""
+
+_LOADED: dict[tuple[str, int, RowReference], bytes] = {}
+"""The rows that were loaded last: those of one pack."""
 
 
 def list_fragments(files: Sequence[SourceFile]) -> list[Fragment]:
@@ -151,6 +157,28 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
         return _decoded_row(opened, file, reference)
 
 
+def load_rows(places: Iterable[tuple[SourceFile, RowReference]]) -> None:
+    """Reads rows that :func:`read_row` is asked for next, several at the same time, where their files are in a store.
+
+    Once they are many bytes, the rest is left to :func:`read_row`.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    wanted, free = list[tuple[SourceFile, RowReference]](), LOADED_BYTES
+    for file, row in places:
+        if file.is_remote and file.kind in SCANNED and file.compression is None:
+            free -= row.size
+            if free < 0:
+                break
+            wanted.append((file, row))
+    read = read_ranges([Range(file.uri, row.offset, row.offset + row.size) for file, row in wanted])
+    _LOADED.clear()
+    for (file, row), data in zip(wanted, read, strict=True):
+        if data is not None:
+            _LOADED[file.uri, file.mtime_ns, row] = bytes(data)
+
+
 def _row_of_open_file(file: SourceFile, reference: RowReference) -> Any:
     key = (file.uri, file.mtime_ns)
     opened = _OPENED.get(key)
@@ -164,8 +192,11 @@ def _row_of_open_file(file: SourceFile, reference: RowReference) -> Any:
 
 
 def _decoded_row(opened: Any, file: SourceFile, reference: RowReference) -> Any:
-    opened.seek(reference.offset)
-    return SCANNED[file.kind].decode(opened.read(reference.size), file, opened)
+    data = _LOADED.get((file.uri, file.mtime_ns, reference))
+    if data is None:
+        opened.seek(reference.offset)
+        data = opened.read(reference.size)
+    return SCANNED[file.kind].decode(data, file, opened)
 
 
 def _group(file: SourceFile, number: int) -> pa.Table:

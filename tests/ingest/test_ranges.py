@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.ingest.packed import bytes as ranges_of_bytes
-from packer_service.ingest.packed.bytes import Range, read_range, read_ranges
+from packer_service.ingest import ranges
+from packer_service.ingest.ranges import Range, read_range, read_ranges
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def test_every_range_is_what_it_names(
 
     Some reach past the end of their file, as those of a shard that was cut short do.
     """
-    monkeypatch.setattr(ranges_of_bytes, "GAP", gap)
-    monkeypatch.setattr(ranges_of_bytes, "PART", part)
+    monkeypatch.setattr(ranges, "GAP", gap)
+    monkeypatch.setattr(ranges, "PART", part)
     drawn = random.Random(7)
     for count in (0, 1, 2, 40):
         wanted = [

@@ -1,4 +1,4 @@
-"""Reads ranges of shards; the files read last stay open, since opening one in an object store takes a request."""
+"""Reads ranges of files; the files read last stay open, since opening one in an object store takes a request."""
 
 from __future__ import annotations
 

@@ -1,0 +1,126 @@
+"""What a source in a store consists of is read several requests at a time, and is what it is on a disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from range_server import served_ranges
+
+from packer_service.config import load_config
+from packer_service.ingest.document import Medium
+from packer_service.ingest.media import ahead
+from packer_service.ingest.media.ahead import ImagesAhead
+from packer_service.job.pack import pack
+from packer_service.runtime.executors import PlainExecutor
+from schemas.config import PackConfig
+from tests.s3.test_pack import local_files
+
+TOGETHER = 4
+"""Requests that wait for each other."""
+LONG = 60.0
+"""Seconds after which requests have waited in vain for others."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve images, one of them broken, and rows that show them, two of them an image that is not there."""
+    made = tmp_path / "source"
+    made.mkdir()
+    rows = []
+    for number in range(12):
+        Image.new("RGB", (40 + number, 30), (number * 20, 90, 10)).save(made / f"{number}.png")
+        rows.append({"id": f"row {number}", "images": [f"{number}.png"], "text": "<image> and a word"})
+    (made / "7.png").write_bytes(b"not an image")
+    rows[3]["images"] = rows[8]["images"] = ["gone.png"]
+    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return made
+
+
+class Gate:
+    """Lets the first requests for different images through when several of them are there."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(TOGETHER, timeout=LONG)
+        self._lock, self._names = threading.Lock(), set[str]()
+
+    def __call__(self, name: str) -> None:
+        if not name.endswith(".png"):
+            return
+        with self._lock:
+            waits = name not in self._names and len(self._names) < TOGETHER
+            self._names.add(name)
+        if waits:
+            self.barrier.wait()
+
+
+def test_images_are_read_several_at_a_time(
+    folder: Path, tiny_config: PackConfig, progress: Any, tmp_path: Path
+) -> None:
+    """Fails when each image waits for the one before it, or when a document is other than from a disk."""
+    gate = Gate()
+    with served_ranges(folder, before=gate) as server:
+        uri = server.uri.replace("?", "/rows.jsonl?")
+        outcome = pack([uri], str(tmp_path / "far"), tiny_config, PlainExecutor(), progress)
+    assert not gate.barrier.broken
+    assert outcome.manifest.counts.rejected == 3
+    assert outcome.manifest.counts.documents == 9
+    pack([str(folder / "rows.jsonl")], str(tmp_path / "near"), tiny_config, PlainExecutor(), progress)
+    assert local_files(tmp_path / "far") == local_files(tmp_path / "near")
+
+
+def test_rows_are_asked_for_together(folder: Path, tiny_settings: list[str], progress: Any, tmp_path: Path) -> None:
+    """Fails when each row of a pack is a request when it is written."""
+    text = "".join(json.dumps({"id": str(number), "text": "word " * 40}) + "\n" for number in range(30))
+    (folder / "rows.jsonl").write_text(text, encoding="utf-8")
+    with served_ranges(folder) as server:
+        uri = server.uri.replace("?", "/rows.jsonl?")
+        outcome = pack([uri], str(tmp_path / "far"), load_config(None, tiny_settings), PlainExecutor(), progress)
+        assert outcome.manifest.counts.documents == 30
+        assert server.requests["rows.jsonl"] < 20
+
+
+def test_rows_of_many_bytes_are_read_one_after_the_other(
+    folder: Path, tiny_config: PackConfig, progress: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the rows beyond those that are loaded are lost or mixed up."""
+    monkeypatch.setattr("packer_service.ingest.source.files.LOADED_BYTES", 200)
+    with served_ranges(folder) as server:
+        uri = server.uri.replace("?", "/rows.jsonl?")
+        pack([uri], str(tmp_path / "far"), tiny_config, PlainExecutor(), progress)
+    pack([str(folder / "rows.jsonl")], str(tmp_path / "near"), tiny_config, PlainExecutor(), progress)
+    assert local_files(tmp_path / "far") == local_files(tmp_path / "near")
+
+
+def test_whatever_is_taken_is_what_was_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when an image gets the bytes of another, where some are not taken, taken twice, or out of their order."""
+    names = ["gone.png", "clip.mp4", *(f"{number}.png" for number in range(12))]
+    large = max((folder / f"{number}.png").stat().st_size for number in range(12))
+    monkeypatch.setattr(ahead, "WHOLE", large - 1)
+    media = {name: Medium(kind="video" if name == "clip.mp4" else "image", uri=name) for name in names}
+    drawn = random.Random(3)
+    with served_ranges(folder) as server:
+        images = ImagesAhead()
+        for _ in range(20):
+            images.forget()
+            expected = [media[drawn.choice(names)] for _ in range(drawn.randrange(40))]
+            n_ahead = [images.expect([each], server.uri) for each in expected]
+            assert n_ahead == [int(each.kind == "image") for each in expected]
+            taken = [each for each in expected if drawn.random() < 0.8]
+            for medium in [*taken, *taken[:2], media["0.png"]]:
+                found = images.take(medium, server.uri)
+                assert found.uri == medium.uri
+                if found.data is not None:
+                    assert found.data == (folder / str(medium.uri)).read_bytes()
+                    assert len(found.data) < large
+        images.forget()
+        assert images.expect([media["1.png"]], server.uri) == 1
+        assert images.take(media["1.png"], server.uri).data == (folder / "1.png").read_bytes()
+        assert images.take(media["1.png"], server.uri).data is None
+    assert images.expect([media["1.png"]], str(folder)) == 0
+    assert images.expect([Medium(kind="image", data=b"inline")], server.uri) == 0
