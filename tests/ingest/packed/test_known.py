@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack, open_dataset
@@ -102,6 +103,27 @@ def test_damaged_layouts_are_searched_for_again(source: PackedDatasetSource) -> 
     pack = built(damaged, known_pack(documents(damaged)), source.config)
     assert pack.encoded.keys() == {SEQUENCE}
     assert members(pack) == members(built(stored, None, source.config))
+
+
+def test_documents_count_their_own_units(source: PackedDatasetSource) -> None:
+    """Fails when a document that is cut takes the units of the documents before it in its pack."""
+    taken = [document for stored in map(source.pack, range(source.n_packs)) for document in documents(stored)]
+    assert sum(len(document.units) > 1 for document in taken) > 1
+    for document in taken:
+        own = document.unit_ids[document.unit_ids >= 0]
+        assert own.tolist() == np.repeat(np.arange(len(document.units)), document.units.rows).tolist()
+
+
+def test_packs_that_are_loaded_together_are_those_that_are_read_alone(source: PackedDatasetSource) -> None:
+    """Fails when a pack is given the bytes of another, or when nothing is read before it is asked for."""
+    alone = open_dataset.__wrapped__(source.file)
+    source.recent.clear()
+    source.load([*range(source.n_packs), 0])
+    assert sorted(source.recent) == list(range(source.n_packs)) != []
+    for pack_id, stored in sorted(source.recent.items()):
+        assert stored.head == alone.pack(pack_id).head
+        assert stored.encoded_sequence == alone.pack(pack_id).encoded_sequence
+        assert (stored.shard, stored.crops_at) == (alone.pack(pack_id).shard, alone.pack(pack_id).crops_at)
 
 
 def test_units_out_of_the_order_of_their_documents_are_refused(source: PackedDatasetSource) -> None:
