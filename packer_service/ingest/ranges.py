@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
+from packer_service.ingest.background import several
 from schemas.filesystem import locate
 
 OPEN_FILES = 64
@@ -59,11 +59,9 @@ def read_ranges(wanted: Sequence[Range]) -> list[memoryview | None]:
         OSError: one cannot be read.
     """
     parts = list(_parts(wanted))
-    if len(parts) > 1:
-        with ThreadPoolExecutor(min(READERS, len(parts))) as pool:
-            read = list(pool.map(_read_if_there, (part for part, _ in parts)))
-    else:
-        read = [_read_if_there(part) for part, _ in parts]
+    wanted_parts = [part for part, _ in parts]
+    alone = len(parts) == 1  # needs no thread
+    read = map(_read_if_there, wanted_parts) if alone else several(_read_if_there, wanted_parts, READERS, "range")
     found: list[memoryview | None] = [None] * len(wanted)
     for (part, numbers), data in zip(parts, read, strict=True):
         if data is not None:

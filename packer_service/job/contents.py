@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
-from threading import Event, Thread
+from threading import Event
 from typing import TypeVar
 
+from packer_service.ingest.background import started
 from packer_service.ingest.decode import wanted_media
 from packer_service.ingest.media.ahead import AHEAD
 from packer_service.ingest.packed.crops import stored_crops
@@ -136,13 +136,8 @@ class Aside:
         self.ended = Event()
 
     def start(self, function: Callable[[], T]) -> Future[T]:
-        """The result of a call, as soon as it is there.
-
-        The thread is a daemon's: a process that is told to end does not wait for its decoder.
-        """
-        future: Future[T] = Future()
-        Thread(target=partial(_fulfil, future, function), daemon=True, name="aside").start()
-        return future
+        """The result of a call, as soon as it is there."""
+        return started(function, "aside")
 
 
 @contextmanager
@@ -153,10 +148,3 @@ def aside() -> Iterator[Aside]:
         yield running
     finally:
         running.ended.set()
-
-
-def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:  # the thread that waits raises it
-        future.set_exception(error)

@@ -24,6 +24,8 @@ from tests.s3.test_pack import local_files
 
 TOGETHER = 4
 """Requests that wait for each other."""
+LONG = 60.0
+"""Seconds after which a server answers all the same."""
 PATIENCE = 1.0
 """Seconds after which a request has waited in vain for others; a client asks again after three."""
 
@@ -132,3 +134,18 @@ def test_whatever_is_taken_is_what_was_asked_for(folder: Path, monkeypatch: pyte
         assert images.take(media["1.png"], server.uri).data is None
     assert images.expect([media["1.png"]], str(folder)) == 0
     assert images.expect([Medium(kind="image", data=b"inline")], server.uri) == 0
+
+
+def held(answers: threading.Event) -> None:
+    answers.wait(LONG)
+
+
+def test_a_store_that_hangs_is_left_to_the_decoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a task waits for ever for an image that it wanted to have early."""
+    monkeypatch.setattr(ahead, "PATIENCE", 0.01)
+    answers, medium = threading.Event(), Medium(kind="image", uri="1.png")
+    with served_ranges(folder, before=lambda _: held(answers)) as server:
+        images = ImagesAhead()
+        assert images.expect([medium], server.uri) == 1
+        assert images.take(medium, server.uri) is medium
+        answers.set()

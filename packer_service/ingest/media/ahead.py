@@ -9,11 +9,13 @@ from __future__ import annotations
 import posixpath
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
+from packer_service.ingest.background import started
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media.open import resolve
 from schemas.errors import PreshardError
@@ -23,6 +25,9 @@ READERS = 16
 """Images that are read at the same time, or have been read and wait for their turn."""
 WHOLE = 1 << 23
 """Bytes of the largest image that is read; photographs have fewer, and :data:`READERS` of them must fit into memory."""
+
+PATIENCE = 60.0
+"""Seconds to wait for an image, after which it is left to the decoder, whose time is limited."""
 
 Key = tuple[str, str]
 """Which image it is: the folder that its URI is relative to, and the URI."""
@@ -39,7 +44,6 @@ class ImagesAhead:
 
     def __init__(self) -> None:
         self._expected: deque[_Expected] = deque()
-        self._pool: ThreadPoolExecutor | None = None
 
     def expect(self, media: Iterable[Medium], folder: str) -> int:
         """Says which media are taken next, after those that were expected before.
@@ -57,11 +61,8 @@ class ImagesAhead:
         return len(keys)
 
     def forget(self) -> None:
-        """Nothing that was expected is taken any more. Its threads end, so a forked process has none that it lacks."""
+        """Nothing that was expected is taken any more."""
         self._expected.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
 
     def take(self, medium: Medium, folder: str) -> Medium:
         """A medium with its bytes, if they were read ahead, else as it is: whoever opens it finds out what is wrong.
@@ -74,14 +75,16 @@ class ImagesAhead:
         while (first := self._expected.popleft()).key != key:
             pass
         self._read()
-        data = first.content.result() if first.content is not None else None
+        try:
+            data = first.content.result(PATIENCE) if first.content is not None else None
+        except TimeoutError:
+            data = None
         return medium if data is None else replace(medium, data=data)
 
     def _read(self) -> None:
         for each, _ in zip(self._expected, range(READERS), strict=False):
             if each.content is None:
-                self._pool = self._pool or ThreadPoolExecutor(READERS, thread_name_prefix="image")
-                each.content = self._pool.submit(_content, *each.key)
+                each.content = started(partial(_content, *each.key), "image")
 
 
 AHEAD = ImagesAhead()
