@@ -9,7 +9,6 @@ only the documents that show it.
 
 from __future__ import annotations
 
-import posixpath
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import IO
 from packer_service.ingest.decode import wanted_media
 from packer_service.ingest.document import Medium
 from packer_service.ingest.media import isolated
+from packer_service.ingest.media.open import is_absolute
 from packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
 from packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
 from packer_service.ingest.source.file import DATASET
@@ -33,7 +33,6 @@ from packer_service.packs.crop import Crop
 from packer_service.packs.rendered import RenderedDocument
 from schemas.config import PackConfig
 from schemas.errors import DocumentError
-from schemas.filesystem import is_uri
 
 AHEAD_TOKENS = 2**20
 """Most tokens of documents that are read ahead: at some 40 bytes per token, 40 MiB, and more than most shards have."""
@@ -233,7 +232,7 @@ def _name(medium: Medium, folder: str) -> VideoName | None:
     """What is equal for clips of one video; None for an image, and for a video whose bytes are in its row."""
     if medium.kind != "video" or medium.uri is None or medium.data is not None:
         return None
-    return ("" if is_uri(medium.uri) or posixpath.isabs(medium.uri) else folder, medium.uri)
+    return ("" if is_absolute(medium.uri) else folder, medium.uri)
 
 
 def _placed(rendered: Rendered, name: VideoName, folder: str) -> list[PlacedMedium]:

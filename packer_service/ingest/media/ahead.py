@@ -6,7 +6,6 @@ one image after the other would wait for nearly all of its time. Videos are left
 
 from __future__ import annotations
 
-import posixpath
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -17,9 +16,9 @@ import pyarrow as pa
 
 from packer_service.ingest.background import started
 from packer_service.ingest.document import Medium
-from packer_service.ingest.media.open import resolve
+from packer_service.ingest.media.open import is_absolute, resolve
 from schemas.errors import PreshardError
-from schemas.filesystem import is_remote, is_uri
+from schemas.filesystem import is_remote
 
 READERS = 16
 """Images that are read at the same time, or have been read and wait for their turn."""
@@ -94,8 +93,7 @@ AHEAD = ImagesAhead()
 def _is_read_ahead(medium: Medium, folder: str) -> bool:
     if medium.kind != "image" or medium.uri is None or medium.data is not None:
         return False
-    location = medium.uri if is_uri(medium.uri) or posixpath.isabs(medium.uri) else folder
-    return is_remote(location)
+    return is_remote(medium.uri if is_absolute(medium.uri) else folder)
 
 
 def _content(folder: str, uri: str) -> bytes | None:

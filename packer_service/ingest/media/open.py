@@ -129,9 +129,14 @@ def _open_local(path: Path) -> tuple[BinaryIO, int]:
     return path.open("rb"), status.st_size
 
 
+def is_absolute(uri: str) -> bool:
+    """Whether a reference names its place without the folder of the row's file."""
+    return is_uri(uri) or posixpath.isabs(uri)
+
+
 def resolve(uri: str, base: str) -> tuple[fs.FileSystem, str]:
     """Filesystem of a reference, and the path on it."""
-    if is_uri(uri) or posixpath.isabs(uri):
+    if is_absolute(uri):
         return locate(uri)
     filesystem, folder = locate(base)
     if isinstance(filesystem, fs.LocalFileSystem):
