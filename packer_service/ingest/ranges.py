@@ -20,16 +20,17 @@ GAP = 1 << 18
 PART = 1 << 23
 """Ranges are read as one up to so many bytes: more come faster by several requests."""
 
-_OPEN: LRUCache[str, Any] = LRUCache(OPEN_FILES)
+_OPEN: LRUCache[tuple[str, int], Any] = LRUCache(OPEN_FILES)
 _OPENING = Lock()
 
 
 class Range(NamedTuple):
-    """Bytes ``[start, end)`` of a file."""
+    """Bytes ``[start, end)`` of a file. ``version`` distinguishes two states of it: an open file keeps its size."""
 
     uri: str
     start: int
     end: int
+    version: int = 0
 
 
 def read_range(wanted: Range) -> bytes:
@@ -38,13 +39,14 @@ def read_range(wanted: Range) -> bytes:
     Raises:
         OSError: it cannot be read.
     """
+    key = (wanted.uri, wanted.version)
     with _OPENING:
-        opened = _OPEN.get(wanted.uri)
+        opened = _OPEN.get(key)
     if opened is None:
         filesystem, path = locate(wanted.uri)
         opened = filesystem.open_input_file(path)
         with _OPENING:
-            _OPEN[wanted.uri] = opened
+            _OPEN[key] = opened
     data: bytes = opened.read_at(wanted.end - wanted.start, wanted.start)
     return data
 
@@ -66,7 +68,7 @@ def read_ranges(wanted: Sequence[Range]) -> list[memoryview | None]:
     for (part, numbers), data in zip(parts, read, strict=True):
         if data is not None:
             for number in numbers:
-                _, start, end = wanted[number]
+                _, start, end, _ = wanted[number]
                 found[number] = memoryview(data)[start - part.start : end - part.start]
     return found
 
@@ -75,8 +77,9 @@ def _parts(wanted: Sequence[Range]) -> Iterator[tuple[Range, list[int]]]:
     """What is read as one, and the numbers of the ranges that lie in it."""
     part, numbers = None, list[int]()
     for number in sorted(range(len(wanted)), key=wanted.__getitem__):
-        uri, start, end = wanted[number]
-        if part is not None and uri == part.uri and start <= part.end + GAP and end - part.start <= PART:
+        uri, start, end, version = wanted[number]
+        same = part is not None and (uri, version) == (part.uri, part.version)
+        if part is not None and same and start <= part.end + GAP and end - part.start <= PART:
             part = part._replace(end=max(part.end, end))
             numbers.append(number)
             continue

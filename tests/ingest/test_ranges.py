@@ -56,3 +56,12 @@ def test_what_fails_is_no_missing_file(files: dict[str, bytes], tmp_path: Path) 
     (tmp_path / "folder.tar").mkdir()
     with pytest.raises(OSError, match=r"folder\.tar"):
         read_ranges([Range(next(iter(files)), 0, 5), Range(str(tmp_path / "folder.tar"), 0, 5)])
+
+
+def test_a_file_that_has_grown_is_opened_anew(tmp_path: Path) -> None:
+    """Fails when rows that were added to a file are cut off, because it is still open as it was."""
+    uri = str(tmp_path / "rows.jsonl")
+    for version, content in enumerate([b"one row", b"one row and another"]):
+        (tmp_path / "new").write_bytes(content)
+        (tmp_path / "new").replace(uri)
+        assert read_ranges([Range(uri, 0, 100, version), Range(uri, 4, 100, version)]) == [content, content[4:]]

@@ -172,7 +172,7 @@ def load_rows(places: Iterable[tuple[SourceFile, RowReference]]) -> None:
             if free < 0:
                 break
             wanted.append((file, row))
-    read = read_ranges([Range(file.uri, row.offset, row.offset + row.size) for file, row in wanted])
+    read = read_ranges([Range(file.uri, row.offset, row.offset + row.size, file.mtime_ns) for file, row in wanted])
     _LOADED.clear()
     for (file, row), data in zip(wanted, read, strict=True):
         if data is not None:
