@@ -56,7 +56,7 @@ train: .venv/installed
 	@echo "==> packing $(DEMO)/source into short packs for the tiny Qwen3-VL, in $(DEMO)/short"
 	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/short $(addprefix --set ,$(SHORT))
 	@echo "==> training on 2 processes, each with half of every pack; the figures of each step go to $(DEMO)/metrics.jsonl"
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m trainer.train --data $(DEMO)/short \
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m preshard.train --data $(DEMO)/short \
 		--model $(DEMO)/model --from-scratch --ring 2 --layout balanced_gather --steps 100 --lr 3e-3 --log-every 10 \
 		--metrics $(DEMO)/metrics.jsonl --checkpoint $(DEMO)/checkpoints --resume
 

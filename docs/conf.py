@@ -8,11 +8,11 @@ from typing import Any
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
 
-import schemas.version
+import preshard.schemas.version
 
 project = "preshard"
 author = "the preshard authors"
-release = schemas.version.VERSION
+release = preshard.schemas.version.VERSION
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",

@@ -10,8 +10,8 @@ from annotated_types import Le
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from schemas.config import PackConfig
-from trainer.config import TrainConfig, option
+from preshard.schemas.config import PackConfig
+from preshard.trainer.config import TrainConfig, option
 
 BEGIN, END = "<!-- configuration -->", "<!-- end of configuration -->"
 

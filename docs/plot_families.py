@@ -7,11 +7,11 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from packer_service.demo.model import write_model_folder
-from packer_service.demo.model_configs import PUBLISHED
-from packer_service.demo.packages import package_folder
-from packer_service.ingest.families.family import Family, Placement, Rows
-from packer_service.ingest.families.folder import load_family
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.demo.model_configs import PUBLISHED
+from preshard.packer_service.demo.packages import package_folder
+from preshard.packer_service.ingest.families.family import Family, Placement, Rows
+from preshard.packer_service.ingest.families.folder import load_family
 
 PHOTOGRAPH = "coffee.png"
 CLIP = (640, 360, [0.5 * number for number in range(8)])

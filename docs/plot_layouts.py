@@ -21,12 +21,12 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from pictured_pack import KINDS, Pack, kind_patches, load_pack
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.layout.tiles import tile_map
-from schemas.errors import PreshardError
-from schemas.layout import SCHEMES, TILE, TokenLayout, slice_positions
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
+from preshard.packer_service.layout.tiles import tile_map
+from preshard.schemas.errors import PreshardError
+from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, slice_positions
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 INK, ACCENT, WAIT, GATHERED = "#1b1b1b", "#d55e00", "#e4e4e4", "#0072b2"
 Colour = str | tuple[float, float, float, float]

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from packer_service.ingest.packed.defaults import with_settings_of_datasets
-from schemas.config import PackConfig, parse_config
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.packed.defaults import with_settings_of_datasets
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.errors import ConfigError
 
 
 def load_config(file: Path | None = None, settings: Sequence[str] = (), sources: Sequence[str] = ()) -> PackConfig:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from schemas.config import PackConfig
-from schemas.layout import SCHEMES
+from preshard.schemas.config import PackConfig
+from preshard.schemas.layout import SCHEMES
 
 LAYOUT_KINDS = ("attention", "tiles", "ring_step", "keys_fetched")
 """Kinds of load of a token layout, in the order of their rows."""

@@ -13,7 +13,7 @@ from math import gcd
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.errors import LayoutError
+from preshard.schemas.errors import LayoutError
 
 
 def _parts_needed(totals: list[int], limit: int, most: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 NEEDS_SOURCE = {
     "special_tokens": "text is not tokenised again",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import google_crc32c
 
-from schemas.errors import MemberChanged
+from preshard.schemas.errors import MemberChanged
 
 
 def crc32c(data: bytes) -> int:

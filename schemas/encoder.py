@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.validation import first_violation
+from preshard.schemas.validation import first_violation
 
 ENCODER_KEY = "encoder"
 """Its key in the ``settings`` of the manifest's ``model``."""

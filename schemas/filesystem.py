@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from pyarrow import ArrowException, fs
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 

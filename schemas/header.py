@@ -5,8 +5,8 @@ from __future__ import annotations
 import tarfile
 from dataclasses import dataclass
 
-from schemas.checksum import check_member
-from schemas.codec import (
+from preshard.schemas.checksum import check_member
+from preshard.schemas.codec import (
     HEAD,
     HEADER_MEMBERS,
     LAYOUTS,
@@ -17,11 +17,11 @@ from schemas.codec import (
     decode_sequence,
     sample_key,
 )
-from schemas.config import PackConfig
-from schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
-from schemas.layout import TokenLayout
-from schemas.manifest import SampleHead
-from schemas.sequence import PackedSequence
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import PackedSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.config import PackConfig
-from schemas.manifest import ModelEntry, TokenizerEntry
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import ModelEntry, TokenizerEntry
 
 PLAN_COLUMNS = ("piece", "copy_number", "epoch", "pack_id", "start", "length", "aligned_length")
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int32, Int64
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from schemas.errors import LayoutError
+from preshard.schemas.errors import LayoutError
 
 Scheme = Literal["contiguous", "zigzag", "balanced_ring", "balanced_gather"]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from schemas.encoder import encoder_of, tokens_per_second
-from schemas.layout import RankImages
+from preshard.schemas.encoder import encoder_of, tokens_per_second
+from preshard.schemas.layout import RankImages
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -79,7 +79,7 @@ class ModelEntry(_Record):
         merge: patches along one side of the square that one row stands for, where there are three axes.
         row_ids: ids of the tokens that rows fill.
         group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
-        settings: what else is needed of what the family read from the folder, see also :mod:`schemas.encoder`.
+        settings: what else is needed of what the family read from the folder, see also :mod:`preshard.schemas.encoder`.
     """
 
     model_type: str
@@ -230,7 +230,8 @@ class SampleHead(_Record):
 
     ``cum_image_bounds`` and ``cum_token_pooling_bounds`` count crops and pooled rows up to and including each unit.
     ``crc32c`` has the checksums of the other two members of the header part, by their extensions.
-    ``image_shard_boundaries`` maps CP size, then rank, to that rank's part (see ``schemas.layout.RankImages``).
+    ``image_shard_boundaries`` maps CP size, then rank, to that rank's part (see
+    ``preshard.schemas.layout.RankImages``).
     """
 
     pack_id: Natural

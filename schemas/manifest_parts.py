@@ -9,10 +9,10 @@ from typing import IO, NamedTuple
 
 from pydantic import ValidationError
 
-from schemas.codec import check_format_version, decode_manifest, encode_json
-from schemas.errors import ManifestInvalid
-from schemas.manifest import UNSEALED, ManifestHead, ShardEntry
-from schemas.validation import first_violation
+from preshard.schemas.codec import check_format_version, decode_manifest, encode_json
+from preshard.schemas.errors import ManifestInvalid
+from preshard.schemas.manifest import UNSEALED, ManifestHead, ShardEntry
+from preshard.schemas.validation import first_violation
 
 _SHARDS = b',"shards":['
 _SEAL = b'],"sha256":"'
@@ -35,7 +35,7 @@ def manifest_parts(head: ManifestHead, shards: Iterable[bytes]) -> Iterator[byte
 
     Args:
         head: all of it but the shards.
-        shards: each shard's entry, in order, as :func:`schemas.codec.encode_json` writes it.
+        shards: each shard's entry, in order, as :func:`preshard.schemas.codec.encode_json` writes it.
     """
     digest, comma = hashlib.sha256(), b""
     start = encode_json(head).removesuffix(b"}") + _SHARDS
@@ -55,7 +55,7 @@ def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterat
     The parts lie as :func:`manifest_parts` writes them; any other legal JSON is decoded as a whole.
 
     Raises:
-        ManifestInvalid: as of :func:`schemas.codec.decode_manifest`; for an entry, when it is asked for.
+        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`; for an entry, when it is asked for.
     """
     head, entries = split_manifest(data, where)
     return head, decode_entries(entries, where)
@@ -65,7 +65,7 @@ def split_manifest(data: bytes, where: str) -> tuple[ManifestHead, bytes]:
     """The same with the shards as JSON, one entry after the other with commas between.
 
     Raises:
-        ManifestInvalid: as of :func:`schemas.codec.decode_manifest`, but for what the entries of shards hold.
+        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
     """
     start, end = data.rfind(_SHARDS), len(data) - _ENDING
     sealed = data[end + len(_SEAL) :].removesuffix(_END)
@@ -95,7 +95,7 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
         where: how errors name it.
 
     Raises:
-        ManifestInvalid: as of :func:`schemas.codec.decode_manifest`, but for what the entries of shards hold.
+        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
     """
     start = b""
     while (at := start.find(_SHARDS)) < 0 and (block := file.read(_BLOCK)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from schemas.sequence import MaskArrays
+from preshard.schemas.sequence import MaskArrays
 
 
 def needed_blocks(

@@ -6,15 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.errors import REJECT_STAGES, DocumentError
-from schemas.tables import REJECTS
+from preshard.schemas.errors import REJECT_STAGES, DocumentError
+from preshard.schemas.tables import REJECTS
 
 
 def reason_columns(stage: str, error: DocumentError) -> dict[str, str]:
     """Why a document was rejected, and at which step.
 
     Args:
-        stage: one of :data:`schemas.errors.REJECT_STAGES`.
+        stage: one of :data:`preshard.schemas.errors.REJECT_STAGES`.
         error: what is wrong with the document.
     """
     assert stage in REJECT_STAGES, stage

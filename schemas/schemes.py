@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from schemas.errors import LayoutError
+from preshard.schemas.errors import LayoutError
 
 
 def merge_adjacent(runs: Int64[np.ndarray, "rows 3"]) -> Int32[np.ndarray, "runs 3"]:

@@ -23,13 +23,13 @@ from kinds import Guard, is_last_of_group, lies_in_process_folder, longest_first
 from once import MadeOnce
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from schemas.config import PackConfig
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.schemas.config import PackConfig
 
 if TYPE_CHECKING:
-    from packer_service.runtime.ray import RayExecutor
+    from preshard.packer_service.runtime.ray import RayExecutor
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -289,7 +289,7 @@ def _build_wheel(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def demo(made_once: MadeOnce) -> tuple[Path, dict[str, int], list[str]]:
     """The demo source: its folder, its counts, and the lines printed while it was made."""
-    from packer_service.demo.source import write_demo_source
+    from preshard.packer_service.demo.source import write_demo_source
 
     def make(folder: Path) -> None:
         lines: list[str] = []
@@ -306,10 +306,12 @@ def _started_ray(num_cpus: int | None) -> Iterator[RayExecutor]:
     """A Ray on this machine, tried three times: Ray gives its own start 30 s, too few on a very busy machine."""
     import ray
 
-    from packer_service.runtime.ray import RayLostError, ray_cluster
+    from preshard.packer_service.runtime.ray import RayLostError, ray_cluster
 
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("packer_service.runtime.ray.START_SECONDS", 240.0)  # after which it would end this process
+        patch.setattr(
+            "preshard.packer_service.runtime.ray.START_SECONDS", 240.0
+        )  # after which it would end this process
         for tries_left in (2, 1, 0):
             try:
                 executor = stack.enter_context(ray_cluster(None, num_cpus))

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.cli import main
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from schemas.config import PackConfig
+from preshard.packer_service.cli import main
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.schemas.config import PackConfig
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

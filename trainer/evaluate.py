@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.data.batch import RankBatch
-from trainer.data.dataset import PackedDataset
-from trainer.distributed.mesh import Mesh
-from trainer.models import PackedModel
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.models import PackedModel
 
 
 def evaluate(model: PackedModel, dataset: PackedDataset, mesh: Mesh, **exchanges: Any) -> float | None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import ConfigError, PreshardError
+from preshard.schemas.errors import ConfigError, PreshardError
 
 try:
     import click
@@ -17,11 +17,11 @@ except ModuleNotFoundError as missing:
           file=sys.stderr)  # fmt: skip
     sys.exit(2)
 
-from trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
-from trainer.models.export import check_export, write_folder
-from trainer.models.folder import identity, one_line, read_model_config
-from trainer.models.load import load_sharded
-from trainer.models.packed import PackedModel
+from preshard.trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
+from preshard.trainer.models.export import check_export, write_folder
+from preshard.trainer.models.folder import identity, one_line, read_model_config
+from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.packed import PackedModel
 
 
 def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.attention.listed import TileLister
-from trainer.config import DTYPES, TrainConfig
-from trainer.data.batch import RankBatch
-from trainer.data.loader import make_loader
-from trainer.distributed.checkpoint import Checkpoints, load_checkpoint
-from trainer.distributed.mesh import Mesh
-from trainer.distributed.sharding import shard_model
-from trainer.evaluate import evaluate
-from trainer.metrics import StepFigures
-from trainer.models import PackedModel
-from trainer.models.export import export_model
-from trainer.models.load import load_sharded
-from trainer.models.memory import save_memory
-from trainer.optimizer import learning_rate, make_optimizer
-from trainer.profile import profiled
-from trainer.setup import Job
-from trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
-from trainer.throughput import StepWork, imbalance
+from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.config import DTYPES, TrainConfig
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.loader import make_loader
+from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.evaluate import evaluate
+from preshard.trainer.metrics import StepFigures
+from preshard.trainer.models import PackedModel
+from preshard.trainer.models.export import export_model
+from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.memory import save_memory
+from preshard.trainer.optimizer import learning_rate, make_optimizer
+from preshard.trainer.profile import profiled
+from preshard.trainer.setup import Job
+from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
+from preshard.trainer.throughput import StepWork, imbalance
 
 
 def run(

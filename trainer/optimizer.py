@@ -7,7 +7,7 @@ import math
 from torch import nn
 from torch.optim import AdamW
 
-from trainer.config import TrainConfig
+from preshard.trainer.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:

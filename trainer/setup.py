@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from schemas.errors import ConfigError
-from trainer.attention import check_heads
-from trainer.attention.kernels import check_kernel
-from trainer.config import DTYPES, TrainConfig
-from trainer.data.dataset import PackedDataset
-from trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
-from trainer.models.export import check_export
-from trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
-from trainer.models.memory import check_saving
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention import check_heads
+from preshard.trainer.attention.kernels import check_kernel
+from preshard.trainer.config import DTYPES, TrainConfig
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
+from preshard.trainer.models.export import check_export
+from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
+from preshard.trainer.models.memory import check_saving
 
 
 @dataclass(frozen=True, kw_only=True)

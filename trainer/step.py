@@ -12,8 +12,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from schemas.errors import PreshardError
-from trainer.data.batch import RankBatch
+from preshard.schemas.errors import PreshardError
+from preshard.trainer.data.batch import RankBatch
 
 
 class DivergedError(PreshardError):

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from schemas.layout import TILE
-from trainer.attention.listed import count_tiles
-from trainer.data.batch import RankBatch
-from trainer.models.folder import model_sizes
+from preshard.schemas.layout import TILE
+from preshard.trainer.attention.listed import count_tiles
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.models.folder import model_sizes
 
 TRAINING = 3
 """A backward pass takes two products where the forward pass takes one; what is computed again is not counted."""

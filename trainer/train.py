@@ -11,12 +11,12 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from schemas.errors import ConfigError, PreshardError
+from preshard.schemas.errors import ConfigError, PreshardError
 
 try:
     import click
 
-    from trainer.config import TrainConfig, make_config, option
+    from preshard.trainer.config import TrainConfig, make_config, option
 except ModuleNotFoundError as missing:
     if __name__ != "__main__" or missing.name != "click":
         raise
@@ -26,11 +26,11 @@ except ModuleNotFoundError as missing:
 
 import torch.distributed as dist
 
-from trainer.distributed.mesh import build_mesh
-from trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
-from trainer.loop import run
-from trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
-from trainer.setup import Job, prepare
+from preshard.trainer.distributed.mesh import build_mesh
+from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
+from preshard.trainer.loop import run
+from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
+from preshard.trainer.setup import Job, prepare
 
 T = TypeVar("T")
 

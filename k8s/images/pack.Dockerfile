@@ -7,6 +7,7 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     print(*p['dependencies'], *p['optional-dependencies']['pack'], sep='\n')" > /requirements.txt
 COPY README.md ./
+COPY preshard preshard
 COPY schemas schemas
 COPY packer_service packer_service
 COPY trainer trainer

@@ -8,6 +8,7 @@ RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['p
     every = p['dependencies'] + p['optional-dependencies']['serve']; \
     print(*(one for one in every if not one.startswith('torch')), sep='\n')" > /requirements.txt
 COPY README.md ./
+COPY preshard preshard
 COPY schemas schemas
 COPY packer_service packer_service
 COPY trainer trainer

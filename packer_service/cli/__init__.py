@@ -1,5 +1,5 @@
 """The command line. It turns words into calls, and errors into one line and an exit status."""
 
-from packer_service.cli.run import cli, main
+from preshard.packer_service.cli.run import cli, main
 
 __all__ = ["cli", "main"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from packer_service.report.advice.hardware import DEVICES
-from schemas.errors import ConfigError
+from preshard.packer_service.report.advice.hardware import DEVICES
+from preshard.schemas.errors import ConfigError
 
 
 @click.command()
@@ -33,9 +33,9 @@ def advise(
     dataset: str, gpus: int, gpu: str, model: Path | None, assumed: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
     """Say with which ring degree, layout and sizes DATASET trains fastest, and what that rests on."""
-    from packer_service.report.advice.console import print_advice
-    from packer_service.report.advice.dataset import advise_dataset
-    from packer_service.report.advice.question import make_question
+    from preshard.packer_service.report.advice.console import print_advice
+    from preshard.packer_service.report.advice.dataset import advise_dataset
+    from preshard.packer_service.report.advice.question import make_question
 
     question = make_question({**_values(assumed), "gpus": gpus, "gpu": gpu, "limit": limit})
     advice = advise_dataset(dataset, question, None if model is None else str(model))

@@ -6,10 +6,10 @@ import json
 
 import click
 
-from packer_service.cli.options import dp_option, print_figures
-from packer_service.runtime.progress import ConsoleProgress
-from schemas.errors import ConfigError
-from schemas.filesystem import join
+from preshard.packer_service.cli.options import dp_option, print_figures
+from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import join
 
 
 @click.command()
@@ -21,7 +21,7 @@ from schemas.filesystem import join
 )
 def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) -> None:
     """Check every rule of the format against the bytes of DATASET. Exit status 0 if it is sound, 1 if not."""
-    from packer_service.verify import verify_dataset
+    from preshard.packer_service.verify import verify_dataset
 
     verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=ConsoleProgress())
     if as_json:
@@ -44,14 +44,14 @@ def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int
     if against is not None:
         _compare(dataset, against, as_json, dp_sizes)
         return
-    from packer_service.report.dataset import REJECTS_FILE, report_dataset
+    from preshard.packer_service.report.dataset import REJECTS_FILE, report_dataset
 
     print_figures(report_dataset(dataset, dp_sizes), as_json, join(dataset, REJECTS_FILE))
 
 
 def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
-    from packer_service.report.compare_console import print_comparison
-    from packer_service.report.compare_sides import compare_locations
+    from preshard.packer_service.report.compare_console import print_comparison
+    from preshard.packer_service.report.compare_sides import compare_locations
 
     if dp_sizes:
         raise ConfigError("report: --dp has no effect beside --against; leave it out")
@@ -90,7 +90,7 @@ def serve(
 
     If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
     """
-    from packer_service.http.serve import serve_folder, usual_derived_folder
+    from preshard.packer_service.http.serve import serve_folder, usual_derived_folder
 
     serve_folder(
         root,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from packer_service.demo.model_configs import FAMILIES
+from preshard.packer_service.demo.model_configs import FAMILIES
 
 
 @click.command("demo-source")
 @click.argument("directory", type=click.Path(path_type=Path))
 def demo_source(directory: Path) -> None:
     """Write a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
-    from packer_service.demo.source import write_demo_source
+    from preshard.packer_service.demo.source import write_demo_source
 
     counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
     click.echo(f"{directory}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
@@ -24,7 +24,7 @@ def demo_source(directory: Path) -> None:
 @click.option("--family", type=click.Choice(FAMILIES), default="qwen3_vl", show_default=True, help="The kind of model.")
 def demo_model(directory: Path, family: str) -> None:
     """Write a model folder to DIR: a tiny model with Qwen's vocabulary, without weights."""
-    from packer_service.demo.model import write_model_folder
+    from preshard.packer_service.demo.model import write_model_folder
 
     write_model_folder(directory, family)
     click.echo(f"{directory}: a tiny model of the family {family}; pack for it with --set model={directory}")

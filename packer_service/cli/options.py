@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from packer_service.report.figures import PlanReport
+    from preshard.packer_service.report.figures import PlanReport
 
 
 def config_options(command: Any) -> Any:
@@ -65,7 +65,7 @@ def ray_options(command: Any) -> Any:
 
 def print_figures(report: PlanReport, as_json: bool, rejects_file: str | None = None) -> None:
     """Prints the figures, as one JSON object or as tables for a person."""
-    from packer_service.report.console import print_report
+    from preshard.packer_service.report.console import print_report
 
     if as_json:
         click.echo(json.dumps(report.model_dump(mode="json")))

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import click
 
-from packer_service.cli.advice import advise
-from packer_service.cli.datasets import report, serve, verify
-from packer_service.cli.demo import demo_model, demo_source
-from packer_service.cli.sources import pack, plan, show
-from packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
-from packer_service.runtime.leave import exit_at_once
-from packer_service.runtime.patience import is_waited_for
-from packer_service.runtime.probe import RayLostError
-from schemas.errors import ConfigError, PlanError, PreshardError
-from schemas.version import VERSION
+from preshard.packer_service.cli.advice import advise
+from preshard.packer_service.cli.datasets import report, serve, verify
+from preshard.packer_service.cli.demo import demo_model, demo_source
+from preshard.packer_service.cli.sources import pack, plan, show
+from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
+from preshard.packer_service.runtime.leave import exit_at_once
+from preshard.packer_service.runtime.patience import is_waited_for
+from preshard.packer_service.runtime.probe import RayLostError
+from preshard.schemas.errors import ConfigError, PlanError, PreshardError
+from preshard.schemas.version import VERSION
 
 
 class Commands(click.Group):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packer_service.cli.options import (
+from preshard.packer_service.cli.options import (
     config_options,
     dp_option,
     print_figures,
@@ -18,14 +18,14 @@ from packer_service.cli.options import (
     source_options,
     with_source_options,
 )
-from packer_service.runtime.on_use import RayOnUse
-from packer_service.runtime.progress import ConsoleProgress
-from schemas.errors import ConfigError, PreshardError
-from schemas.filesystem import join
+from preshard.packer_service.runtime.on_use import RayOnUse
+from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.schemas.filesystem import join
 
 if TYPE_CHECKING:
-    from schemas.config import PackConfig
-    from schemas.manifest import ManifestHead
+    from preshard.schemas.config import PackConfig
+    from preshard.schemas.manifest import ManifestHead
 
 
 @click.command()
@@ -45,7 +45,7 @@ def pack(
     num_cpus: int | None,
 ) -> None:
     """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped."""
-    from packer_service.job.pack import pack as run_job
+    from preshard.packer_service.job.pack import pack as run_job
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     with _tasks(ray_address, num_cpus) as (executor, progress):
@@ -86,9 +86,9 @@ def plan(
     num_cpus: int | None,
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
-    from packer_service.job.preview import plan_sources
-    from packer_service.job.preview_lengths import plan_lengths
-    from packer_service.job.preview_tables import plan_tables
+    from preshard.packer_service.job.preview import plan_sources
+    from preshard.packer_service.job.preview_lengths import plan_lengths
+    from preshard.packer_service.job.preview_tables import plan_tables
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     if bool(sources) == (lengths is not None):
@@ -126,9 +126,9 @@ def show(
     settings: tuple[str, ...],
 ) -> None:
     """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
-    from packer_service.config import load_config
-    from packer_service.job.show import show_document
-    from packer_service.report.show import print_document
+    from preshard.packer_service.config import load_config
+    from preshard.packer_service.job.show import show_document
+    from preshard.packer_service.report.show import print_document
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
@@ -142,8 +142,8 @@ def show(
 
 def _configured(sources: Sequence[str], config_file: Path | None, settings: list[str]) -> PackConfig:
     """The configuration of a job; of keys that are left out, that of the packed datasets among its sources."""
-    from packer_service.config import load_config
-    from packer_service.shards.reach import require_answer
+    from preshard.packer_service.config import load_config
+    from preshard.packer_service.shards.reach import require_answer
 
     for source in sources:
         require_answer("SOURCE", source)
@@ -161,8 +161,8 @@ def _tasks(ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[RayO
 
 def _say_lost(out: str, manifest: ManifestHead) -> None:
     """What was not read, and why documents were rejected; a job that packed none has failed."""
-    from packer_service.report.console import reason_lines, unread_lines
-    from packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
+    from preshard.packer_service.report.console import reason_lines, unread_lines
+    from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
 
     counts = manifest.counts
     lines = unread_lines(manifest.unused_columns, manifest.unread_files)

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from packer_service.demo.questions import Row, conversation, text_part
-from packer_service.demo.texts import reference_text
+from preshard.packer_service.demo.questions import Row, conversation, text_part
+from preshard.packer_service.demo.texts import reference_text
 
 TOO_LONG_CHARACTERS = 400_000
 """More than fits the default length of a sequence with any tokenizer: 36,864 tokens would be 11 characters each."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packer_service.demo.model_configs import FAMILIES, MARKS, TOKENIZER_NAMES, model_config, processor_files
-from packer_service.demo.vocabulary import qwen_tokenizer
-from schemas.errors import ConfigError
+from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, TOKENIZER_NAMES, model_config, processor_files
+from preshard.packer_service.demo.vocabulary import qwen_tokenizer
+from preshard.schemas.errors import ConfigError
 
 __all__ = ["FAMILIES", "chat_template", "write_model_folder"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from schemas.errors import PreshardError
+from preshard.schemas.errors import PreshardError
 
 
 def package_folder(package: str, *inside: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from packer_service.demo.packages import package_folder
+from preshard.packer_service.demo.packages import package_folder
 
 SUBJECTS = {
     "astronaut.png": "the astronaut Eileen Collins",

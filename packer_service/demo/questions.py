@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from packer_service.demo.photos import DemoPhoto
-from packer_service.demo.videos import DemoVideo
+from preshard.packer_service.demo.photos import DemoPhoto
+from preshard.packer_service.demo.videos import DemoVideo
 
 Row = dict[str, Any]
 

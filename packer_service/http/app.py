@@ -10,17 +10,17 @@ from typing import Any
 import anyio.to_thread
 from fastapi import FastAPI
 
-from packer_service.http.dataset.catalog import require_root
-from packer_service.http.dataset.shelf import Shelf
-from packer_service.http.deriving import Deriving
-from packer_service.http.middleware.compress import Compress
-from packer_service.http.middleware.forward import Forward, is_of_datasets
-from packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
-from packer_service.http.middleware.observer import Metrics, Observer
-from packer_service.http.pool.listing import Listing
-from packer_service.http.pool.pool import ANSWERS_SHARE, Pool
-from packer_service.http.problems import add_handlers
-from packer_service.http.routers import (
+from preshard.packer_service.http.dataset.catalog import require_root
+from preshard.packer_service.http.dataset.shelf import Shelf
+from preshard.packer_service.http.deriving import Deriving
+from preshard.packer_service.http.middleware.compress import Compress
+from preshard.packer_service.http.middleware.forward import Forward, is_of_datasets
+from preshard.packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
+from preshard.packer_service.http.middleware.observer import Metrics, Observer
+from preshard.packer_service.http.pool.listing import Listing
+from preshard.packer_service.http.pool.pool import ANSWERS_SHARE, Pool
+from preshard.packer_service.http.problems import add_handlers
+from preshard.packer_service.http.routers import (
     advice,
     balance,
     comparison,
@@ -39,9 +39,9 @@ from packer_service.http.routers import (
     shards,
     text,
 )
-from packer_service.http.service import ServiceState
-from packer_service.http.settings import ServiceSettings
-from schemas.version import VERSION
+from preshard.packer_service.http.service import ServiceState
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.schemas.version import VERSION
 
 ROUTERS = (
     health.router,

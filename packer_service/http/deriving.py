@@ -6,11 +6,11 @@ import asyncio
 import sys
 from contextlib import suppress
 
-from packer_service.http.dataset.catalog import derived_folder
-from packer_service.http.pool.listing import Known
-from packer_service.http.pool.pool import Pool, WorkerError
-from packer_service.http.problems import ProblemError
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.dataset.catalog import derived_folder
+from preshard.packer_service.http.pool.listing import Known
+from preshard.packer_service.http.pool.pool import Pool, WorkerError
+from preshard.packer_service.http.problems import ProblemError
+from preshard.packer_service.http.settings import ServiceSettings
 
 
 class Deriving:

@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Path, Query, Request, Response
 
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.problems import not_legal
-from packer_service.http.service import service_of
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.service import service_of
 
 DatasetName = Annotated[
     str, Path(description="A dataset's name, from /v1/datasets.", max_length=4096, examples=["demo"])

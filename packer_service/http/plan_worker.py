@@ -25,7 +25,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] * 2, asked["seconds"] * 2 + 1))
     table = pa.ipc.open_stream(sys.stdin.buffer).read_all()
 
-    from packer_service.report.what_if import planned
+    from preshard.packer_service.report.what_if import planned
 
     try:
         answer = planned(table, asked["config"], asked["dp_sizes"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.http.problems import ProblemError, not_legal
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.problems import ProblemError, not_legal
+from preshard.packer_service.http.settings import ServiceSettings
 
 
 class Planner:
@@ -61,7 +61,7 @@ class Planner:
         return figures
 
     def _plan_here(self, table: pa.Table, config: dict[str, Any], dp_sizes: list[int]) -> dict[str, Any]:
-        from packer_service.report.what_if import planned  # takes half a second, which only plans should pay
+        from preshard.packer_service.report.what_if import planned  # takes half a second, which only plans should pay
 
         return planned(table, config, dp_sizes)
 
@@ -75,7 +75,7 @@ class Planner:
         }
         try:
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "packer_service.http.plan_worker"],
+                [sys.executable, "-P", "-m", "preshard.packer_service.http.plan_worker"],
                 input=json.dumps(asked).encode() + b"\n" + _stream_of(table),
                 capture_output=True,
                 timeout=seconds,

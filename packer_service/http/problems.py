@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from packer_service.http.models.common import Problem
-from schemas.validation import violations_of
+from preshard.packer_service.http.models.common import Problem
+from preshard.schemas.validation import violations_of
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -18,11 +18,11 @@ from typing import Any
 import uvicorn
 from pydantic import SecretStr
 
-from packer_service.http.app import create_front
-from packer_service.http.connections import BoundedConnection
-from packer_service.http.settings import ServiceSettings
-from packer_service.runtime.interrupt import Interrupted
-from schemas.errors import ConfigError, PreshardError
+from preshard.packer_service.http.app import create_front
+from preshard.packer_service.http.connections import BoundedConnection
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.packer_service.runtime.interrupt import Interrupted
+from preshard.schemas.errors import ConfigError, PreshardError
 
 TOKEN = "PRESHARD_TOKEN"
 """Environment variable that holds the bearer token."""

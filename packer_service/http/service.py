@@ -9,13 +9,13 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from packer_service.http.dataset.cache import Cache, size_of
-from packer_service.http.dataset.catalog import Catalog
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.shelf import Shelf
-from packer_service.http.planner import Planner
-from packer_service.http.pool.listing import Listing
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.dataset.cache import Cache, size_of
+from preshard.packer_service.http.dataset.catalog import Catalog
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.shelf import Shelf
+from preshard.packer_service.http.planner import Planner
+from preshard.packer_service.http.pool.listing import Listing
+from preshard.packer_service.http.settings import ServiceSettings
 
 LARGEST_KEPT_ANSWER = 4 << 20
 """Bytes up to which an answer is kept as it was sent, so that a few huge ones do not push out everything else."""

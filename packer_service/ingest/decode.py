@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from packer_service.ingest.media.isolated import crops
-from packer_service.ingest.media.shape import ProbedMedium
-from packer_service.packs.crop import Crop
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import PackConfig
+from preshard.packer_service.ingest.media.isolated import crops
+from preshard.packer_service.ingest.media.shape import ProbedMedium
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
 
 Decode = Callable[..., list[Crop]]
-"""Gives the crops of an image or video as :func:`packer_service.ingest.media.isolated.crops` does."""
+"""Gives the crops of an image or video as :func:`preshard.packer_service.ingest.media.isolated.crops` does."""
 
 
 def wanted_media(rendered: RenderedDocument) -> Iterator[tuple[ProbedMedium, int]]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from packer_service.ingest.families.family import Family
-from packer_service.ingest.families.folder import FolderFamily, load_family
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.text.chat_process import chat_texts
-from packer_service.ingest.text.configured import configured_tokenizer
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.plan.cost import CostModel
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
-from schemas.manifest import ModelEntry, TokenizerEntry
+from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.families.folder import FolderFamily, load_family
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.text.chat_process import chat_texts
+from preshard.packer_service.ingest.text.configured import configured_tokenizer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.plan.cost import CostModel
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import ModelEntry, TokenizerEntry
 
 
 @lru_cache(maxsize=2)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer_service.packs.rendered import RenderedDocument, cut, renumbered
-from packer_service.packs.units import Units
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.packs.rendered import RenderedDocument, cut, renumbered
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.sequence import IGNORE_INDEX
 
 UNLIMITED = 2**63 - 1
 

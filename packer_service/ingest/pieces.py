@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.families.place import place
-from packer_service.ingest.media.isolated import probe
-from packer_service.ingest.model import configured_renderer
-from packer_service.ingest.oversize import fit_pack
-from packer_service.ingest.render import render
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import PackConfig
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.media.isolated import probe
+from preshard.packer_service.ingest.model import configured_renderer
+from preshard.packer_service.ingest.oversize import fit_pack
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
 
 
 def render_pieces(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
-from packer_service.ingest.background import several
-from schemas.filesystem import locate
+from preshard.packer_service.ingest.background import several
+from preshard.schemas.filesystem import locate
 
 OPEN_FILES = 64
 """Most files that stay open."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.media.shape import PlacedMedium
-from packer_service.ingest.render_marks import write_marks
-from packer_service.ingest.render_plain import render_plain
-from packer_service.ingest.render_text import write_conversations, write_interleaved
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.stream import TokenStream
-from packer_service.packs.rendered import RenderedDocument
-from schemas.errors import DocumentError
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.media.shape import PlacedMedium
+from preshard.packer_service.ingest.render_marks import write_marks
+from preshard.packer_service.ingest.render_plain import render_plain
+from preshard.packer_service.ingest.render_text import write_conversations, write_interleaved
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.stream import TokenStream
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.sequence import IGNORE_INDEX
 
 
 def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium]) -> RenderedDocument:

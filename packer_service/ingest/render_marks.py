@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packer_service.ingest.document import Document, Medium, Message, Part
-from packer_service.ingest.families.family import Placement
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.stream import TokenStream
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium, Message, Part
+from preshard.packer_service.ingest.families.family import Placement
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.stream import TokenStream
+from preshard.schemas.errors import DocumentError
 
 TEMPLATE_REMEDY = "give one as chat_template=FILE.jinja"
 

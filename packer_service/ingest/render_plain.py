@@ -8,13 +8,13 @@ from functools import cache
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.text.long_text import text_parts
-from packer_service.ingest.written import MAX_TOKENS, too_long
-from packer_service.packs.rendered import RenderedDocument
-from packer_service.packs.units import Units
-from schemas.errors import DocumentError
-from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.text.long_text import text_parts
+from preshard.packer_service.ingest.written import MAX_TOKENS, too_long
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 NO_UNITS = Units.none()
 SHARED_TOKENS = 2**16

@@ -8,14 +8,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from packer_service.ingest.document import Document, Medium
-from packer_service.ingest.families.family import Piece, Placement
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.stream import TokenStream
-from packer_service.ingest.text.chat_input import Shown, conversation, refuse_special_text
-from packer_service.ingest.text.chat_template import ChatText
-from packer_service.ingest.written import Slot, TokenRun, run_of, write
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium
+from preshard.packer_service.ingest.families.family import Piece, Placement
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.stream import TokenStream
+from preshard.packer_service.ingest.text.chat_input import Shown, conversation, refuse_special_text
+from preshard.packer_service.ingest.text.chat_template import ChatText
+from preshard.packer_service.ingest.written import Slot, TokenRun, run_of, write
+from preshard.schemas.errors import DocumentError
 
 
 def write_conversations(

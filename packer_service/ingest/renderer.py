@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from packer_service.ingest.families.family import Family
-from packer_service.ingest.text.chat_input import spelled_by
-from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
-from packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.text.chat_input import spelled_by
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations; :func:`packer_service.ingest.text.chat_process.chat_texts` does so in a process of its own."""

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.ingest.families.family import Placement, Rows, UnitShape
-from packer_service.ingest.text.long_text import text_parts
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.ingest.written import MAX_TOKENS, TokenRun, too_long
-from packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
-from packer_service.packs.units import Units
-from schemas.manifest import UNIT_KINDS
-from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+from preshard.packer_service.ingest.families.family import Placement, Rows, UnitShape
+from preshard.packer_service.ingest.text.long_text import text_parts
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.ingest.written import MAX_TOKENS, TokenRun, too_long
+from preshard.packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.manifest import UNIT_KINDS
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 
 @dataclass(kw_only=True)
@@ -97,7 +97,7 @@ class TokenStream:
                 decides.
             bidirectional: as in the configuration.
             weight: of each label.
-            axes: of the positions, see :func:`~packer_service.packs.rendered.document_positions`.
+            axes: of the positions, see :func:`~preshard.packer_service.packs.rendered.document_positions`.
             merge: see there.
             others: the fields of the document that tokens do not decide.
         """

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from packer_service.ingest.families.family import Mark, Piece, Rows, Token
-from packer_service.ingest.text.chat_template import Span
-from packer_service.ingest.text.encoded import EncodedText
-from schemas.errors import DocumentError
-from schemas.sequence import NOT_POOLED
+from preshard.packer_service.ingest.families.family import Mark, Piece, Rows, Token
+from preshard.packer_service.ingest.text.chat_template import Span
+from preshard.packer_service.ingest.text.encoded import EncodedText
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.sequence import NOT_POOLED
 
 MAX_TOKENS = 2**22
 """Most tokens of a document before it is cut or split: at some 60 bytes per token, a quarter of a GiB."""

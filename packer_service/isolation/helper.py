@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from packer_service.isolation.messages import Tag
-from packer_service.isolation.peak import forget_peak, peak
-from schemas.errors import DocumentError, PreshardError
+from preshard.packer_service.isolation.messages import Tag
+from preshard.packer_service.isolation.peak import forget_peak, peak
+from preshard.schemas.errors import DocumentError, PreshardError
 
 NEAR_MEMORY = 0.75
 """Share of the memory limit from which on a decoder's verdict may be due to the limit."""
@@ -31,7 +31,7 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
         calls: descriptor of the pipe from which calls are read.
         answers: descriptor of the pipe to which answers are written.
         lifeline: descriptor of a pipe that nobody writes to, and that closes with the calling process.
-        memory: bytes, as of :class:`packer_service.isolation.limits.Limits`.
+        memory: bytes, as of :class:`preshard.packer_service.isolation.limits.Limits`.
         cpu_seconds: as of the same.
     """
     _confine(lifeline, memory)

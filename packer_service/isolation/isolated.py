@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any, TypeVar
 
-from packer_service.isolation.limits import Limits
-from packer_service.isolation.process import CallFailedError, HelperProcess, KilledError
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.process import CallFailedError, HelperProcess, KilledError
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from packer_service.isolation.limits import Limits
-from packer_service.isolation.messages import MAX_ANSWER, Tag
-from packer_service.isolation.watchdog import Watchdog
-from schemas.errors import DocumentError
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.messages import MAX_ANSWER, Tag
+from preshard.packer_service.isolation.watchdog import Watchdog
+from preshard.schemas.errors import DocumentError
 
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGIO)
 """Signals that a faulty decoder does not raise: somebody ended the process, such as a kernel out of memory."""
@@ -149,7 +149,7 @@ def _start(limits: Limits) -> tuple[subprocess.Popen[bytes], Connection, Connect
     arguments = map(str, (*theirs, limits.memory, limits.cpu_seconds))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "packer_service.isolation.helper", *arguments],
+            [sys.executable, "-P", "-m", "preshard.packer_service.isolation.helper", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=theirs,

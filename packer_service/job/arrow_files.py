@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.job.measured import damaged
-from packer_service.shards.store import Folder
+from preshard.packer_service.job.measured import damaged
+from preshard.packer_service.shards.store import Folder
 
 BATCH_ROWS = 16_384
 """Rows of a batch: about a megabyte and a half, of which a reader takes at most two without need."""

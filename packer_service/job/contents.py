@@ -16,17 +16,17 @@ from itertools import takewhile
 from threading import Event
 from typing import TypeVar
 
-from packer_service.ingest.background import started
-from packer_service.ingest.decode import wanted_media
-from packer_service.ingest.media.ahead import AHEAD
-from packer_service.ingest.packed.crops import stored_crops
-from packer_service.ingest.source.file import DATASET
-from packer_service.job.plan import PlannedDocument
-from packer_service.job.read import planned_crops, read_ahead
-from packer_service.job.videos import Rendered, ShardVideos
-from packer_service.packs.crop import Crop
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.background import started
+from preshard.packer_service.ingest.decode import wanted_media
+from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.packed.crops import stored_crops
+from preshard.packer_service.ingest.source.file import DATASET
+from preshard.packer_service.job.plan import PlannedDocument
+from preshard.packer_service.job.read import planned_crops, read_ahead
+from preshard.packer_service.job.videos import Rendered, ShardVideos
+from preshard.packer_service.packs.crop import Crop
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import UInt64
 
-from schemas.document_ids import hash_ids
+from preshard.schemas.document_ids import hash_ids
 
 PLACE = ("piece", "copy_number", "epoch")
 """Columns that are 0 in the row that stands for a document."""

@@ -14,7 +14,7 @@ def repeated(ids: pa.ChunkedArray, hashes: UInt64[np.ndarray, "rows"]) -> Bool[n
 
     Args:
         ids: strings without nulls.
-        hashes: of each id, from :func:`schemas.document_ids.hash_ids`.
+        hashes: of each id, from :func:`preshard.schemas.document_ids.hash_ids`.
     """
     again = np.zeros(len(ids), bool)
     seen: set[str] = set()

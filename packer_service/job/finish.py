@@ -13,22 +13,22 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_service.ingest.model import PackedFor
-from packer_service.job.document_count import PLACE, DocumentCount
-from packer_service.job.joined import join_group, joined_entries, joined_rows
-from packer_service.job.plan import Planned
-from packer_service.job.record_file import GROUP
-from packer_service.job.tables import Sums, write_table
-from packer_service.runtime.executors import Executor, PlainExecutor
-from packer_service.runtime.progress import Progress
-from packer_service.shards.store import Folder
-from schemas.balance import BalanceOrder
-from schemas.config import PackConfig
-from schemas.identity import dataset_id
-from schemas.manifest import FORMAT_VERSION, MANIFEST, WORK, Counts, ManifestHead, TableEntry
-from schemas.manifest_parts import manifest_parts
-from schemas.tables import TABLES
-from schemas.version import VERSION
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.job.document_count import PLACE, DocumentCount
+from preshard.packer_service.job.joined import join_group, joined_entries, joined_rows
+from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.record_file import GROUP
+from preshard.packer_service.job.tables import Sums, write_table
+from preshard.packer_service.runtime.executors import Executor, PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.identity import dataset_id
+from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, WORK, Counts, ManifestHead, TableEntry
+from preshard.schemas.manifest_parts import manifest_parts
+from preshard.schemas.tables import TABLES
+from preshard.schemas.version import VERSION
 
 FEW_GROUPS = 4
 """Most groups of shards that this process joins itself: a second or two, where Ray takes nine to start."""

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from itertools import islice
 
-from packer_service.job.job_record import Record, refuse_difference
-from packer_service.shards.lock import FolderInUseError, locked
-from packer_service.shards.store import Folder
-from schemas.errors import ConfigError, PreshardError
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, ManifestHead, ShardEntry
-from schemas.manifest_parts import decode_manifest_parts
+from preshard.packer_service.job.job_record import Record, refuse_difference
+from preshard.packer_service.shards.lock import FolderInUseError, locked
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK, ManifestHead, ShardEntry
+from preshard.schemas.manifest_parts import decode_manifest_parts
 
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from packer_service.ingest.model import PackedFor
-from packer_service.ingest.source.file import Fragment, SourceFile
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
-from schemas.filesystem import without_credentials
-from schemas.version import VERSION
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import without_credentials
+from preshard.schemas.version import VERSION
 
 SHOWN_DIFFERENCES = 3
 """Differences between two jobs that are shown; the others are counted."""

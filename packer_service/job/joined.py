@@ -7,12 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
-from packer_service.job.measured import WorkError
-from packer_service.job.record_file import COMPRESSED, GROUP, ShardRecord, decode_record, group_folder, record_name
-from packer_service.shards.store import Folder
-from schemas.codec import encode_json
-from schemas.manifest import WORK
-from schemas.tables import TABLES
+from preshard.packer_service.job.measured import WorkError
+from preshard.packer_service.job.record_file import (
+    COMPRESSED,
+    GROUP,
+    ShardRecord,
+    decode_record,
+    group_folder,
+    record_name,
+)
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import encode_json
+from preshard.schemas.manifest import WORK
+from preshard.schemas.tables import TABLES
 
 ENTRIES = "entries.jsonl"
 """The group's entries of the manifest, one per line."""

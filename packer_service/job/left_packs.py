@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from packer_service.job.segments import (
+from preshard.packer_service.job.segments import (
     LEFT,
     PLAN_FOLDER,
     SegmentPacks,
@@ -16,11 +16,11 @@ from packer_service.job.segments import (
     write_costs,
     write_segment,
 )
-from packer_service.plan.blend import tokens_by_source
-from packer_service.plan.order import step_order
-from packer_service.runtime.executors import TaskCounts
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
+from preshard.packer_service.plan.blend import tokens_by_source
+from preshard.packer_service.plan.order import step_order
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
 
 
 def plan_left(parts: Sequence[SegmentPacks], config: PackConfig, work: str) -> TaskCounts:

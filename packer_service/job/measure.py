@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.media.ahead import AHEAD
-from packer_service.ingest.packed.dataset import StoredRow, open_dataset
-from packer_service.ingest.packed.pieces import stored_pieces
-from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile
-from packer_service.ingest.source.files import read_fragment
-from packer_service.ingest.source.forms.detect import find_form
-from packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
-from packer_service.ingest.text.configured import configured_tokenizer
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.layout.area import attention_area
-from packer_service.packs.figures import UnitTotals
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
-from schemas.rejects import reason_columns
-from schemas.sequence import IGNORE_INDEX, MaskArrays
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
+from preshard.packer_service.ingest.packed.pieces import stored_pieces
+from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile
+from preshard.packer_service.ingest.source.files import read_fragment
+from preshard.packer_service.ingest.source.forms.detect import find_form
+from preshard.packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
+from preshard.packer_service.ingest.text.configured import configured_tokenizer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.layout.area import attention_area
+from preshard.packer_service.packs.figures import UnitTotals
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.rejects import reason_columns
+from preshard.schemas.sequence import IGNORE_INDEX, MaskArrays
 
 MEASURED = pa.schema(
     [

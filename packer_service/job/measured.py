@@ -19,15 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.ingest.source.containers.compressed import keep_copy, spooled
-from packer_service.ingest.source.file import Fragment
-from packer_service.job.measure import Measured, measure_fragment
-from packer_service.runtime.executors import TaskCounts
-from packer_service.shards.store import Folder
-from schemas.codec import encode_table
-from schemas.config import PackConfig
-from schemas.errors import PreshardError
-from schemas.filesystem import split_query
+from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
+from preshard.packer_service.ingest.source.file import Fragment
+from preshard.packer_service.job.measure import Measured, measure_fragment
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import encode_table
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import PreshardError
+from preshard.schemas.filesystem import split_query
 
 MEASURED_FOLDER = "measured"
 COPIES = "copies"

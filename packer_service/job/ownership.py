@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from packer_service.job.job_record import Record, refuse_difference
-from packer_service.runtime.progress import Progress
-from packer_service.shards.lock import LOCK, FolderInUseError, locked
-from packer_service.shards.store import Folder
-from schemas.errors import ConfigError
-from schemas.manifest import WORK
+from preshard.packer_service.job.job_record import Record, refuse_difference
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import WORK
 
 JOB = "job.json"
 ATTEMPTS = "attempts.json"

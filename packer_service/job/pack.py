@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from packer_service.ingest.model import PackedFor
-from packer_service.ingest.packed.notes import dataset_notes
-from packer_service.ingest.packed.settings import packed_target
-from packer_service.ingest.source.file import Fragment
-from packer_service.ingest.source.files import list_fragments
-from packer_service.ingest.source.listing import Sources, list_sources
-from packer_service.job.finish import Finished, finish
-from packer_service.job.finished import finished_before
-from packer_service.job.job_record import job_record
-from packer_service.job.ownership import claimed, now
-from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.resume import FEW_BYTES
-from packer_service.job.stages import PackingJob, plan, with_copies, write_missing
-from packer_service.report.console import mixture_lines
-from packer_service.runtime.executors import Executor
-from packer_service.runtime.progress import Progress
-from packer_service.shards.reach import require_answer
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
-from schemas.manifest import RUN, ManifestHead
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.ingest.packed.notes import dataset_notes
+from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.ingest.source.file import Fragment
+from preshard.packer_service.ingest.source.files import list_fragments
+from preshard.packer_service.ingest.source.listing import Sources, list_sources
+from preshard.packer_service.job.finish import Finished, finish
+from preshard.packer_service.job.finished import finished_before
+from preshard.packer_service.job.job_record import job_record
+from preshard.packer_service.job.ownership import claimed, now
+from preshard.packer_service.job.partition import PARTITION_ROWS
+from preshard.packer_service.job.resume import FEW_BYTES
+from preshard.packer_service.job.stages import PackingJob, plan, with_copies, write_missing
+from preshard.packer_service.report.console import mixture_lines
+from preshard.packer_service.runtime.executors import Executor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import RUN, ManifestHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.job.runs import RUNS, read_range
-from packer_service.job.segments import (
+from preshard.packer_service.job.runs import RUNS, read_range
+from preshard.packer_service.job.segments import (
     PLACES,
     PLAN_FOLDER,
     SegmentFacts,
@@ -23,16 +23,16 @@ from packer_service.job.segments import (
     write_costs,
     write_segment,
 )
-from packer_service.job.survey import Survey, survey
-from packer_service.plan.make import plan_documents
-from packer_service.plan.order import whole_groups
-from packer_service.plan.plan import Plan
-from packer_service.report.mixture import MixtureTotals, take_mixture
-from packer_service.runtime.executors import TaskCounts
-from packer_service.runtime.memory import give_back_memory
-from packer_service.shards.store import Folder
-from schemas.codec import encode_table
-from schemas.config import PackConfig
+from preshard.packer_service.job.survey import Survey, survey
+from preshard.packer_service.plan.make import plan_documents
+from preshard.packer_service.plan.order import whole_groups
+from preshard.packer_service.plan.plan import Plan
+from preshard.packer_service.report.mixture import MixtureTotals, take_mixture
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.runtime.memory import give_back_memory
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import encode_table
+from preshard.schemas.config import PackConfig
 
 PARTITION_ROWS = 1_000_000
 """Documents of a partition, each as often as it is taken: of far fewer, packs are less full and steps less even."""

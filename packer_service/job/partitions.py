@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from packer_service.ingest.source.file import Fragment, SourceFile
-from packer_service.job.left_packs import plan_left
-from packer_service.job.measured import FOLDER_FILES, MEASURED_FOLDER, KeptFragment
-from packer_service.job.partition import PARTITION_ROWS, Partition, count_partitions, plan_partition
-from packer_service.job.plan import Planned
-from packer_service.job.runs import (
+from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.job.left_packs import plan_left
+from preshard.packer_service.job.measured import FOLDER_FILES, MEASURED_FOLDER, KeptFragment
+from preshard.packer_service.job.partition import PARTITION_ROWS, Partition, count_partitions, plan_partition
+from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.runs import (
     RUN_ROWS,
     RUNS,
     RunPart,
@@ -30,19 +30,19 @@ from packer_service.job.runs import (
     read_facts,
     run_name,
 )
-from packer_service.job.segments import (
+from preshard.packer_service.job.segments import (
     PLAN_FOLDER,
     SegmentFacts,
     SegmentPacks,
     read_segment_facts,
     segment_name,
 )
-from packer_service.report.mixture import MixtureTotals, check_mixture, mixture_figures
-from packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
-from packer_service.runtime.progress import Progress
-from packer_service.shards.store import Folder
-from schemas.codec import encode_json
-from schemas.config import PackConfig
+from preshard.packer_service.report.mixture import MixtureTotals, check_mixture, mixture_figures
+from preshard.packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import encode_json
+from preshard.schemas.config import PackConfig
 
 PLAN_FILE = "plan.json"
 """The last file of a plan to be written."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float64
 
-from packer_service.ingest.source.file import RowReference, SourceFile
-from packer_service.job.segments import (
+from preshard.packer_service.ingest.source.file import RowReference, SourceFile
+from preshard.packer_service.job.segments import (
     LEFT,
     PLACES,
     SegmentFacts,
@@ -24,9 +24,9 @@ from packer_service.job.segments import (
     segment_batches,
     segment_name,
 )
-from packer_service.report.figures import Mixture
-from packer_service.shards.store import Folder
-from schemas.codec import shard_name
+from preshard.packer_service.report.figures import Mixture
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import shard_name
 
 PLACED = ("doc_id", "piece", "copy_number", "epoch", "pack_id", *PLACES)
 """Columns of the rows of a plan that say what lies where."""

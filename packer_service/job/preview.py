@@ -7,31 +7,31 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from packer_service.ingest.model import PackedFor
-from packer_service.ingest.packed.notes import dataset_notes
-from packer_service.ingest.packed.settings import packed_target
-from packer_service.ingest.source.file import Fragment
-from packer_service.ingest.source.files import list_fragments
-from packer_service.ingest.source.listing import list_sources
-from packer_service.job.measure import measure_fragment
-from packer_service.job.measured import KeptFragment, keep_measured
-from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.partitions import PartitionPlanner
-from packer_service.job.plan import PlannedShard, read_shard
-from packer_service.job.preview_figures import planned_report
-from packer_service.job.read import read_planned
-from packer_service.layout.tiles import whole_tiles
-from packer_service.packs.balance import BalanceRows
-from packer_service.packs.pack import build_pack
-from packer_service.plan.order import check_dp_sizes
-from packer_service.report.figures import PlanReport
-from packer_service.report.what_if import SampledPack, sampled_packs
-from packer_service.runtime.executors import Executor, PlainExecutor
-from packer_service.runtime.progress import Progress
-from packer_service.runtime.scratch import scratch_folder
-from packer_service.shards.reach import require_answer
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.ingest.packed.notes import dataset_notes
+from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.ingest.source.file import Fragment
+from preshard.packer_service.ingest.source.files import list_fragments
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.job.measure import measure_fragment
+from preshard.packer_service.job.measured import KeptFragment, keep_measured
+from preshard.packer_service.job.partition import PARTITION_ROWS
+from preshard.packer_service.job.partitions import PartitionPlanner
+from preshard.packer_service.job.plan import PlannedShard, read_shard
+from preshard.packer_service.job.preview_figures import planned_report
+from preshard.packer_service.job.read import read_planned
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.pack import build_pack
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.what_if import SampledPack, sampled_packs
+from preshard.packer_service.runtime.executors import Executor, PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.runtime.scratch import scratch_folder
+from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
 
 
 def plan_sources(

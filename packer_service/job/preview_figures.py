@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from packer_service.job.plan import Planned
-from packer_service.report.figures import PlanReport
-from packer_service.report.fill import PlanTotals
-from packer_service.report.losses import losses_of
-from packer_service.report.what_if import SampledPack, plan_report
-from schemas.config import PackConfig
+from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.fill import PlanTotals
+from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.what_if import SampledPack, plan_report
+from preshard.schemas.config import PackConfig
 
 
 def planned_report(

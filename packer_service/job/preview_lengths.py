@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
-from packer_service.plan.order import check_dp_sizes
-from packer_service.report.figures import PlanReport
-from packer_service.runtime.progress import Progress
-from packer_service.runtime.scratch import scratch_folder
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.job.partition import PARTITION_ROWS
+from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.runtime.scratch import scratch_folder
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 LENGTHS = ("doc_id", "tokens", "images")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from packer_service.job.partition import Partition
-from packer_service.job.runs import RunFacts, read_range, run_name, write_run
-from packer_service.report.stored_lengths import first_copies
-from packer_service.shards.store import Folder
-from schemas.document_ids import hash_ids
+from preshard.packer_service.job.partition import Partition
+from preshard.packer_service.job.runs import RunFacts, read_range, run_name, write_run
+from preshard.packer_service.report.stored_lengths import first_copies
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.document_ids import hash_ids
 
 PIECES = "pieces"
 """The folder in which rows wait, below the work folder."""

@@ -8,20 +8,26 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from packer_service.job.arrow_files import narrow
-from packer_service.job.partitions import PartitionPlanner
-from packer_service.job.plan import Planned
-from packer_service.job.preview_figures import planned_report
-from packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
-from packer_service.plan.cost import causal_area
-from packer_service.report.figures import PlanReport
-from packer_service.report.what_if import SampledPack, sampled_packs, solve_lengths, with_patches, within_budgets
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.memory import give_back_memory
-from packer_service.runtime.progress import Progress
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.document_ids import hash_ids
+from preshard.packer_service.job.arrow_files import narrow
+from preshard.packer_service.job.partitions import PartitionPlanner
+from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.preview_figures import planned_report
+from preshard.packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
+from preshard.packer_service.plan.cost import causal_area
+from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.what_if import (
+    SampledPack,
+    sampled_packs,
+    solve_lengths,
+    with_patches,
+    within_budgets,
+)
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.memory import give_back_memory
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.document_ids import hash_ids
 
 READ_ROWS = 250_000
 """Rows that are read at a time: their wide columns stay below what planning a partition takes."""

@@ -9,23 +9,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.ingest.packed.manifest import manifest_of
-from packer_service.ingest.packed.notes import dataset_notes
-from packer_service.ingest.packed.settings import packed_target
-from packer_service.ingest.source.file import DATASET, SourceFile
-from packer_service.ingest.source.listing import list_sources
-from packer_service.job.partition import PARTITION_ROWS
-from packer_service.job.plan import Planned
-from packer_service.job.preview_pieces import join_pieces
-from packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
-from packer_service.plan.order import check_dp_sizes
-from packer_service.report.figures import PlanReport
-from packer_service.report.stored_lengths import PLACE, STORED_SIZES, stored_lengths
-from packer_service.report.tables import table_parts
-from packer_service.runtime.progress import Progress
-from packer_service.runtime.scratch import scratch_folder
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig, stored_config
+from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.packed.notes import dataset_notes
+from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.job.partition import PARTITION_ROWS
+from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.preview_pieces import join_pieces
+from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.stored_lengths import PLACE, STORED_SIZES, stored_lengths
+from preshard.packer_service.report.tables import table_parts
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.runtime.scratch import scratch_folder
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig, stored_config
 
 DOCUMENTS_FILE = "documents.parquet"
 

@@ -7,22 +7,22 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from packer_service.ingest.cache import recent_values
-from packer_service.ingest.decode import decode_crops
-from packer_service.ingest.document import Document, Medium
-from packer_service.ingest.media.ahead import AHEAD
-from packer_service.ingest.packed.dataset import open_dataset
-from packer_service.ingest.packed.pieces import stored_pieces
-from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import DATASET, RowReference, SourceFile
-from packer_service.ingest.source.files import load_rows, read_row
-from packer_service.ingest.source.rows import parse_document, row_identity
-from packer_service.ingest.text.configured import configured_tokenizer
-from packer_service.job.plan import PlannedDocument
-from packer_service.packs.crop import Crop
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.decode import decode_crops
+from preshard.packer_service.ingest.document import Document, Medium
+from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.packed.dataset import open_dataset
+from preshard.packer_service.ingest.packed.pieces import stored_pieces
+from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.source.file import DATASET, RowReference, SourceFile
+from preshard.packer_service.ingest.source.files import load_rows, read_row
+from preshard.packer_service.ingest.source.rows import parse_document, row_identity
+from preshard.packer_service.ingest.text.configured import configured_tokenizer
+from preshard.packer_service.job.plan import PlannedDocument
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 Pieces = list[RenderedDocument]
 

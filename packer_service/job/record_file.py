@@ -15,9 +15,9 @@ from itertools import accumulate
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from schemas.codec import encode_json, shard_name
-from schemas.manifest import SHARDS, Natural, Sha256, ShardEntry
-from schemas.tables import TABLES
+from preshard.schemas.codec import encode_json, shard_name
+from preshard.schemas.manifest import SHARDS, Natural, Sha256, ShardEntry
+from preshard.schemas.tables import TABLES
 
 GROUP = 256
 """Shards whose records lie in one folder and are joined by one task."""

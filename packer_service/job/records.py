@@ -15,18 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.ingest.model import PackedFor
-from packer_service.ingest.source.file import SourceFile
-from packer_service.job.measured import count_by_code
-from packer_service.job.plan import PlannedShardRef, read_shard
-from packer_service.job.record_file import ShardRecord, decode_record, encode_record, record_name
-from packer_service.job.segments import PLAN_FOLDER
-from packer_service.job.write import BuiltShard, build_shard
-from packer_service.runtime.executors import TaskCounts
-from packer_service.shards.store import Folder
-from schemas.codec import TAR_END, encode_index
-from schemas.config import PackConfig
-from schemas.manifest import SHARDS, WORK, ShardEntry
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.job.measured import count_by_code
+from preshard.packer_service.job.plan import PlannedShardRef, read_shard
+from preshard.packer_service.job.record_file import ShardRecord, decode_record, encode_record, record_name
+from preshard.packer_service.job.segments import PLAN_FOLDER
+from preshard.packer_service.job.write import BuiltShard, build_shard
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import TAR_END, encode_index
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import SHARDS, WORK, ShardEntry
 
 
 def build_and_keep(

@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 from jaxtyping import Bool
 
-from packer_service.job.record_file import GROUP, group_folder, record_name
-from packer_service.job.records import find_kept
-from packer_service.runtime.executors import Executor, PlainExecutor
-from packer_service.runtime.progress import Progress
-from packer_service.shards.store import Folder
-from schemas.codec import shard_name
-from schemas.manifest import SHARDS, WORK
+from preshard.packer_service.job.record_file import GROUP, group_folder, record_name
+from preshard.packer_service.job.records import find_kept
+from preshard.packer_service.runtime.executors import Executor, PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import shard_name
+from preshard.schemas.manifest import SHARDS, WORK
 
 CHECKED_TOGETHER = 16
 """Shards that one task checks: their records take a request each, even where there is none."""

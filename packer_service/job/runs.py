@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from jaxtyping import UInt64
 from pydantic import BaseModel, ConfigDict
 
-from packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, taken, write_batches
-from packer_service.job.measure import MAX_UNUSED, MEASURED
-from packer_service.job.measured import KeptFragment, read_measured
-from packer_service.runtime.executors import TaskCounts
-from packer_service.runtime.memory import give_back_memory
-from packer_service.shards.store import Folder
-from schemas.document_ids import hash_ids
+from preshard.packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, taken, write_batches
+from preshard.packer_service.job.measure import MAX_UNUSED, MEASURED
+from preshard.packer_service.job.measured import KeptFragment, read_measured
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.runtime.memory import give_back_memory
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.document_ids import hash_ids
 
 RUNS = "runs"
 RUN_ROWS = 1_000_000

@@ -15,9 +15,9 @@ import pyarrow as pa
 from jaxtyping import Float64, Int64
 from pydantic import BaseModel, ConfigDict
 
-from packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, write_batches
-from packer_service.job.measured import FOLDER_FILES
-from packer_service.shards.store import Folder
+from preshard.packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, write_batches
+from preshard.packer_service.job.measured import FOLDER_FILES
+from preshard.packer_service.shards.store import Folder
 
 PLAN_FOLDER = "plan"
 LEFT = "left"

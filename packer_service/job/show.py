@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.shape import PlacedMedium
-from packer_service.ingest.media.video import VideoFrames
-from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.file import DATASET, Fragment
-from packer_service.ingest.source.files import list_fragments, read_fragment
-from packer_service.ingest.source.forms.detect import find_form
-from packer_service.ingest.source.listing import list_sources
-from packer_service.ingest.source.rows import parse_document, row_identity
-from packer_service.ingest.text.configured import configured_tokenizer
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.packs.rendered import RenderedDocument
-from packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
-from packer_service.shards.reach import require_answer
-from schemas.config import PackConfig
-from schemas.errors import ConfigError, DocumentError, PreshardError
-from schemas.manifest import UNIT_KINDS
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.shape import PlacedMedium
+from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.source.file import DATASET, Fragment
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
+from preshard.packer_service.ingest.source.forms.detect import find_form
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.ingest.source.rows import parse_document, row_identity
+from preshard.packer_service.ingest.text.configured import configured_tokenizer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
+from preshard.packer_service.shards.reach import require_answer
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError, DocumentError, PreshardError
+from preshard.schemas.manifest import UNIT_KINDS
+from preshard.schemas.sequence import IGNORE_INDEX
 
 
 class RejectedError(PreshardError):

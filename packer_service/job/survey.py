@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool
 
-from packer_service.job.arrow_files import taken
-from packer_service.job.duplicates import repeated
-from packer_service.job.runs import LOCATED, location_of
-from schemas.document_ids import canonical_order
-from schemas.rejects import rejects_table
+from preshard.packer_service.job.arrow_files import taken
+from preshard.packer_service.job.duplicates import repeated
+from preshard.packer_service.job.runs import LOCATED, location_of
+from preshard.schemas.document_ids import canonical_order
+from preshard.schemas.rejects import rejects_table
 
 _REASON = ("stage", "code", "message")
 
@@ -23,11 +23,11 @@ _REASON = ("stage", "code", "message")
 class Survey:
     """Everything that measuring found in a partition.
 
-    ``documents`` has the columns of :data:`~packer_service.job.runs.LOCATED` without the reasons of rejects. They stand
-    in canonical order, by ``id_hash`` and piece, so that what is made of them does not depend on the order of the
-    source. ``rejects`` has the columns of ``schemas.tables.REJECTS``, duplicates among them, in source order. Of
-    several rows with one id the first in source order is packed, so an earlier source takes precedence over a later
-    one. ``n_rows`` counts both.
+    ``documents`` has the columns of :data:`~preshard.packer_service.job.runs.LOCATED` without the reasons of rejects.
+    They stand in canonical order, by ``id_hash`` and piece, so that what is made of them does not depend on the order
+    of the source. ``rejects`` has the columns of ``preshard.schemas.tables.REJECTS``, duplicates among them, in source
+    order. Of several rows with one id the first in source order is packed, so an earlier source takes precedence over a
+    later one. ``n_rows`` counts both.
     """
 
     documents: pa.Table

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.job.joined import in_batches
-from packer_service.runtime.memory import give_back_memory
-from packer_service.shards.store import Folder, Sink
-from schemas.balance import BalanceOrder
-from schemas.manifest import TableEntry
-from schemas.tables import TABLES
+from preshard.packer_service.job.joined import in_batches
+from preshard.packer_service.runtime.memory import give_back_memory
+from preshard.packer_service.shards.store import Folder, Sink
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.manifest import TableEntry
+from preshard.schemas.tables import TABLES
 
 GROUP_ROWS = 65_536
 """Most rows of a row group. One row group per shard would make a footer of a gigabyte at ten million packs."""

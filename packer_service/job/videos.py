@@ -19,20 +19,20 @@ from os import SEEK_END
 from threading import Event
 from typing import IO
 
-from packer_service.ingest.decode import wanted_media
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media import isolated
-from packer_service.ingest.media.open import is_absolute
-from packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
-from packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
-from packer_service.ingest.source.file import DATASET
-from packer_service.isolation.process import CallFailedError
-from packer_service.job.plan import PlannedDocument
-from packer_service.job.read import named_media, read_planned
-from packer_service.packs.crop import Crop
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.decode import wanted_media
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media import isolated
+from preshard.packer_service.ingest.media.open import is_absolute
+from preshard.packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
+from preshard.packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
+from preshard.packer_service.ingest.source.file import DATASET
+from preshard.packer_service.isolation.process import CallFailedError
+from preshard.packer_service.job.plan import PlannedDocument
+from preshard.packer_service.job.read import named_media, read_planned
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 AHEAD_TOKENS = 2**20
 """Most tokens of documents that are read ahead: at some 40 bytes per token, 40 MiB, and more than most shards have."""

@@ -11,22 +11,29 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from packer_service.ingest.model import PackedFor
-from packer_service.ingest.packed.known import known_pack
-from packer_service.job.contents import Aside, ReadDocument, aside, decode_documents, placed_crops, read_documents
-from packer_service.job.plan import PlannedDocument, PlannedShard
-from packer_service.job.videos import ShardVideos
-from packer_service.packs.balance import BalanceRows
-from packer_service.packs.figures import UnitTotals, pack_figures
-from packer_service.packs.pack import Pack, build_pack
-from packer_service.packs.rendered import RenderedDocument
-from packer_service.shards.store import Folder
-from packer_service.shards.write import Sample, WrittenShard, write_shard
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
-from schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, Unit
-from schemas.rejects import reject_row
-from schemas.tables import DOCUMENTS, PACKS, REJECTS
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.ingest.packed.known import known_pack
+from preshard.packer_service.job.contents import (
+    Aside,
+    ReadDocument,
+    aside,
+    decode_documents,
+    placed_crops,
+    read_documents,
+)
+from preshard.packer_service.job.plan import PlannedDocument, PlannedShard
+from preshard.packer_service.job.videos import ShardVideos
+from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.figures import UnitTotals, pack_figures
+from preshard.packer_service.packs.pack import Pack, build_pack
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.write import Sample, WrittenShard, write_shard
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, Unit
+from preshard.schemas.rejects import reject_row
+from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 _UNITS = TypeAdapter(list[Unit])
 """Makes all units of a pack in half of the time that one after the other takes."""

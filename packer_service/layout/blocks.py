@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.incidence import Incidence, chunk_incidence
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.needs import real_before
-from packer_service.layout.tiles import whole_run
-from packer_service.numerics.compiled import compiled
-from schemas.layout import TILE
+from preshard.packer_service.layout.incidence import Incidence, chunk_incidence
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.needs import real_before
+from preshard.packer_service.layout.tiles import whole_run
+from preshard.packer_service.numerics.compiled import compiled
+from preshard.schemas.layout import TILE
 
 
 class BlockMap(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.config import CostConfig
-from schemas.layout import TILE
+from preshard.schemas.config import CostConfig
+from preshard.schemas.layout import TILE
 
 Number = Any
 """A number, or an array with one entry per pack."""

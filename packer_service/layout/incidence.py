@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.mask import MaskIndex, run_at
-from packer_service.numerics.compiled import compiled
+from preshard.packer_service.layout.mask import MaskIndex, run_at
+from preshard.packer_service.numerics.compiled import compiled
 
 _POSITION_BITS = 32
 """A position has no more: that of a token in a pack is a 32-bit number where runs are stored."""

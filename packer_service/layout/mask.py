@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.numerics.compiled import compiled
-from schemas.sequence import MaskArrays
+from preshard.packer_service.numerics.compiled import compiled
+from preshard.schemas.sequence import MaskArrays
 
 _BRANCH_ZERO = 1 << 31
 """What branch 0 becomes once branches are shifted to be non-negative."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.layout.area import area_by_rank
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.needs import keys_fetched
-from packer_service.layout.tiles import tiles_by_rank, whole_tiles
-from schemas.layout import TILE, TokenLayout, check_partition
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.area import area_by_rank
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.needs import keys_fetched
+from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
+from preshard.schemas.layout import TILE, TokenLayout, check_partition
+from preshard.schemas.sequence import MaskArrays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

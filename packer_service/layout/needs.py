@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from packer_service.layout.mask import MaskIndex, run_at
-from packer_service.numerics.compiled import compiled
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.mask import MaskIndex, run_at
+from preshard.packer_service.numerics.compiled import compiled
+from preshard.schemas.sequence import MaskArrays
 
 
 class _Seen(NamedTuple):

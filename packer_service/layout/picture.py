@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.numerics.compiled import compiled
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.numerics.compiled import compiled
 
 
 @compiled

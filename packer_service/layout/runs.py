@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int32
 
-from schemas.schemes import merge_adjacent
+from preshard.schemas.schemes import merge_adjacent
 
 
 def runs_from_owners(owners: Int32[np.ndarray, "blocks"], block_size: int) -> Int32[np.ndarray, "runs 3"]:

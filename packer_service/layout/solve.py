@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.layout.blocks import BlockMap, block_map
-from packer_service.layout.deals import rounded
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import ring_step_maxima
-from packer_service.layout.needs import key_blocks_needed
-from packer_service.layout.runs import runs_from_owners
-from packer_service.layout.schemes.balanced_gather import gather_owners
-from packer_service.layout.schemes.balanced_ring import ring_owners
-from packer_service.layout.tiles import tiles_by_rank
-from schemas.errors import LayoutError
-from schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
-from schemas.schemes import contiguous_runs, zigzag_runs
-from schemas.sequence import MaskArrays
-from schemas.validation import nearest_multiples
+from preshard.packer_service.layout.blocks import BlockMap, block_map
+from preshard.packer_service.layout.deals import rounded
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import ring_step_maxima
+from preshard.packer_service.layout.needs import key_blocks_needed
+from preshard.packer_service.layout.runs import runs_from_owners
+from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
+from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
+from preshard.packer_service.layout.tiles import tiles_by_rank
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
+from preshard.schemas.schemes import contiguous_runs, zigzag_runs
+from preshard.schemas.sequence import MaskArrays
+from preshard.schemas.validation import nearest_multiples
 
 
 def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequence[int], block_size: int) -> None:
@@ -60,7 +60,7 @@ def solve_layouts(
 
     Args:
         mask: the pack's mask or its index.
-        segment_edges: see :func:`schemas.schemes.segment_edges`; read by zigzag alone.
+        segment_edges: see :func:`preshard.schemas.schemes.segment_edges`; read by zigzag alone.
         schemes: names from ``SCHEMES``.
         ring_degrees: each at least 1.
         block_size: tokens of a block of the balanced schemes and of the stored needs.

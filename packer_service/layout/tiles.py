@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from packer_service.layout.incidence import Incidence, chunk_incidence
-from packer_service.layout.mask import MaskIndex
-from packer_service.numerics.compiled import compiled
-from schemas.layout import TILE
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.incidence import Incidence, chunk_incidence
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.numerics.compiled import compiled
+from preshard.schemas.layout import TILE
+from preshard.schemas.sequence import MaskArrays
 
 
 @compiled

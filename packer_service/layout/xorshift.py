@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics.compiled import compiled
 
 NEAR = 8
 """Largest distance of two near blocks."""

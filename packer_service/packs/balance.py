@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.layout.tiles import whole_tiles
-from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
-from schemas.boundaries import smallest_limit
-from schemas.layout import RankImages, TokenLayout
-from schemas.tables import BALANCE
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
+from preshard.schemas.boundaries import smallest_limit
+from preshard.schemas.layout import RankImages, TokenLayout
+from preshard.schemas.tables import BALANCE
 
 
 def layout_loads(measures: LayoutMeasures) -> dict[str, Int64[np.ndarray, "ranks"]]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.boundaries import image_edges
-from schemas.layout import RankImages, boundaries_from_edges
+from preshard.schemas.boundaries import image_edges
+from preshard.schemas.layout import RankImages, boundaries_from_edges
 
 
 def image_boundaries(

@@ -10,7 +10,7 @@ class Crop(NamedTuple):
 
     ``unit`` counts the units of the pack. ``timestamp`` is in seconds from the clip's start, None for a still image.
     ``crc32c`` is the checksum of the bytes where it is known. Where the crop lies in its shard is known only once it is
-    written: see :class:`schemas.manifest.StoredImage`. A named tuple, since a pack has hundreds of crops.
+    written: see :class:`preshard.schemas.manifest.StoredImage`. A named tuple, since a pack has hundreds of crops.
     """
 
     doc_id: str

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.layout.area import attention_area
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.tiles import whole_tiles
-from packer_service.packs.units import Units
-from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
-from schemas.codec import sample_key
-from schemas.config import PackConfig
-from schemas.layout import TILE
-from schemas.sequence import PackedSequence
+from preshard.packer_service.layout.area import attention_area
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.packer_service.packs.units import Units
+from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from preshard.schemas.codec import sample_key
+from preshard.schemas.config import PackConfig
+from preshard.schemas.layout import TILE
+from preshard.schemas.sequence import PackedSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

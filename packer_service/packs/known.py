@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.codec import LAYOUTS, SEQUENCE
-from schemas.layout import TokenLayout
-from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+from preshard.schemas.codec import LAYOUTS, SEQUENCE
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class KnownPack:
     Attributes:
         sequence: its arrays.
         encoded_sequence: these as they were written.
-        segment_edges: see :func:`schemas.schemes.segment_edges`.
+        segment_edges: see :func:`preshard.schemas.schemes.segment_edges`.
         block_size: of its layouts.
         read_layouts: gives its layouts by name, and these as they were written; nothing where they are damaged.
     """

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.solve import solve_layouts
-from packer_service.packs.boundaries import image_boundaries
-from packer_service.packs.known import KnownPack, encoded_members
-from packer_service.packs.rendered import RenderedDocument
-from packer_service.packs.sequence import build_sequence
-from packer_service.packs.units import Units
-from schemas.config import PackConfig
-from schemas.layout import RankImages, TokenLayout
-from schemas.schemes import segment_edges
-from schemas.sequence import PackedSequence
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.packer_service.packs.known import KnownPack, encoded_members
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.packs.sequence import build_sequence
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.config import PackConfig
+from preshard.schemas.layout import RankImages, TokenLayout
+from preshard.schemas.schemes import segment_edges
+from preshard.schemas.sequence import PackedSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from packer_service.packs.positions import grid_positions
-from packer_service.packs.units import Units
-from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ def document_positions(
         unit_ids: the unit that a row belongs to, -1 for any other token.
         units: the document's units.
         axes: 1, or 3 for time, height and width.
-        merge: see :func:`~packer_service.packs.positions.grid_positions`.
+        merge: see :func:`~preshard.packer_service.packs.positions.grid_positions`.
     """
     if axes == 1:
         return branch_positions(branch_ids)[None]

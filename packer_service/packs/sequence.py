@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packer_service.packs.rendered import RenderedDocument
-from schemas.errors import PlanError
-from schemas.sequence import (
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.errors import PlanError
+from preshard.schemas.sequence import (
     CAUSAL_ONLY,
     IGNORE_INDEX,
     NOT_POOLED,

@@ -14,7 +14,7 @@ class Units:
     """Units of a document (or of a piece of one), in the order of their tokens.
 
     Attributes:
-        kinds: what each unit is, an index into ``schemas.manifest.UNIT_KINDS``.
+        kinds: what each unit is, an index into ``preshard.schemas.manifest.UNIT_KINDS``.
         edges: half-open range of the unit's tokens, with the marks that belong to it.
         grids: patches that the encoder sees, along time, height and width.
         patches: number of patches that the encoder sees, over all of its pictures.

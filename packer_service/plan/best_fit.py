@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.numerics.compiled import compiled
-from packer_service.plan.search_tree import GONE, build_tree, first_at_most, set_value
+from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.plan.search_tree import GONE, build_tree, first_at_most, set_value
 
 
 @compiled

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from schemas.config import CostConfig, PackConfig, VisionConfig
-from schemas.layout import TILE
+from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
+from preshard.schemas.layout import TILE
 
 _TRAINING = 3
 """A backward pass takes two products where the forward pass takes one."""

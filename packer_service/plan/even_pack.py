@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int, Int64
 
-from packer_service.plan.blend import STRETCH, source_columns
-from packer_service.plan.even_fit import even_fit
-from schemas.document_ids import mix64
+from preshard.packer_service.plan.blend import STRETCH, source_columns
+from preshard.packer_service.plan.even_fit import even_fit
+from preshard.schemas.document_ids import mix64
 
 _NEAR_ENOUGH = 4000
 """A packing with one pack more in this many is taken as it is."""

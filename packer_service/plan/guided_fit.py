@@ -20,8 +20,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.numerics.compiled import ZERO, compiled
-from packer_service.plan.search_tree import GONE
+from preshard.packer_service.numerics.compiled import ZERO, compiled
+from preshard.packer_service.plan.search_tree import GONE
 
 UNGUIDED = -1
 """Guide order of a recipe that only takes the largest document that fits: first-fit decreasing."""

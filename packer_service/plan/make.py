@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int, Int64
 
-from packer_service.plan.blend import tokens_by_source
-from packer_service.plan.cost import CostModel, document_tiles, pack_cost
-from packer_service.plan.order import check_window, partition_seed, step_order
-from packer_service.plan.pack import pack_documents
-from packer_service.plan.plan import Plan
-from schemas.config import PackConfig
-from schemas.errors import PlanError
+from preshard.packer_service.plan.blend import tokens_by_source
+from preshard.packer_service.plan.cost import CostModel, document_tiles, pack_cost
+from preshard.packer_service.plan.order import check_window, partition_seed, step_order
+from preshard.packer_service.plan.pack import pack_documents
+from preshard.packer_service.plan.plan import Plan
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import PlanError
 
 
 class Columns(Protocol):
@@ -64,7 +64,7 @@ def make_plan(
         max_images: crops that a pack may hold; None for no limit.
         max_patches: patches that a pack may hold; None for no limit.
         alignment: documents start at multiples of this many tokens.
-        window: packs of a group of nearly equal cost, see :func:`~packer_service.plan.order.step_order`.
+        window: packs of a group of nearly equal cost, see :func:`~preshard.packer_service.plan.order.step_order`.
         seed: chooses the order of the groups.
         cost_model: weighs linear, attention and vision work.
         sources: number of each document's source, from 0, which the order of the packs mixes evenly; None for one.

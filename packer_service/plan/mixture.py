@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
-from schemas.document_ids import mix64
+from preshard.schemas.document_ids import mix64
 
 _FRACTION_BITS = 53
 """A weight's fraction is compared with so many bits of a document's hash: as many as it has itself."""

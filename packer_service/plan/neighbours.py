@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.plan.best_fit import best_fit
-from packer_service.plan.kinds import Kinds
-from schemas.document_ids import mix64
+from preshard.packer_service.plan.best_fit import best_fit
+from preshard.packer_service.plan.kinds import Kinds
+from preshard.schemas.document_ids import mix64
 
 _NEAR_ENOUGH = 4000
 """One pack more in this many is no more packs."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
-from packer_service.plan.blend import blended_order
-from schemas.document_ids import mix64
-from schemas.errors import PlanError
+from preshard.packer_service.plan.blend import blended_order
+from preshard.schemas.document_ids import mix64
+from preshard.schemas.errors import PlanError
 
 _PARTITION_STEP = 0x1CE4E5B9BF58476D
 """Difference of the seeds of two partitions: odd and large, so that it is no small sum of epochs and seeds."""
@@ -28,10 +28,10 @@ def step_order(
     Inside a group the packs stand in order of cost, so every aligned sub-group of any size is again a run of
     neighbours. A bit of the seed's hash reverses some groups, so that no rank always gets the cheaper pack, and the
     seed gives the order of the groups, which is then changed so that sources are mixed evenly
-    (:func:`~packer_service.plan.blend.blended_order`). When the number of packs does not divide by ``window``, the rest
-    comes last: it is the run of neighbours without which the other groups are the most even. Groups hold packs of one
-    epoch, and stand in the order of epochs; the packs that are left over of several epochs are ordered together, behind
-    them.
+    (:func:`~preshard.packer_service.plan.blend.blended_order`). When the number of packs does not divide by ``window``,
+    the rest comes last: it is the run of neighbours without which the other groups are the most even. Groups hold packs
+    of one epoch, and stand in the order of epochs; the packs that are left over of several epochs are ordered together,
+    behind them.
 
     Args:
         costs: cost of each pack, finite and not negative.

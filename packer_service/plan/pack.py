@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int, Int64
 
-from packer_service.plan.best_fit import best_fit
-from packer_service.plan.even_pack import even_packs
-from packer_service.plan.guided_fit import UNGUIDED, guided_fit
-from packer_service.plan.kinds import Kinds, kinds_of, lower_bound
-from packer_service.plan.neighbours import other_neighbours
-from schemas.errors import PlanError
+from preshard.packer_service.plan.best_fit import best_fit
+from preshard.packer_service.plan.even_pack import even_packs
+from preshard.packer_service.plan.guided_fit import UNGUIDED, guided_fit
+from preshard.packer_service.plan.kinds import Kinds, kinds_of, lower_bound
+from preshard.packer_service.plan.neighbours import other_neighbours
+from preshard.schemas.errors import PlanError
 
 _TOKENS, _IMAGES, _SIZE, _LEAN = range(4)
 """Orders of kinds, by row: tokens, images, size, how much they lean."""
@@ -76,7 +76,7 @@ def pack_documents(
     Takes the best of several packings: plain best-fit decreasing, so that no plan has more packs than that, then guided
     fit by several sets of recipes. It stops as soon as it is near enough to the lower bound, the larger of
     ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``. Of a thousand packs or more, each then holds every
-    source in its share, for at most one pack more in a thousand; see :mod:`~packer_service.plan.even_pack`.
+    source in its share, for at most one pack more in a thousand; see :mod:`~preshard.packer_service.plan.even_pack`.
 
     Args:
         tokens: tokens that each document takes up, including its alignment.
@@ -86,7 +86,7 @@ def pack_documents(
         patches: patches of each document, where they are limited.
         max_patches: patches that a pack may hold; None for no limit.
         salt: gives documents other neighbours than without it, and than with another one, for no more packs; see
-            :mod:`~packer_service.plan.neighbours`.
+            :mod:`~preshard.packer_service.plan.neighbours`.
         sources: number of each document's source; None for one.
 
     Returns:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.report.figures import Balances, ImageBalance, LayoutBalance, RankLoads
-from packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
-from packer_service.report.spreads import PartedMean, PartedSpread
-from schemas.balance import LoadGroup, load_groups
-from schemas.config import PackConfig
+from preshard.packer_service.report.figures import Balances, ImageBalance, LayoutBalance, RankLoads
+from preshard.packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.report.spreads import PartedMean, PartedSpread
+from preshard.schemas.balance import LoadGroup, load_groups
+from preshard.schemas.config import PackConfig
 
 RANK_MEAN_DIGITS = 3
 """Decimals of a rank's mean load: loads are whole numbers, of which thousandths are more than enough."""

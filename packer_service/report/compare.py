@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from packer_service.report.document_sums import LengthCounts
-from packer_service.report.figures import Balances, Figures, Losses, PlanFill, SourceShare
+from preshard.packer_service.report.document_sums import LengthCounts
+from preshard.packer_service.report.figures import Balances, Figures, Losses, PlanFill, SourceShare
 
 Better = Literal["less", "more"]
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from packer_service.report.compare import ComparedRow, Comparison, of_section
-from packer_service.report.plain import plain
+from preshard.packer_service.report.compare import ComparedRow, Comparison, of_section
+from preshard.packer_service.report.plain import plain
 
 LONGEST = 60
 """Characters of a value of the configuration that are shown."""

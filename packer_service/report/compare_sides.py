@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from packer_service.report.compare import ComparedSide, Comparison, compare, compared_side
-from packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
-from packer_service.report.document_sums import LengthCounts
-from packer_service.report.figures import PlanReport
-from schemas.errors import ConfigError
-from schemas.validation import first_violation
+from preshard.packer_service.report.compare import ComparedSide, Comparison, compare, compared_side
+from preshard.packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
+from preshard.packer_service.report.document_sums import LengthCounts
+from preshard.packer_service.report.figures import PlanReport
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.validation import first_violation
 
 
 def compare_locations(first: str, second: str) -> Comparison:

@@ -8,9 +8,9 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from packer_service.report.figures import Balances, DatasetReport, Mixture, PlanReport, RejectReason, Spread
-from packer_service.report.legend import BALANCE_LEGEND, IMAGE_LEGEND
-from packer_service.report.plain import plain
+from preshard.packer_service.report.figures import Balances, DatasetReport, Mixture, PlanReport, RejectReason, Spread
+from preshard.packer_service.report.legend import BALANCE_LEGEND, IMAGE_LEGEND
+from preshard.packer_service.report.plain import plain
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""

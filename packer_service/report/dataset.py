@@ -8,21 +8,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from packer_service.report.balance import balances
-from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from packer_service.report.figures import Balances, DatasetReport, Figures, Mixture, RejectReason, SourceShare
-from packer_service.report.fill import fill_of
-from packer_service.report.loads import StoredLoads, numbers_of
-from packer_service.report.losses import losses_of
-from packer_service.report.mismatch import warnings_of
-from packer_service.report.tables import open_balance, read_numbers, table_parts
-from packer_service.shards.reach import require_answer
-from packer_service.shards.store import Folder
-from schemas.balance import BalanceOrder
-from schemas.config import PackConfig, stored_config
-from schemas.errors import ConfigError
-from schemas.manifest import MANIFEST, RUN, ManifestHead
-from schemas.manifest_parts import read_manifest_head
+from preshard.packer_service.report.balance import balances
+from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
+from preshard.packer_service.report.figures import Balances, DatasetReport, Figures, Mixture, RejectReason, SourceShare
+from preshard.packer_service.report.fill import fill_of
+from preshard.packer_service.report.loads import StoredLoads, numbers_of
+from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.mismatch import warnings_of
+from preshard.packer_service.report.tables import open_balance, read_numbers, table_parts
+from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead
+from preshard.schemas.manifest_parts import read_manifest_head
 
 REJECTS_FILE = "rejects.parquet"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from packer_service.report.fill import PlanTotals
+from preshard.packer_service.report.fill import PlanTotals
 
 SUMMED = ("length", "aligned_length", "n_images", "n_patches", "truncated_tokens")
 """Columns of ``documents.parquet`` that are summed, beside ``source``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.layout import TILE
+from preshard.schemas.layout import TILE
 
 BALANCE_LEGEND = (
     f"tile: {TILE} x {TILE} queries and keys, computed or skipped as a whole; tile floor: an even share of the pack's "

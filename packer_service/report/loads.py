@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float64, Int64
 
-from packer_service.layout.cost import gather_cost, key_weight, ring_cost
-from schemas.balance import IMAGE_KINDS, BalanceOrder, LoadGroup, Stretch
-from schemas.config import PackConfig
-from schemas.tables import row_group_edges
+from preshard.packer_service.layout.cost import gather_cost, key_weight, ring_cost
+from preshard.schemas.balance import IMAGE_KINDS, BalanceOrder, LoadGroup, Stretch
+from preshard.schemas.config import PackConfig
+from preshard.schemas.tables import row_group_edges
 
 Block = Int64[np.ndarray, "kinds ranks packs"]
 """Loads of a group for consecutive packs. Packs are the last axis, over which NumPy is fast."""

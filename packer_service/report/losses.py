@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.report.figures import Losses
-from packer_service.report.reasons import Reasons
+from preshard.packer_service.report.figures import Losses
+from preshard.packer_service.report.reasons import Reasons
 
 
 def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float64, Int64
 
-from packer_service.plan.mixture import count_copies, take
-from packer_service.report.figures import Mixture, SourceShare
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.plan.mixture import count_copies, take
+from preshard.packer_service.report.figures import Mixture, SourceShare
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 
 class MixtureTotals(NamedTuple):

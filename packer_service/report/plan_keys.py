@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from packer_service.report.figures import Figures
-from schemas.changes import NAMES_FILES, NEEDS_SOURCE, leaves
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.report.figures import Figures
+from preshard.schemas.changes import NAMES_FILES, NEEDS_SOURCE, leaves
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 NO_TEXT, NO_ROW, NO_FILE = "a plan tokenises nothing", "a plan reads no rows", "a plan writes nothing"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from packer_service.report.plain import plain
-from packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownSpan, ShownUnit
+from preshard.packer_service.report.plain import plain
+from preshard.packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownSpan, ShownUnit
 
 LOSS_STYLE = "black on bright_green"
 UNIT_STYLE = "cyan"

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from pydantic import Field
 
-from packer_service.report.figures import Figures
-from schemas.manifest import UnitKind
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.report.figures import Figures
+from preshard.schemas.manifest import UnitKind
+from preshard.schemas.sequence import IGNORE_INDEX
 
 NO_UNIT = -1
 

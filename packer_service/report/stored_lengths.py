@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.config import PackConfig
+from preshard.schemas.config import PackConfig
 
 STORED_SIZES = {
     "length": "tokens",
@@ -22,7 +22,7 @@ PLACE = ("doc_id", "piece", "copy_number", "epoch", "source")
 
 
 def stored_lengths(documents: pa.Table, config: PackConfig) -> pa.Table:
-    """What :func:`~packer_service.report.what_if.plan_table` takes: each document once, its pieces joined.
+    """What :func:`~preshard.packer_service.report.what_if.plan_table` takes: each document once, its pieces joined.
 
     Args:
         documents: :data:`PLACE` and :data:`STORED_SIZES`, and every piece of a document that has one among them. Where

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_service.report.loads import numbers_of
-from packer_service.shards.store import Folder
-from schemas.balance import BalanceOrder
-from schemas.errors import TableInvalid
-from schemas.tables import TABLES
+from preshard.packer_service.report.loads import numbers_of
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.errors import TableInvalid
+from preshard.schemas.tables import TABLES
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""

@@ -11,27 +11,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.tiles import whole_tiles
-from packer_service.packs.balance import BalanceRows
-from packer_service.packs.boundaries import image_boundaries
-from packer_service.packs.pack import configured_layouts
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.make import plan_documents
-from packer_service.plan.order import check_dp_sizes
-from packer_service.plan.plan import Plan
-from packer_service.report.balance import balances
-from packer_service.report.figures import Balances, Losses, Mixture, PlanReport
-from packer_service.report.fill import PlanTotals, fill_of, plan_totals
-from packer_service.report.loads import Block, block_of, numbers_of
-from packer_service.report.losses import losses
-from packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
-from schemas.balance import BalanceOrder, LoadGroup
-from schemas.config import PackConfig, parse_config
-from schemas.document_ids import canonical_order, hash_ids
-from schemas.errors import PreshardError
-from schemas.rejects import rejects_table
-from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.packer_service.packs.pack import configured_layouts
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import plan_documents
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.plan.plan import Plan
+from preshard.packer_service.report.balance import balances
+from preshard.packer_service.report.figures import Balances, Losses, Mixture, PlanReport
+from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
+from preshard.packer_service.report.loads import Block, block_of, numbers_of
+from preshard.packer_service.report.losses import losses
+from preshard.packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
+from preshard.schemas.balance import BalanceOrder, LoadGroup
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.document_ids import canonical_order, hash_ids
+from preshard.schemas.errors import PreshardError
+from preshard.schemas.rejects import rejects_table
+from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
 SAMPLED_PACKS = 8
 """Packs whose layouts are solved for the balance figures, spread evenly over the plan."""

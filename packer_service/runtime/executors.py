@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, overload
 
-from schemas.errors import PreshardError
+from preshard.schemas.errors import PreshardError
 
 T = TypeVar("T")
 R = TypeVar("R")

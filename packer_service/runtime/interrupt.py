@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from packer_service.runtime.leave import exit_at_once
+from preshard.packer_service.runtime.leave import exit_at_once
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = "interrupted; run the same command again to continue"

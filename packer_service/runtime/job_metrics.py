@@ -11,7 +11,7 @@ from functools import cache
 
 from ray.util.metrics import Counter, Gauge
 
-from packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.runtime.executors import TaskCounts
 
 
 @cache

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from packer_service.runtime.scratch import remove_scratch_folders
+from preshard.packer_service.runtime.scratch import remove_scratch_folders
 
 SHOW_CURSOR = "\x1b[?25h"
 

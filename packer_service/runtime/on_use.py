@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from packer_service.runtime.executors import Executor
-from packer_service.runtime.progress import Progress
+from preshard.packer_service.runtime.executors import Executor
+from preshard.packer_service.runtime.progress import Progress
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,7 +19,7 @@ class RayOnUse:
 
     Args:
         stack: what ends Ray when it is left.
-        address: as of :func:`packer_service.runtime.ray.ray_cluster`.
+        address: as of :func:`preshard.packer_service.runtime.ray.ray_cluster`.
         num_cpus: as of the same.
         progress: told that Ray starts.
     """
@@ -38,7 +38,7 @@ class RayOnUse:
             self.progress.note("starting Ray")
             # a thread that outlives the job for a moment must not start another Ray
             os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-            from packer_service.runtime.ray import ray_cluster
+            from preshard.packer_service.runtime.ray import ray_cluster
 
             self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus))
         yield from self.executor.run(function, items)

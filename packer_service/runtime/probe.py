@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-from packer_service.runtime.executors import TaskError
+from preshard.packer_service.runtime.executors import TaskError
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ QUEUED_RESULTS = 64
 
 class RayLostError(TaskError):
     """Ray itself is gone. Nothing can be asked of it any more, not even to shut down: see
-    :func:`packer_service.runtime.leave.exit_at_once`.
+    :func:`preshard.packer_service.runtime.leave.exit_at_once`.
 
     Args:
         how: what was noticed.

@@ -22,11 +22,11 @@ import ray.data
 import ray.data.exceptions
 import ray.exceptions
 
-from packer_service.runtime.executors import TaskError
-from packer_service.runtime.job_metrics import JobMetrics
-from packer_service.runtime.leave import exit_at_once
-from packer_service.runtime.probe import RayLostError, Service, until_lost
-from schemas.errors import ConfigError
+from preshard.packer_service.runtime.executors import TaskError
+from preshard.packer_service.runtime.job_metrics import JobMetrics
+from preshard.packer_service.runtime.leave import exit_at_once
+from preshard.packer_service.runtime.probe import RayLostError, Service, until_lost
+from preshard.schemas.errors import ConfigError
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from packer_service.shards.store import Folder
-from schemas.errors import PreshardError
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.errors import PreshardError
 
 LOCK = "lock"
 """Name of the locked file. Its content is for people; the lock itself is the kernel's and ends with its holder."""

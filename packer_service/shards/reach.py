@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from packer_service.runtime.patience import NoAnswerError, answer
-from schemas.errors import ConfigError
-from schemas.filesystem import is_uri, locate
+from preshard.packer_service.runtime.patience import NoAnswerError, answer
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import is_uri, locate
 
 ANSWER_SECONDS = 30.0
 """Longest wait for the first answer of a store. One that is there answers within seconds, while the clients of some

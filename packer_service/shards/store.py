@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from schemas.filesystem import join, locate
+from preshard.schemas.filesystem import join, locate
 
 TEMPORARY = ".tmp-"
 """Prefix of the name under which a file is written until it is whole."""

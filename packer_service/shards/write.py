@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import TypeAdapter
 
-from packer_service.packs.crop import Crop
-from packer_service.shards.store import Folder, Sink
-from schemas.checksum import crc32c
-from schemas.codec import (
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.shards.store import Folder, Sink
+from preshard.schemas.checksum import crc32c
+from preshard.schemas.codec import (
     HEAD,
     LAYOUTS,
     SEQUENCE,
@@ -26,9 +26,9 @@ from schemas.codec import (
     tar_member,
     tar_parts,
 )
-from schemas.layout import TokenLayout
-from schemas.manifest import SampleHead, StoredImage
-from schemas.sequence import PackedSequence
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import SampleHead, StoredImage
+from preshard.schemas.sequence import PackedSequence
 
 WRITTEN_BYTES = 1 << 18
 """Bytes that are joined, hashed and written together, so many that they are in the processor's cache all the while."""
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplePlace:
-    """Where a sample lies in its tar, in bytes, and its head's checksum: see ``schemas.tables.PACKS``."""
+    """Where a sample lies in its tar, in bytes, and its head's checksum: see ``preshard.schemas.tables.PACKS``."""
 
     offset: int
     header_size: int

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from packer_service.verify.independent.positions import expected_positions
-from packer_service.verify.units import unit_documents, unit_of_row
-from packer_service.verify.verdict import Finding
-from schemas.config import PackConfig
-from schemas.errors import (
+from preshard.packer_service.verify.independent.positions import expected_positions
+from preshard.packer_service.verify.units import unit_documents, unit_of_row
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import (
     BranchesInvalid,
     FormatError,
     GroupsInvalid,
@@ -24,8 +24,8 @@ from schemas.errors import (
     SpansInvalid,
     WeightsInvalid,
 )
-from schemas.manifest import DocumentSpan, ModelEntry, SampleHead, TokenizerEntry
-from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, PackedSequence
+from preshard.schemas.manifest import DocumentSpan, ModelEntry, SampleHead, TokenizerEntry
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, PackedSequence
 
 
 def _where(error: type[FormatError], name: str, found: np.ndarray, wrong: np.ndarray, legal: Any) -> Iterator[Finding]:

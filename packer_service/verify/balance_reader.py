@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_service.shards.store import Folder
-from packer_service.verify.scan import PART_ROWS, Values
-from packer_service.verify.verdict import Faults
-from schemas.balance import BalanceOrder
-from schemas.errors import TableChanged, TableInvalid
-from schemas.manifest import TableEntry
-from schemas.tables import BALANCE
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.scan import PART_ROWS, Values
+from preshard.packer_service.verify.verdict import Faults
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.errors import TableChanged, TableInvalid
+from preshard.schemas.manifest import TableEntry
+from preshard.schemas.tables import BALANCE
 
 BALANCE_FILE = "balance.parquet"
 

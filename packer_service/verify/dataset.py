@@ -11,22 +11,22 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-from packer_service.runtime.progress import Progress
-from packer_service.shards.reach import require_answer
-from packer_service.shards.store import Folder
-from packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
-from packer_service.verify.folder import check_files, check_manifest, check_shard_list
-from packer_service.verify.id_partitions import PARTITION_ROWS
-from packer_service.verify.independent.sample import chosen_packs
-from packer_service.verify.row_reader import DocumentRows, RowReader
-from packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
-from packer_service.verify.tables import TableCheck, TablesFound
-from packer_service.verify.verdict import Fault, Faults, Verdict
-from schemas.balance import BalanceOrder
-from schemas.codec import decode_manifest
-from schemas.config import PackConfig, stored_config
-from schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
-from schemas.manifest import MANIFEST, Manifest, TableEntry
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
+from preshard.packer_service.verify.folder import check_files, check_manifest, check_shard_list
+from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
+from preshard.packer_service.verify.independent.sample import chosen_packs
+from preshard.packer_service.verify.row_reader import DocumentRows, RowReader
+from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
+from preshard.packer_service.verify.tables import TableCheck, TablesFound
+from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.codec import decode_manifest
+from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
+from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
 
 
 def verify_dataset(
@@ -157,7 +157,7 @@ def _run(tasks: Iterable[ShardTask], processes: int) -> Iterator[ShardVerdict]:
         return
     # A forked copy of a process with threads (Arrow's, Numba's) may hang; the fork server has none.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["packer_service.verify.shard"])
+    context.set_forkserver_preload(["preshard.packer_service.verify.shard"])
     running: deque[Future[ShardVerdict]] = deque()
     try:
         with ProcessPoolExecutor(processes, mp_context=context) as pool:

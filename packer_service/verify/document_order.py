@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from packer_service.verify.row_reader import PackSpan
-from packer_service.verify.verdict import Finding
-from schemas.errors import DocumentRowInvalid
+from preshard.packer_service.verify.row_reader import PackSpan
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.errors import DocumentRowInvalid
 
 Key = tuple[int, int]
 """Pack and start."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.verify.verdict import Finding
-from schemas.config import PackConfig
-from schemas.errors import DocumentLost, DocumentTwice
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentLost, DocumentTwice
 
 
 def rejected_rows(rejects: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from packer_service.verify.independent.cost import unit_work
-from packer_service.verify.tiled import check_tiled
-from packer_service.verify.verdict import Finding
-from schemas.config import PackConfig
-from schemas.encoder import VisionEncoder, encoder_of, tokens_per_second
-from schemas.errors import UnitsInvalid
-from schemas.manifest import ModelEntry, SampleHead, StoredImage, Unit
+from preshard.packer_service.verify.independent.cost import unit_work
+from preshard.packer_service.verify.tiled import check_tiled
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.encoder import VisionEncoder, encoder_of, tokens_per_second
+from preshard.schemas.errors import UnitsInvalid
+from preshard.schemas.manifest import ModelEntry, SampleHead, StoredImage, Unit
 
 
 def check_encoded(head: SampleHead, config: PackConfig, model: ModelEntry) -> Iterator[Finding]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from packer_service.layout.area import attention_area
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import measure_layout
-from packer_service.layout.needs import key_blocks_needed
-from packer_service.layout.tiles import whole_tiles
-from packer_service.verify.independent.attention import LayoutLoads, layout_loads, whole_mask
-from schemas.layout import TokenLayout
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.area import attention_area
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import measure_layout
+from preshard.packer_service.layout.needs import key_blocks_needed
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.packer_service.verify.independent.attention import LayoutLoads, layout_loads, whole_mask
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.sequence import MaskArrays
 
 
 class MaskFigures(Protocol):
@@ -49,7 +49,7 @@ class SparseFigures:
 
 
 class IndependentFigures:
-    """By :mod:`packer_service.verify.independent`."""
+    """By :mod:`preshard.packer_service.verify.independent`."""
 
     def __init__(self, mask: MaskArrays) -> None:
         self._mask = mask

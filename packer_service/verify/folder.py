@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from packer_service.verify.verdict import Finding
-from schemas.codec import shard_name
-from schemas.config import PackConfig
-from schemas.errors import (
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.codec import shard_name
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import (
     DocumentLost,
     FileUnknown,
     ManifestContradiction,
@@ -15,8 +15,8 @@ from schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
-from schemas.tables import TABLES
+from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
+from preshard.schemas.tables import TABLES
 
 
 def check_manifest(manifest: Manifest) -> Iterator[Finding]:

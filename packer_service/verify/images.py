@@ -11,14 +11,14 @@ from itertools import accumulate
 import numpy as np
 from PIL import Image
 
-from packer_service.verify.independent.boundaries import least_largest_load
-from packer_service.verify.tar import Member
-from packer_service.verify.units import unit_documents
-from packer_service.verify.verdict import Finding
-from schemas.config import PackConfig
-from schemas.errors import BoundariesInvalid, BoundariesNotOptimal, ImagesInvalid
-from schemas.layout import RankImages
-from schemas.manifest import ModelEntry, SampleHead
+from preshard.packer_service.verify.independent.boundaries import least_largest_load
+from preshard.packer_service.verify.tar import Member
+from preshard.packer_service.verify.units import unit_documents
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import BoundariesInvalid, BoundariesNotOptimal, ImagesInvalid
+from preshard.schemas.layout import RankImages
+from preshard.schemas.manifest import ModelEntry, SampleHead
 
 
 def check_boundaries(head: SampleHead, config: PackConfig) -> Iterator[Finding]:

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from packer_service.verify.independent.schemes import contiguous, zigzag
-from packer_service.verify.verdict import Finding
-from schemas.config import PackConfig
-from schemas.errors import (
+from preshard.packer_service.verify.independent.schemes import contiguous, zigzag
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import (
     LayoutError,
     LayoutNeedsInvalid,
     LayoutNotPartition,
     LayoutSchemeInvalid,
     LayoutsInvalid,
 )
-from schemas.layout import SCHEMES, TokenLayout, check_partition, layout_name
-from schemas.manifest import DocumentSpan
+from preshard.schemas.layout import SCHEMES, TokenLayout, check_partition, layout_name
+from preshard.schemas.manifest import DocumentSpan
 
 
 def layout_names(config: PackConfig) -> list[str]:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 from jaxtyping import Int64
 
-from packer_service.shards.store import Folder
-from schemas.tables import row_group_edges
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.tables import row_group_edges
 
 KEPT_GROUPS = 3
 """Row groups in memory: those that the rows of one shard lie in, and one more."""

@@ -8,21 +8,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.verify.images import rank_loads
-from packer_service.verify.independent.attention import LayoutLoads
-from packer_service.verify.independent.boundaries import least_largest_load
-from packer_service.verify.independent.cost import pack_cost
-from packer_service.verify.tar import RawSample
-from packer_service.verify.verdict import Finding
-from schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
-from schemas.checksum import crc32c
-from schemas.codec import HEADER_MEMBERS, sample_key
-from schemas.config import PackConfig
-from schemas.errors import BalanceInvalid, DocumentRowInvalid, MemberChanged, PackRowInvalid, SampleHeadInvalid
-from schemas.layout import TokenLayout
-from schemas.manifest import SampleHead
-from schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
-from schemas.tables import BALANCE, DOCUMENTS
+from preshard.packer_service.verify.images import rank_loads
+from preshard.packer_service.verify.independent.attention import LayoutLoads
+from preshard.packer_service.verify.independent.boundaries import least_largest_load
+from preshard.packer_service.verify.independent.cost import pack_cost
+from preshard.packer_service.verify.tar import RawSample
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
+from preshard.schemas.checksum import crc32c
+from preshard.schemas.codec import HEADER_MEMBERS, sample_key
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import BalanceInvalid, DocumentRowInvalid, MemberChanged, PackRowInvalid, SampleHeadInvalid
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
+from preshard.schemas.tables import BALANCE, DOCUMENTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from packer_service.verify import arrays, images, layouts, rows, units
-from packer_service.verify.figures import IndependentFigures, MaskFigures, SparseFigures
-from packer_service.verify.independent.attention import LayoutLoads
-from packer_service.verify.rows import Expected
-from packer_service.verify.tar import Member, RawSample
-from packer_service.verify.verdict import Finding
-from schemas.codec import (
+from preshard.packer_service.verify import arrays, images, layouts, rows, units
+from preshard.packer_service.verify.figures import IndependentFigures, MaskFigures, SparseFigures
+from preshard.packer_service.verify.independent.attention import LayoutLoads
+from preshard.packer_service.verify.rows import Expected
+from preshard.packer_service.verify.tar import Member, RawSample
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.codec import (
     HEADER_MEMBERS,
     decode_head,
     decode_layouts,
@@ -20,8 +20,8 @@ from schemas.codec import (
     image_member,
     sample_key,
 )
-from schemas.config import PackConfig
-from schemas.errors import (
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import (
     BalanceInvalid,
     BoundariesInvalid,
     BoundariesNotOptimal,
@@ -47,9 +47,9 @@ from schemas.errors import (
     UnitsInvalid,
     WeightsInvalid,
 )
-from schemas.layout import TokenLayout
-from schemas.manifest import ModelEntry, SampleHead, TokenizerEntry
-from schemas.sequence import PackedSequence
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import ModelEntry, SampleHead, TokenizerEntry
+from preshard.schemas.sequence import PackedSequence
 
 T = TypeVar("T")
 

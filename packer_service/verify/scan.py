@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.shards.store import Folder
-from packer_service.verify.verdict import Faults, Finding
-from schemas.errors import REJECT_CODES, REJECT_STAGES, TableChanged, TableInvalid
-from schemas.manifest import TableEntry
-from schemas.tables import TABLES
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.verdict import Faults, Finding
+from preshard.schemas.errors import REJECT_CODES, REJECT_STAGES, TableChanged, TableInvalid
+from preshard.schemas.manifest import TableEntry
+from preshard.schemas.tables import TABLES
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""

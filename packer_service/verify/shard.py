@@ -9,15 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.shards.store import Folder
-from packer_service.verify.rows import Expected
-from packer_service.verify.sample import SampleCheck
-from packer_service.verify.tar import RawSample, TarScan
-from packer_service.verify.verdict import Faults, Finding
-from schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key
-from schemas.config import PackConfig
-from schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
-from schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.rows import Expected
+from preshard.packer_service.verify.sample import SampleCheck
+from preshard.packer_service.verify.tar import RawSample, TarScan
+from preshard.packer_service.verify.verdict import Faults, Finding
+from preshard.schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
+from preshard.schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.shards.store import Folder
-from packer_service.verify.balance_reader import BALANCE_FILE
-from packer_service.verify.document_order import DocumentOrder
-from packer_service.verify.documents import check_documents, count_documents, rejected_rows
-from packer_service.verify.folder import check_counts, check_dataset_id, check_total
-from packer_service.verify.id_partitions import PARTITION_ROWS, IdPartitions, partitioned
-from packer_service.verify.row_reader import PackSpan
-from packer_service.verify.scan import PART_ROWS, TableScan, check_bytes
-from packer_service.verify.verdict import Faults
-from schemas.config import PackConfig
-from schemas.identity import dataset_id
-from schemas.manifest import MANIFEST, Manifest, TableEntry
-from schemas.tables import DOCUMENTS, REJECTS, TABLES
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.balance_reader import BALANCE_FILE
+from preshard.packer_service.verify.document_order import DocumentOrder
+from preshard.packer_service.verify.documents import check_documents, count_documents, rejected_rows
+from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_total
+from preshard.packer_service.verify.id_partitions import PARTITION_ROWS, IdPartitions, partitioned
+from preshard.packer_service.verify.row_reader import PackSpan
+from preshard.packer_service.verify.scan import PART_ROWS, TableScan, check_bytes
+from preshard.packer_service.verify.verdict import Faults
+from preshard.schemas.config import PackConfig
+from preshard.schemas.identity import dataset_id
+from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
+from preshard.schemas.tables import DOCUMENTS, REJECTS, TABLES
 
 COUNTED = {
     "packs.parquet": {

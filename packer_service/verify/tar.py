@@ -9,9 +9,9 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from packer_service.verify.verdict import Finding
-from schemas.codec import TAR_BLOCK, TAR_END, tar_header
-from schemas.errors import ShardInvalid
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.codec import TAR_BLOCK, TAR_END, tar_header
+from preshard.schemas.errors import ShardInvalid
 
 _PIECE = 1 << 20
 

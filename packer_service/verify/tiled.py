@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from packer_service.verify.verdict import Finding
-from schemas.encoder import VisionEncoder
-from schemas.errors import UnitsInvalid
-from schemas.manifest import ModelEntry, Unit
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.encoder import VisionEncoder
+from preshard.schemas.errors import UnitsInvalid
+from preshard.schemas.manifest import ModelEntry, Unit
 
 Patches = tuple[int, int]
 """Patches along height and width."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.verify.encoded import check_encoded
-from packer_service.verify.independent.cost import crop_work
-from packer_service.verify.verdict import Finding
-from schemas.config import PackConfig
-from schemas.errors import PoolingInvalid, UnitsInvalid
-from schemas.manifest import DocumentSpan, ModelEntry, SampleHead, Unit
-from schemas.sequence import NOT_POOLED, PackedSequence
+from preshard.packer_service.verify.encoded import check_encoded
+from preshard.packer_service.verify.independent.cost import crop_work
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import PoolingInvalid, UnitsInvalid
+from preshard.schemas.manifest import DocumentSpan, ModelEntry, SampleHead, Unit
+from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 
 
 def check_bounds(head: SampleHead, config: PackConfig, model: ModelEntry | None) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import FORMAT_RULES, FormatError
+from preshard.schemas.errors import FORMAT_RULES, FormatError
 
 Finding = tuple[type[FormatError], str]
 """A broken rule, and the value found with the value that the rule asks for. The caller knows file and sample."""

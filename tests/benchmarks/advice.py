@@ -43,17 +43,17 @@ from advice_ranks import (  # noqa: E402
 )
 from machine import hardware  # noqa: E402
 
-from packer_service.layout.mask import MaskIndex  # noqa: E402
-from packer_service.layout.tiles import whole_tiles  # noqa: E402
-from packer_service.report.advice.answer import Advisor  # noqa: E402
-from packer_service.report.advice.derived import PackMask, with_derived  # noqa: E402
-from packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
-from packer_service.report.advice.model import ModelDimensions, configured_sizes  # noqa: E402
-from packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
-from schemas.balance import BalanceOrder  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from trainer.attention.kernels import kernel_for  # noqa: E402
-from trainer.distributed.mesh import ContextParallel  # noqa: E402
+from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
+from preshard.packer_service.layout.tiles import whole_tiles  # noqa: E402
+from preshard.packer_service.report.advice.answer import Advisor  # noqa: E402
+from preshard.packer_service.report.advice.derived import PackMask, with_derived  # noqa: E402
+from preshard.packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
+from preshard.packer_service.report.advice.model import ModelDimensions, configured_sizes  # noqa: E402
+from preshard.packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
+from preshard.schemas.balance import BalanceOrder  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
+from preshard.trainer.distributed.mesh import ContextParallel  # noqa: E402
 
 PACKS = 2
 

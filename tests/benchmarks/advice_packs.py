@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.solve import solve_layouts
-from packer_service.layout.tiles import whole_tiles
-from packer_service.packs.balance import BalanceRows
-from packer_service.packs.boundaries import image_boundaries
-from packer_service.plan.cost import CostModel
-from packer_service.report.advice.loads import PackLoads, read_pack_loads
-from packer_service.report.loads import block_of, numbers_of
-from schemas.balance import BalanceOrder
-from schemas.config import PackConfig
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.packer_service.plan.cost import CostModel
+from preshard.packer_service.report.advice.loads import PackLoads, read_pack_loads
+from preshard.packer_service.report.loads import block_of, numbers_of
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.sequence import MaskArrays
 
 KINDS = ("many short documents", "long videos", "one long text")
 FRAME, TIMES, FRAMES = 81, 6, 128

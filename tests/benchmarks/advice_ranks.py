@@ -19,13 +19,13 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from advice_packs import MadePack  # noqa: E402
 
-from packer_service.layout.solve import solve_layouts  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.layout import TILE, rank_positions  # noqa: E402
-from trainer.attention import MaskTensors, bind  # noqa: E402
-from trainer.attention.kernels.whole import Whole  # noqa: E402
-from trainer.distributed.mesh import build_mesh  # noqa: E402
-from trainer.models.loss import loss_sum  # noqa: E402
+from preshard.packer_service.layout.solve import solve_layouts  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.layout import TILE, rank_positions  # noqa: E402
+from preshard.trainer.attention import MaskTensors, bind  # noqa: E402
+from preshard.trainer.attention.kernels.whole import Whole  # noqa: E402
+from preshard.trainer.distributed.mesh import build_mesh  # noqa: E402
+from preshard.trainer.models.loss import loss_sum  # noqa: E402
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 128, 1, 4, 2, 64, 2048
 RANKS = 2
@@ -124,7 +124,7 @@ class Counted:
 
 
 def made_model(seq_len: int) -> Any:
-    from trainer.models.interface import PACKED, register_attention
+    from preshard.trainer.models.interface import PACKED, register_attention
 
     transformers = register_attention()
     config = transformers.Qwen3Config(

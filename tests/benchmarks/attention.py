@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import mixtures
 from machine import hardware
 
-from packer_service.layout.solve import solve_layouts
-from packer_service.layout.tiles import tiles_by_rank, whole_tiles
-from schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, slice_positions
-from schemas.sequence import MaskArrays, dense_mask
-from trainer.attention import MaskTensors, bind
-from trainer.attention.exchange import plan_exchange
-from trainer.attention.tiles import list_tiles
-from trainer.distributed.mesh import ContextParallel, build_mesh
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
+from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, slice_positions
+from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.exchange import plan_exchange
+from preshard.trainer.attention.tiles import list_tiles
+from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
 
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64
 CALLS: list[tuple[str, str, dict[str, Any]]] = [

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from machine import hardware
 
-from schemas.sequence import MaskArrays
-from trainer.attention import MaskTensors
-from trainer.attention.kernels import Kernel
-from trainer.attention.kernels.flash_cpu import FlashCPU
-from trainer.attention.kernels.flex import Flex
-from trainer.attention.merge import merge, share
+from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention import MaskTensors
+from preshard.trainer.attention.kernels import Kernel
+from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
+from preshard.trainer.attention.kernels.flex import Flex
+from preshard.trainer.attention.merge import merge, share
 
 TOKENS, DOCUMENT = 2048, 512
 MERGED = (8, 8192, 128)

@@ -18,11 +18,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from chats import STYLES, draw_row, make_folder, renderer_of  # noqa: E402
 
-from packer_service.ingest.render import render  # noqa: E402
-from packer_service.ingest.source.rows import parse_document  # noqa: E402
-from packer_service.ingest.text.chat_process import chat_texts, load_folder  # noqa: E402
-from packer_service.ingest.text.configured import folder_tokenizer  # noqa: E402
-from schemas.config import SpecialTokensConfig  # noqa: E402
+from preshard.packer_service.ingest.render import render  # noqa: E402
+from preshard.packer_service.ingest.source.rows import parse_document  # noqa: E402
+from preshard.packer_service.ingest.text.chat_process import chat_texts, load_folder  # noqa: E402
+from preshard.packer_service.ingest.text.configured import folder_tokenizer  # noqa: E402
+from preshard.schemas.config import SpecialTokensConfig  # noqa: E402
 
 
 def main() -> None:

@@ -37,13 +37,13 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from documents import write_source  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.source.containers.compressed import keep_copy, spooled  # noqa: E402
-from packer_service.ingest.source.file import RowReference, SourceFile  # noqa: E402
-from packer_service.ingest.source.files import list_fragments, read_fragment, read_row  # noqa: E402
-from packer_service.ingest.source.listing import list_sources  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled  # noqa: E402
+from preshard.packer_service.ingest.source.file import RowReference, SourceFile  # noqa: E402
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row  # noqa: E402
+from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 
 SETTINGS = ["seq_len=16384", "layouts=[contiguous]", "ring_degrees=[1]", "cp_sizes=[1]"]
 Row = dict[str, Any]

@@ -33,13 +33,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.ingest.document import Medium  # noqa: E402
-from packer_service.ingest.media import pictures as reading  # noqa: E402
-from packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
-from packer_service.ingest.media.open import open_media  # noqa: E402
-from packer_service.ingest.media.passes import read_pictures  # noqa: E402
-from packer_service.ingest.media.pictures import SKIPPING, PictureReader  # noqa: E402
-from packer_service.ingest.media.video import probe_video  # noqa: E402
+from preshard.packer_service.ingest.document import Medium  # noqa: E402
+from preshard.packer_service.ingest.media import pictures as reading  # noqa: E402
+from preshard.packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
+from preshard.packer_service.ingest.media.open import open_media  # noqa: E402
+from preshard.packer_service.ingest.media.passes import read_pictures  # noqa: E402
+from preshard.packer_service.ingest.media.pictures import SKIPPING, PictureReader  # noqa: E402
+from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 
 FRAME_RATE = 30
 X265 = "log-level=none:pools=1:frame-threads=1"

@@ -26,8 +26,8 @@ from decoding import CODECS, FRAME_RATE, as_packed, every, make_clip, nothing, p
 from machine import hardware  # noqa: E402
 from paired import compare  # noqa: E402
 
-from packer_service.ingest.document import Medium  # noqa: E402
-from packer_service.ingest.media.video import probe_video  # noqa: E402
+from preshard.packer_service.ingest.document import Medium  # noqa: E402
+from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 
 LEAST = 0.98
 """Least "every / now" that is wanted."""

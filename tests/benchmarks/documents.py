@@ -35,9 +35,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from machine import Others, hardware  # noqa: E402
 from processes import PeakMemory, cpu_seconds  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.source.containers.lines import read_lines  # noqa: E402
-from packer_service.ingest.text.tokenizer import load_tokenizer  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.source.containers.lines import read_lines  # noqa: E402
+from preshard.packer_service.ingest.text.tokenizer import load_tokenizer  # noqa: E402
 
 GIB = 1 << 30
 PART = 8 << 20
@@ -76,7 +76,7 @@ def tokenise(path: Path, processes: int) -> tuple[float, float, int]:
 
 
 def pack(source: Path, out: Path, processes: int, settings: list[str], tree: Path = ROOT) -> tuple[float, PeakMemory]:
-    command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out)]
+    command = [sys.executable, "-m", "preshard.packer_service", "pack", str(source), "--out", str(out)]
     options = [word for setting in settings for word in ("--set", setting)]
     begin = time.perf_counter()
     job = subprocess.Popen([*command, "--num-cpus", str(processes), *options], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -88,9 +88,9 @@ def pack(source: Path, out: Path, processes: int, settings: list[str], tree: Pat
 
 ALONE = """
 import json, sys, time
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
 class Quiet:
     def note(self, message): ...
     def step(self, *done, **more): ...

@@ -29,9 +29,9 @@ from machine import hardware  # noqa: E402
 from range_server import Asked, served_ranges  # noqa: E402
 from repack import Mute  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 
 SETTINGS = ["seq_len=8192", "max_images=128"]
 SIZE = (640, 480)

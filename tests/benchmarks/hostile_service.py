@@ -39,9 +39,9 @@ from machine import hardware  # noqa: E402
 from s3_server import BUCKET, s3_store  # noqa: E402
 from service import Client  # noqa: E402
 
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from schemas.config import parse_config  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.schemas.config import parse_config  # noqa: E402
 from tests.support.hostile_datasets import write_hostile  # noqa: E402
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served  # noqa: E402
 from tests.support.slow_store import LATE, NEVER, NEVER_LISTED, slow_store  # noqa: E402

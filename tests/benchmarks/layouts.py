@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import mixtures
 from machine import hardware
 
-from packer_service.layout.deals import round_robin
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.layout.runs import runs_from_owners
-from packer_service.layout.solve import solve_layouts
-from schemas.layout import SCHEMES, TokenLayout
-from schemas.schemes import zigzag_runs
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.deals import round_robin
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
+from preshard.packer_service.layout.runs import runs_from_owners
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.schemas.layout import SCHEMES, TokenLayout
+from preshard.schemas.schemes import zigzag_runs
+from preshard.schemas.sequence import MaskArrays
 
 BLOCK = 128
 NAMES = (*SCHEMES, "head_tail", "round_robin")

@@ -34,17 +34,17 @@ import torch  # noqa: E402
 from machine import hardware  # noqa: E402
 from opening import in_s3, write_dataset  # noqa: E402
 
-from packer_service.packs.crop import Crop  # noqa: E402
-from packer_service.shards.write import Sample, SamplePlace, encode_sample  # noqa: E402
-from schemas.codec import image_member, shard_name  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import SHARDS  # noqa: E402
+from preshard.packer_service.packs.crop import Crop  # noqa: E402
+from preshard.packer_service.shards.write import Sample, SamplePlace, encode_sample  # noqa: E402
+from preshard.schemas.codec import image_member, shard_name  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.manifest import SHARDS  # noqa: E402
+from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
+from preshard.trainer.data.header import crop_edges, read_header  # noqa: E402
+from preshard.trainer.data.loader import PREFETCH, make_loader  # noqa: E402
+from preshard.trainer.data.order import EpochOrder  # noqa: E402
+from preshard.trainer.data.split import plan_split  # noqa: E402
 from tests.support.served import processor_seconds  # noqa: E402
-from trainer.data.dataset import PackedDataset  # noqa: E402
-from trainer.data.header import crop_edges, read_header  # noqa: E402
-from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
-from trainer.data.order import EpochOrder  # noqa: E402
-from trainer.data.split import plan_split  # noqa: E402
 
 FEW = 1_000
 PER_SHARD = 256

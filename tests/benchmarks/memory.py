@@ -29,19 +29,19 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.ingest.source.containers.json_lines import FRAGMENT_BYTES  # noqa: E402
-from packer_service.ingest.source.file import Fragment  # noqa: E402
-from packer_service.job.measure import MEASURED, Measured  # noqa: E402
-from packer_service.job.measured import MeasuredCounts, keep_measured  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.job.plan import PlannedShardRef, read_shard  # noqa: E402
-from packer_service.job.record_file import ShardRecord, encode_record, record_name  # noqa: E402
-from packer_service.job.segments import PLAN_FOLDER  # noqa: E402
-from packer_service.runtime.executors import TaskCounts  # noqa: E402
-from packer_service.shards.store import Folder  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import WORK, ShardEntry  # noqa: E402
-from schemas.tables import DOCUMENTS, PACKS, TABLES  # noqa: E402
+from preshard.packer_service.ingest.source.containers.json_lines import FRAGMENT_BYTES  # noqa: E402
+from preshard.packer_service.ingest.source.file import Fragment  # noqa: E402
+from preshard.packer_service.job.measure import MEASURED, Measured  # noqa: E402
+from preshard.packer_service.job.measured import MeasuredCounts, keep_measured  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.job.plan import PlannedShardRef, read_shard  # noqa: E402
+from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name  # noqa: E402
+from preshard.packer_service.job.segments import PLAN_FOLDER  # noqa: E402
+from preshard.packer_service.runtime.executors import TaskCounts  # noqa: E402
+from preshard.packer_service.shards.store import Folder  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.manifest import WORK, ShardEntry  # noqa: E402
+from preshard.schemas.tables import DOCUMENTS, PACKS, TABLES  # noqa: E402
 
 ROW_BYTES = 512
 PER_FRAGMENT = FRAGMENT_BYTES // ROW_BYTES

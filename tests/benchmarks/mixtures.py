@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
+from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
 SEQ_LEN = 36_864
 

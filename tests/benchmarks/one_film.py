@@ -32,13 +32,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from decoding import CODECS, FRAME_RATE, floor, make_clip, recorded  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.document import Medium  # noqa: E402
-from packer_service.ingest.media.image import encode_image  # noqa: E402
-from packer_service.ingest.media.shared import Picture, encoded_pictures  # noqa: E402
-from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.document import Medium  # noqa: E402
+from preshard.packer_service.ingest.media.image import encode_image  # noqa: E402
+from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures  # noqa: E402
+from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 
 SIZE = (378, 378)
 PART_SECONDS = 60

@@ -34,8 +34,8 @@ import pyarrow.parquet as pq  # noqa: E402
 from machine import hardware  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
-from trainer.data.dataset import PackedDataset  # noqa: E402
-from trainer.data.order import EpochOrder  # noqa: E402
+from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
+from preshard.trainer.data.order import EpochOrder  # noqa: E402
 
 GROUP_ROWS = 65_536
 SAMPLE_BYTES = 11_000_000
@@ -55,10 +55,10 @@ def write_dataset(
         config: the dataset's configuration; by default the usual one.
         places: where some packs really lie, by their number.
     """
-    from schemas.codec import encode_json
-    from schemas.config import PackConfig
-    from schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TableEntry, TokenizerEntry
-    from schemas.manifest_parts import manifest_parts
+    from preshard.schemas.codec import encode_json
+    from preshard.schemas.config import PackConfig
+    from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TableEntry, TokenizerEntry
+    from preshard.schemas.manifest_parts import manifest_parts
 
     digest, size = write_packs(folder / "packs.parquet", packs, per_shard, places or {})
     config = (config or PackConfig()).model_copy(update={"packs_per_shard": per_shard})
@@ -99,7 +99,7 @@ def write_packs(path: Path, packs: int, per_shard: int, places: Mapping[int, Any
     """Hash and size of the table."""
     import hashlib
 
-    from schemas.tables import PACKS
+    from preshard.schemas.tables import PACKS
 
     rng = np.random.default_rng(0)
     with pq.ParquetWriter(path, PACKS, compression="zstd") as writer:

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from machine import hardware
 
-from schemas.layout import TokenLayout
-from schemas.sequence import MaskArrays
-from trainer.attention import Attend, MaskTensors, bind
-from trainer.distributed.mesh import build_mesh
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention import Attend, MaskTensors, bind
+from preshard.trainer.distributed.mesh import build_mesh
 
 RANKS, HEADS, KV_HEADS, HEAD_DIM, DOCUMENT = 2, 8, 4, 64, 512
 

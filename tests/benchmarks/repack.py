@@ -43,16 +43,16 @@ from machine import hardware  # noqa: E402
 from processes import cpu_seconds  # noqa: E402
 from reading import write_source  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.layout.mask import MaskIndex  # noqa: E402
-from packer_service.packs.pack import configured_layouts  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from schemas.checksum import crc32c  # noqa: E402
-from schemas.codec import decode_manifest, encode_layouts, encode_sequence  # noqa: E402
-from schemas.config import stored_config  # noqa: E402
-from schemas.header import decode_header  # noqa: E402
-from schemas.manifest import MANIFEST, SHARDS  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
+from preshard.packer_service.packs.pack import configured_layouts  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.schemas.checksum import crc32c  # noqa: E402
+from preshard.schemas.codec import decode_manifest, encode_layouts, encode_sequence  # noqa: E402
+from preshard.schemas.config import stored_config  # noqa: E402
+from preshard.schemas.header import decode_header  # noqa: E402
+from preshard.schemas.manifest import MANIFEST, SHARDS  # noqa: E402
 
 TWICE = ["seq_len=73728", "max_images=768"]
 """Twice the defaults."""

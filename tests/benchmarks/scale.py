@@ -40,11 +40,11 @@ from mixtures import MIXTURES  # noqa: E402
 from scale_drawn import PER_FRAGMENT, draw, write_lengths  # noqa: E402
 from scale_driver import DP_SIZE, Peak, Quiet, drive  # noqa: E402
 
-from packer_service.job.partition import PARTITION_ROWS  # noqa: E402
-from packer_service.job.preview_lengths import plan_lengths  # noqa: E402
-from packer_service.job.runs import RUN_ROWS  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import WORK  # noqa: E402
+from preshard.packer_service.job.partition import PARTITION_ROWS  # noqa: E402
+from preshard.packer_service.job.preview_lengths import plan_lengths  # noqa: E402
+from preshard.packer_service.job.runs import RUN_ROWS  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.manifest import WORK  # noqa: E402
 
 PROVING_KILLS = 5
 FIRST_HASHES = "first.json"

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from mixtures import lengths
 
-from packer_service.job.measure import MEASURED, Measured
-from packer_service.job.measured import keep_measured
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.manifest import WORK
+from preshard.packer_service.job.measure import MEASURED, Measured
+from preshard.packer_service.job.measured import keep_measured
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import WORK
 
 PER_FRAGMENT = 62_500
 

@@ -15,14 +15,14 @@ from typing import Any
 from scale_drawn import N_FRAGMENTS
 from scale_tables import FEW_LOADS, write_tables
 
-from packer_service.ingest.source.file import Fragment, SourceFile
-from packer_service.job.measured import find_measured
-from packer_service.job.partitions import PartitionPlanner
-from packer_service.job.plan import Planned
-from packer_service.plan.order import straggler_ratio
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.manifest import WORK
+from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.job.measured import find_measured
+from preshard.packer_service.job.partitions import PartitionPlanner
+from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.plan.order import straggler_ratio
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import WORK
 
 DP_SIZE = 64
 TASKS_OF_A_PROCESS = 8

@@ -26,11 +26,11 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import av  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import Manifest  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.manifest import Manifest  # noqa: E402
 
 SMALL_FILE_REQUESTS = 2
 """Requests for a medium: its size and its bytes."""

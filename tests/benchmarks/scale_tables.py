@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packer_service.ingest.packed.settings import packed_target
-from packer_service.job.finish import finish
-from packer_service.job.plan import Planned, PlannedShardRef
-from packer_service.job.record_file import ShardRecord, encode_record, record_name
-from packer_service.job.segments import PLAN_FOLDER, segment_batches
-from packer_service.plan.cost import CostModel
-from packer_service.shards.store import Folder
-from schemas.balance import load_groups
-from schemas.codec import sample_key
-from schemas.config import PackConfig
-from schemas.manifest import WORK, ShardEntry
-from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS
+from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.job.finish import finish
+from preshard.packer_service.job.plan import Planned, PlannedShardRef
+from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name
+from preshard.packer_service.job.segments import PLAN_FOLDER, segment_batches
+from preshard.packer_service.plan.cost import CostModel
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.balance import load_groups
+from preshard.schemas.codec import sample_key
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import WORK, ShardEntry
+from preshard.schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS
 
 PER_TASK = 32
 """Shards of a task: a task of one would be over before the next one is given out."""

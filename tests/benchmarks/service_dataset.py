@@ -17,16 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mixtures import lengths
 
-from packer_service.job.tables import ENCODINGS, GROUP_ROWS
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.make import make_plan
-from packer_service.plan.plan import Plan
-from packer_service.report.what_if import solve_lengths
-from schemas.balance import BalanceOrder
-from schemas.codec import encode_json, sample_key, seal_manifest, shard_name
-from schemas.config import PackConfig
-from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
-from schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS
+from preshard.packer_service.job.tables import ENCODINGS, GROUP_ROWS
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.plan import Plan
+from preshard.packer_service.report.what_if import solve_lengths
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.codec import encode_json, sample_key, seal_manifest, shard_name
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
+from preshard.schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS
 
 SOLVED = 128
 MIXTURE = "mixed"

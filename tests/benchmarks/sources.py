@@ -15,13 +15,13 @@ import time
 import numpy as np
 from machine import hardware
 
-from packer_service.plan.blend import STRETCH, tokens_by_source
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.make import make_plan
-from packer_service.plan.order import straggler_ratio
-from packer_service.plan.plan import Plan
-from schemas.config import PackConfig
-from trainer.data.mixture import turns, whole_shares
+from preshard.packer_service.plan.blend import STRETCH, tokens_by_source
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.order import straggler_ratio
+from preshard.packer_service.plan.plan import Plan
+from preshard.schemas.config import PackConfig
+from preshard.trainer.data.mixture import turns, whole_shares
 
 DOCUMENTS = 200_000
 

@@ -34,13 +34,13 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from packer_service.layout.solve import solve_layouts  # noqa: E402
-from schemas.layout import TILE, TokenLayout, rank_positions, slice_positions  # noqa: E402
-from schemas.sequence import MaskArrays  # noqa: E402
-from trainer.attention import MaskTensors, bind  # noqa: E402
-from trainer.attention.kernels import kernel_for  # noqa: E402
-from trainer.attention.kernels.whole import Whole  # noqa: E402
-from trainer.distributed.mesh import build_mesh  # noqa: E402
+from preshard.packer_service.layout.solve import solve_layouts  # noqa: E402
+from preshard.schemas.layout import TILE, TokenLayout, rank_positions, slice_positions  # noqa: E402
+from preshard.schemas.sequence import MaskArrays  # noqa: E402
+from preshard.trainer.attention import MaskTensors, bind  # noqa: E402
+from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
+from preshard.trainer.attention.kernels.whole import Whole  # noqa: E402
+from preshard.trainer.distributed.mesh import build_mesh  # noqa: E402
 
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
 KIND = {"balanced_gather": "gather"}
@@ -138,7 +138,7 @@ def on_a_rank(rank: int, size: int, folder: str, device: str, mask: MaskArrays, 
 
 
 def _model(seq_len: int, device: str) -> Any:
-    from trainer.models.interface import PACKED, register_attention
+    from preshard.trainer.models.interface import PACKED, register_attention
 
     transformers = register_attention()
     config = transformers.Qwen3Config(
@@ -151,7 +151,7 @@ def _model(seq_len: int, device: str) -> Any:
 
 
 def _step(model: Any, mask: MaskArrays, layout: TokenLayout, cp: Any, clock: Clock) -> None:
-    from trainer.models.loss import loss_sum
+    from preshard.trainer.models.loss import loss_sum
 
     with clock.part("data"):
         tensors = MaskTensors.from_arrays(mask).to(torch.device(clock.device))

@@ -31,16 +31,16 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from machine import hardware  # noqa: E402
 from scale_tables import balance_rows  # noqa: E402
 
-from packer_service.ingest.packed.settings import packed_target  # noqa: E402
-from packer_service.job.tables import write_table  # noqa: E402
-from packer_service.shards.store import Folder  # noqa: E402
-from schemas.balance import BalanceOrder  # noqa: E402
-from schemas.codec import encode_json, sample_key, shard_name  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.identity import dataset_id  # noqa: E402
-from schemas.manifest import FORMAT_VERSION, MANIFEST, Counts, ManifestHead, ShardEntry  # noqa: E402
-from schemas.manifest_parts import manifest_parts  # noqa: E402
-from schemas.tables import DOCUMENTS, PACKS, REJECTS, TABLES  # noqa: E402
+from preshard.packer_service.ingest.packed.settings import packed_target  # noqa: E402
+from preshard.packer_service.job.tables import write_table  # noqa: E402
+from preshard.packer_service.shards.store import Folder  # noqa: E402
+from preshard.schemas.balance import BalanceOrder  # noqa: E402
+from preshard.schemas.codec import encode_json, sample_key, shard_name  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.identity import dataset_id  # noqa: E402
+from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, Counts, ManifestHead, ShardEntry  # noqa: E402
+from preshard.schemas.manifest_parts import manifest_parts  # noqa: E402
+from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS, TABLES  # noqa: E402
 
 CONFIG = PackConfig(
     packs_per_shard=256, layouts=("zigzag", "balanced_gather"), ring_degrees=(1, 8), cp_sizes=(8,), max_images=None
@@ -51,11 +51,12 @@ PACKS_EACH = 6_000
 """Packs that are made at a time."""
 
 COMMANDS = {
-    "report": "from packer_service.report.dataset import report_dataset as f; answer = f(at).model_dump_json()",
-    "verify": "from packer_service.verify import verify_dataset as f; "
+    "report": "from preshard.packer_service.report.dataset import report_dataset as f; "
+    "answer = f(at).model_dump_json()",
+    "verify": "from preshard.packer_service.verify import verify_dataset as f; "
     "answer = json.dumps(f(at, processes=1, progress=Quiet()).as_json())",
-    "plan": "from packer_service.job.preview_tables import plan_tables as f; "
-    "from packer_service.config import load_config; "
+    "plan": "from preshard.packer_service.job.preview_tables import plan_tables as f; "
+    "from preshard.packer_service.config import load_config; "
     "answer = f([at], load_config(None, ['seq_len=73728'], [at]), Quiet()).model_dump_json()",
 }
 """What runs in each tree."""

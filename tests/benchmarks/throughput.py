@@ -44,25 +44,25 @@ from machine import Others, hardware  # noqa: E402
 from processes import cpu_seconds  # noqa: E402
 from reading import write_source  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.media.isolated import probe  # noqa: E402
-from packer_service.ingest.media.pixels import SCALING  # noqa: E402
-from packer_service.ingest.model import packed_for  # noqa: E402
-from packer_service.ingest.source.file import Fragment  # noqa: E402
-from packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
-from packer_service.ingest.source.listing import list_sources  # noqa: E402
-from packer_service.ingest.source.rows import parse_document  # noqa: E402
-from packer_service.job import pack as job  # noqa: E402
-from packer_service.job.measured import measure_and_keep  # noqa: E402
-from packer_service.job.partitions import PartitionPlanner  # noqa: E402
-from packer_service.job.plan import Planned, PlannedShard, read_shard  # noqa: E402
-from packer_service.job.records import build_and_keep  # noqa: E402
-from packer_service.job.segments import PLAN_FOLDER  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
-from packer_service.shards.store import Folder  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.manifest import WORK  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.media.isolated import probe  # noqa: E402
+from preshard.packer_service.ingest.media.pixels import SCALING  # noqa: E402
+from preshard.packer_service.ingest.model import packed_for  # noqa: E402
+from preshard.packer_service.ingest.source.file import Fragment  # noqa: E402
+from preshard.packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
+from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
+from preshard.packer_service.ingest.source.rows import parse_document  # noqa: E402
+from preshard.packer_service.job import pack as job  # noqa: E402
+from preshard.packer_service.job.measured import measure_and_keep  # noqa: E402
+from preshard.packer_service.job.partitions import PartitionPlanner  # noqa: E402
+from preshard.packer_service.job.plan import Planned, PlannedShard, read_shard  # noqa: E402
+from preshard.packer_service.job.records import build_and_keep  # noqa: E402
+from preshard.packer_service.job.segments import PLAN_FOLDER  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
+from preshard.packer_service.shards.store import Folder  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.manifest import WORK  # noqa: E402
 
 
 class Quiet:
@@ -226,7 +226,17 @@ def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
         pass
     finally:
         job._commit = commit
-    command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "preshard.packer_service",
+        "pack",
+        str(source),
+        "--out",
+        str(out),
+        "--num-cpus",
+        "2",
+    ]
     settings = ["--set", f"packs_per_shard={config.packs_per_shard}"]
     for what in ("an empty remainder, Ray's start included", "a finished dataset"):
         begin = time.perf_counter()

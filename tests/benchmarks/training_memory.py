@@ -49,13 +49,13 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     torch.set_num_threads(1)
     if name in CHUNKS:
         return _loss_alone(CHUNKS[name], sizes)
-    from schemas.layout import TokenLayout
-    from schemas.sequence import MaskArrays
-    from trainer.attention import MaskTensors, bind
-    from trainer.distributed.mesh import ContextParallel
-    from trainer.models.interface import PACKED, register_attention
-    from trainer.models.loss import loss_sum
-    from trainer.models.memory import save_memory
+    from preshard.schemas.layout import TokenLayout
+    from preshard.schemas.sequence import MaskArrays
+    from preshard.trainer.attention import MaskTensors, bind
+    from preshard.trainer.distributed.mesh import ContextParallel
+    from preshard.trainer.models.interface import PACKED, register_attention
+    from preshard.trainer.models.loss import loss_sum
+    from preshard.trainer.models.memory import save_memory
 
     transformers = register_attention()
     tokens, heads = sizes["tokens"], sizes["hidden"] // 64
@@ -95,7 +95,7 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
 def _loss_alone(logits_bytes: int, sizes: dict[str, int]) -> dict[str, float]:
     import torch
 
-    from trainer.models.loss import loss_sum
+    from preshard.trainer.models.loss import loss_sum
 
     torch.manual_seed(0)
     hidden = torch.randn(sizes["tokens"] // 4, sizes["hidden"], requires_grad=True)

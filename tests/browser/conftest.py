@@ -18,10 +18,10 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
-from packer_service.http.app import create_app
-from packer_service.http.settings import ServiceSettings
-from packer_service.report.what_if import plan_table
-from schemas.config import PackConfig, parse_config
+from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.packer_service.report.what_if import plan_table
+from preshard.schemas.config import PackConfig, parse_config
 
 CHROMIUM_FLAGS = [
     # Tests may run as root in a container, where the sandbox cannot start.
@@ -109,8 +109,8 @@ def _linked(source: Path, target: Path) -> None:
 @pytest.fixture(scope="session")
 def hostile_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackConfig, progress: Any) -> Path:
     """A dataset whose ids, sources, texts and messages are markup, with ids that need encoding in an address."""
-    from packer_service.job.pack import pack
-    from packer_service.runtime.executors import PlainExecutor
+    from preshard.packer_service.job.pack import pack
+    from preshard.packer_service.runtime.executors import PlainExecutor
 
     folder = tmp_path_factory.mktemp("hostile")
     rows = [
@@ -127,8 +127,8 @@ def hostile_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackC
 @pytest.fixture(scope="session")
 def empty_dataset(tmp_path_factory: pytest.TempPathFactory, tiny_config: PackConfig, progress: Any) -> Path:
     """A dataset whose only row was rejected."""
-    from packer_service.job.pack import pack
-    from packer_service.runtime.executors import PlainExecutor
+    from preshard.packer_service.job.pack import pack
+    from preshard.packer_service.runtime.executors import PlainExecutor
 
     folder = tmp_path_factory.mktemp("empty")
     (folder / "rows.jsonl").write_text(json.dumps({"id": "blank", "text": " "}))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.settings import ServiceSettings
 
 
 def test_data_never_becomes_markup(reader: Callable[..., Any], markup: str) -> None:

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from page import PackOn, command
 from ray_nodes import QUICK, Machine, Node
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
 
 # At import, since the Ray that all tests share has the environment of its start.
 for _name, _value in QUICK.items():

@@ -14,8 +14,8 @@ from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from packer_service.runtime.executors import Executor
-from packer_service.shards.store import Folder
+from preshard.packer_service.runtime.executors import Executor
+from preshard.packer_service.shards.store import Folder
 
 DOOMED = "PRESHARD_TEST_DOOMED_NODE"
 """In the environment of the node that will be lost."""

@@ -15,9 +15,9 @@ from page import PackOn
 from process_trees import kill_tree
 from ray_nodes import Machine, Node, ThisMachine, ray_node, shards
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
 from tests.cluster.half_shards import DOOMED, HoldingExecutor
 
 LOOK_SECONDS = 0.05
@@ -45,7 +45,7 @@ def test_a_node_that_is_lost_in_the_middle_costs_its_tasks_alone(
     """Fails when the loss of a node ends the job, loses or doubles what ran there, or leaves half of a shard."""
     import ray
 
-    from packer_service.runtime.ray import ray_cluster
+    from preshard.packer_service.runtime.ray import ray_cluster
 
     out, marker, is_over = tmp_path / "dataset", tmp_path / "marker", threading.Event()
     address = ray.get_runtime_context().gcs_address

@@ -10,7 +10,7 @@ import pytest
 from page import INSTALLED, UPLOADING, command, submitted
 from ray_nodes import Machine, ray_node
 
-from packer_service.verify import verify_dataset
+from preshard.packer_service.verify import verify_dataset
 
 
 @pytest.mark.cluster

@@ -39,7 +39,7 @@ def agent(made_once: Any) -> Agent:
         given = [*given_for(texts), f"--steps={STEPS}", "--ring=2", "--layout=zigzag", "--dtype=float64"]
         given += [f"--metrics={metrics}", *(f"--{name}={value}" for name, value in more.items())]
         given += ["--save-every=1", "--resume"] if "checkpoint" in more else []
-        command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "trainer.train", *given]
+        command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "preshard.train", *given]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
         with metrics.with_name("said").open("ab") as said:
             process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)

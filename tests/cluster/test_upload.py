@@ -31,7 +31,7 @@ def test_what_is_uploaded_is_what_packs(
     with zipfile.ZipFile(wheel) as whole:
         ours = [name for name in whole.namelist() if name.startswith(("packer_service/", "schemas/"))]
         packed = {name: whole.read(name) for name in ours}
-    pack = [machine.python, "-m", "packer_service", "pack", "/nowhere", "--out", str(tmp_path / "out")]
+    pack = [machine.python, "-m", "preshard.packer_service", "pack", "/nowhere", "--out", str(tmp_path / "out")]
     assert machine.run(pack, checkout).stderr == "preshard: SOURCE /nowhere: no such file or folder\n"
     assert any(name.endswith("/job/pack.py") for name in packed)
     assert {name: (checkout / name).read_bytes() for name in packed if (checkout / name).is_file()} == packed

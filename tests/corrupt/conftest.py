@@ -22,27 +22,27 @@ import pyarrow.parquet as pq
 import pytest
 from known_shards import KnownShards
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.needs import key_blocks_needed
-from packer_service.packs.balance import BalanceRows
-from packer_service.packs.figures import UnitTotals, pack_figures
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import Verdict
-from schemas.balance import BalanceOrder
-from schemas.checksum import crc32c
-from schemas.codec import encode_index, seal_manifest, tar_member
-from schemas.codec import encode_json as encode_record
-from schemas.config import parse_config
-from schemas.header import read_member
-from schemas.identity import dataset_id
-from schemas.layout import TokenLayout
-from schemas.manifest import Manifest
-from schemas.npz import decode_arrays, encode_arrays
-from schemas.schemes import segment_edges, zigzag_runs
-from schemas.sequence import PackedSequence
-from schemas.tables import TABLES
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.needs import key_blocks_needed
+from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.figures import UnitTotals, pack_figures
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import Verdict
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.checksum import crc32c
+from preshard.schemas.codec import encode_index, seal_manifest, tar_member
+from preshard.schemas.codec import encode_json as encode_record
+from preshard.schemas.config import parse_config
+from preshard.schemas.header import read_member
+from preshard.schemas.identity import dataset_id
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import Manifest
+from preshard.schemas.npz import decode_arrays, encode_arrays
+from preshard.schemas.schemes import segment_edges, zigzag_runs
+from preshard.schemas.sequence import PackedSequence
+from preshard.schemas.tables import TABLES
 
 
 class Silent:

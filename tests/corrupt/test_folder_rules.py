@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.errors import FORMAT_RULES
-from schemas.tables import TABLES
+from preshard.schemas.errors import FORMAT_RULES
+from preshard.schemas.tables import TABLES
 
 breaks = pytest.mark.breaks
 REJECTS = "rejects.parquet"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from packer_service.verify import Verdict
+from preshard.packer_service.verify import Verdict
 
 DAMAGES = ("flip", "cut", "zero", "repeat", "insert")
 
@@ -84,7 +84,7 @@ def test_tables_that_lie_are_reported(editable: Any, verify: Callable[[Path], Ve
 
 def test_a_location_that_is_no_folder_is_the_users_mistake(tmp_path: Path, verify: Callable[[Path], Verdict]) -> None:
     """Fails when a mistyped path is called a broken dataset."""
-    from schemas.errors import ConfigError
+    from preshard.schemas.errors import ConfigError
 
     with pytest.raises(ConfigError, match="no such folder"):
         verify(tmp_path / "nowhere")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from schemas.boundaries import image_edges, smallest_limit
-from schemas.errors import FORMAT_RULES
-from schemas.layout import boundaries_from_edges
+from preshard.schemas.boundaries import image_edges, smallest_limit
+from preshard.schemas.errors import FORMAT_RULES
+from preshard.schemas.layout import boundaries_from_edges
 
 breaks = pytest.mark.breaks
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import tar_member
-from schemas.errors import FORMAT_RULES
+from preshard.schemas.codec import tar_member
+from preshard.schemas.errors import FORMAT_RULES
 
 breaks = pytest.mark.breaks
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer_service.packs.positions import grid_positions
-from packer_service.verify import Verdict
-from schemas.checksum import crc32c
+from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.verify import Verdict
+from preshard.schemas.checksum import crc32c
 
 MERGE = 2
 """A crop of the tiny configuration has 4 x 4 patches and four rows."""
@@ -261,7 +261,7 @@ def test_pictures_of_different_sizes_are_read(
 
     from PIL import Image
 
-    from trainer.data import PackedDataset
+    from preshard.trainer.data import PackedDataset
 
     data = editable_of(shutil.copytree(for_a_model.path, tmp_path / "dataset"))
     noise = np.random.default_rng(0)

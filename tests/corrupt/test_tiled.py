@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.demo.model import write_model_folder
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import Verdict
+from preshard.packer_service.config import load_config
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import Verdict
 
 SIZES = ((60, 40), (300, 90), (200, 220))
 """Of photographs: one for a single tile, and two that are cut."""

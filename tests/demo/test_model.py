@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers_alone import load_transformers
 
-from packer_service.cli.run import cli
-from packer_service.demo import packages
-from packer_service.demo.model import FAMILIES, write_model_folder
-from packer_service.demo.vocabulary import qwen_tokenizer
-from schemas.errors import ConfigError, PreshardError
+from preshard.packer_service.cli.run import cli
+from preshard.packer_service.demo import packages
+from preshard.packer_service.demo.model import FAMILIES, write_model_folder
+from preshard.packer_service.demo.vocabulary import qwen_tokenizer
+from preshard.schemas.errors import ConfigError, PreshardError
 
 TEXT = "Don't panic:  it's 12345 o'clock!\n\n\tdef f(x): return x ** 2  # naïve café, 你好, Привет\r\n"
 

@@ -11,21 +11,21 @@ import av
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.demo import packages
-from packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
-from packer_service.demo.videos import RECIPES, Clips, encode
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.video import probe_video
-from packer_service.ingest.source.files import list_fragments
-from packer_service.ingest.source.listing import list_sources
-from packer_service.job.measure import measure_fragment
-from packer_service.job.measured import keep_measured
-from packer_service.job.partitions import PartitionPlanner
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import ConsoleProgress
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.errors import REJECT_CODES, ConfigError, PreshardError
+from preshard.packer_service.demo import packages
+from preshard.packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
+from preshard.packer_service.demo.videos import RECIPES, Clips, encode
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.video import probe_video
+from preshard.packer_service.ingest.source.files import list_fragments
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.job.measure import measure_fragment
+from preshard.packer_service.job.measured import keep_measured
+from preshard.packer_service.job.partitions import PartitionPlanner
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import REJECT_CODES, ConfigError, PreshardError
 
 
 @pytest.fixture(scope="module")

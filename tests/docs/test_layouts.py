@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from schemas.layout import SCHEMES
-from schemas.sequence import dense_mask
+from preshard.schemas.layout import SCHEMES
+from preshard.schemas.sequence import dense_mask
 
 RING = 4
 DRAWN = ["zigzag", "balanced_ring"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Error
 
-from packer_service.report.dataset import report_dataset
-from schemas.errors import REJECT_CODES
+from preshard.packer_service.report.dataset import report_dataset
+from preshard.schemas.errors import REJECT_CODES
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,10 @@ def test_the_pages_and_the_reference_build_without_a_warning(tmp_path: Path) -> 
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.stderr == ""
     assert built.returncode == 0
-    assert b"trainer.data.dataset.PackedDataset" in (tmp_path / ".doctrees/reference/trainer.doctree").read_bytes()
+    assert (
+        b"preshard.trainer.data.dataset.PackedDataset"
+        in (tmp_path / ".doctrees/reference/trainer.doctree").read_bytes()
+    )
 
 
 def test_code_on_the_pages_reads_as_its_language() -> None:

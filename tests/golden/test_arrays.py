@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.version import VERSION
+from preshard.schemas.version import VERSION
 
 PINNED = json.loads((Path(__file__).parent / "arrays.json").read_text(encoding="utf-8"))
 
@@ -34,7 +34,8 @@ def digests(dataset: Path) -> dict[str, str]:
 def test_arrays_are_the_same_on_every_machine(tiny_dataset: Path) -> None:
     """Fails when tokens, labels, masks or layouts change without a new version, or differ between machines.
 
-    When the change is meant: raise ``schemas.version.VERSION`` and write what this test prints to ``arrays.json``.
+    When the change is meant: raise ``preshard.schemas.version.VERSION`` and write what this test prints to
+    ``arrays.json``.
     """
     found = {"version": VERSION, "arrays": digests(tiny_dataset)}
     assert found == PINNED, json.dumps(found, indent=1)

@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer_service.layout.blocks import block_map
-from packer_service.layout.deals import consecutive, longest_first, round_robin
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.schemes.balanced_gather import gather_owners
-from packer_service.layout.schemes.balanced_ring import ring_owners
-from packer_service.layout.solve import solve_layouts
-from packer_service.plan.blend import blended_order
-from packer_service.plan.mixture import count_copies, take
-from packer_service.plan.order import step_order
-from packer_service.plan.pack import pack_documents
-from schemas.boundaries import image_edges
-from schemas.layout import SCHEMES
-from schemas.sequence import MaskArrays
-from schemas.version import VERSION
+from preshard.packer_service.layout.blocks import block_map
+from preshard.packer_service.layout.deals import consecutive, longest_first, round_robin
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
+from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.mixture import count_copies, take
+from preshard.packer_service.plan.order import step_order
+from preshard.packer_service.plan.pack import pack_documents
+from preshard.schemas.boundaries import image_edges
+from preshard.schemas.layout import SCHEMES
+from preshard.schemas.sequence import MaskArrays
+from preshard.schemas.version import VERSION
 
 PINNED = json.loads((Path(__file__).parent / "plans.json").read_text(encoding="utf-8"))
 
@@ -174,7 +174,8 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
 def test_searches_find_the_same_on_every_machine(case: str) -> None:
     """Fails when a plan or a layout changes without a new version, or differs between machines.
 
-    When the change is meant: raise ``schemas.version.VERSION`` and write what this test prints to ``plans.json``.
+    When the change is meant: raise ``preshard.schemas.version.VERSION`` and write what this test prints to
+    ``plans.json``.
     """
     found = np.ascontiguousarray(CASES[case](), np.int64)
     digest = hashlib.sha256(found.tobytes()).hexdigest()

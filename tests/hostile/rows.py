@@ -27,9 +27,9 @@ from hostile_tables import damaged_parquet, parquet, typed_tables  # noqa: E402
 from machine import hardware  # noqa: E402
 from run import pack  # noqa: E402
 
-from packer_service.ingest.source.files import list_fragments, read_fragment  # noqa: E402
-from packer_service.ingest.source.listing import list_sources  # noqa: E402
-from schemas.errors import REJECT_CODES, ConfigError  # noqa: E402
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment  # noqa: E402
+from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
+from preshard.schemas.errors import REJECT_CODES, ConfigError  # noqa: E402
 
 
 def main() -> None:

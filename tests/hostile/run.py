@@ -34,13 +34,13 @@ from hostile_corpus import damaged, lies, row_id, seed_files, slow, write_corpus
 from machine import hardware  # noqa: E402
 from processes import PeakMemory  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.ingest.document import Medium  # noqa: E402
-from packer_service.ingest.families.family import CropShape  # noqa: E402
-from packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
-from packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
-from schemas.config import PackConfig  # noqa: E402
-from schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.document import Medium  # noqa: E402
+from preshard.packer_service.ingest.families.family import CropShape  # noqa: E402
+from preshard.packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
+from preshard.packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
+from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
 
 SETTINGS = [
     *("seq_len=2048", "vision.image_size=56", "vision.pool_size=2", "vision.max_crops=6", "video.max_frames=32"),
@@ -72,7 +72,7 @@ def main() -> None:
 
 def pack(folder: Path, *extra: str) -> list[str]:
     """Packs ``folder/corpus`` into ``folder/dataset`` and verifies it; prints time and memory, returns the faults."""
-    program = [sys.executable, "-m", "packer_service"]
+    program = [sys.executable, "-m", "preshard.packer_service"]
     settings = [word for setting in (*SETTINGS, *extra) for word in ("--set", setting)]
     places = [str(folder / "corpus"), "--out", str(folder / "dataset")]
     begin = time.monotonic()

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
-from schemas.errors import REJECT_CODES
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.errors import REJECT_CODES
 
 SETTINGS = [
     *("seq_len=1024", "vision.image_size=28", "vision.pool_size=2", "vision.max_crops=6", "video.max_frames=16"),

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.ingest.source.files import list_fragments, read_fragment
-from packer_service.ingest.source.listing import list_sources
-from packer_service.job.measure import measure_fragment
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
-from schemas.errors import REJECT_CODES, ConfigError, DocumentError
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.job.measure import measure_fragment
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.errors import REJECT_CODES, ConfigError, DocumentError
 
 SETTINGS = [
     *("seq_len=1024", "vision.image_size=28", "vision.pool_size=2", "layouts=[contiguous]"),

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
 
 SIDE = 28
 SETTINGS = [

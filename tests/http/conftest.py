@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.http.app import create_app
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.settings import ServiceSettings
 
 Start = Callable[..., TestClient]
 PATIENT: dict[str, Any] = {"request_seconds": 240.0, "plan_seconds": 240.0}

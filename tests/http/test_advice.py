@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.cli import main
-from packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.cli import main
+from preshard.packer_service.report.advice.question import AdviceQuestion
 
 ADVICE = "/v1/datasets/tiny/advice"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.http.middleware.compress import LEAST_BYTES, accepts_gzip
+from preshard.packer_service.http.middleware.compress import LEAST_BYTES, accepts_gzip
 
 
 def test_text_is_compressed_for_who_reads_it_and_pictures_are_not(client: TestClient) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from packer_service.http.connections import MOST_HEADER_BYTES, BoundedConnection
+from preshard.packer_service.http.connections import MOST_HEADER_BYTES, BoundedConnection
 
 Asked = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from fastapi.testclient import TestClient
 
-from packer_service.http.answers.derive import derive
-from packer_service.http.dataset.derived import DerivedFolder, folder_name
-from packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.answers.derive import derive
+from preshard.packer_service.http.dataset.derived import DerivedFolder, folder_name
+from preshard.packer_service.http.dataset.reader import Dataset
 from tests.support.served import served
 
 Start = Callable[..., TestClient]

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import measure_layout
-from packer_service.report.dataset import report_dataset
-from schemas.codec import decode_head, decode_layouts, decode_sequence
-from schemas.layout import TokenLayout, rank_positions, slice_positions
-from schemas.manifest import SampleHead
-from schemas.sequence import PackedSequence, dense_mask
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import measure_layout
+from preshard.packer_service.report.dataset import report_dataset
+from preshard.schemas.codec import decode_head, decode_layouts, decode_sequence
+from preshard.schemas.layout import TokenLayout, rank_positions, slice_positions
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import PackedSequence, dense_mask
 
 BASE = "/v1/datasets/tiny"
 SEQ_LEN = 1024
@@ -337,8 +337,8 @@ def test_the_mask_picture_is_the_dense_mask_in_cells(client: TestClient, path: P
 
 def test_text_is_what_the_tokens_spell_and_marks_carries_loss(client: TestClient, path: Path, n_packs: int) -> None:
     """Fails when a span mixes kinds, the loss is marked one token off, or images name another crop."""
-    from packer_service.ingest.text.tokenizer import load_tokenizer
-    from schemas.config import SpecialTokensConfig
+    from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+    from preshard.schemas.config import SpecialTokensConfig
 
     tokenizer = load_tokenizer("tekken", SpecialTokensConfig())
     spelled: list[str] = []

@@ -19,8 +19,8 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.http.pool.template import Template
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.pool.template import Template
+from preshard.packer_service.http.settings import ServiceSettings
 from tests.support.hostile_datasets import write_hostile
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served
 

@@ -67,7 +67,7 @@ def test_a_manifest_names_no_file_outside_of_its_dataset(
     root: Path, start: Callable[..., TestClient], tmp_path: Path
 ) -> None:
     """Fails when a hostile dataset, its hashes all in order, makes the service read another file."""
-    from schemas.codec import decode_manifest, encode_json, seal_manifest
+    from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
 
     (tmp_path / "secret.tar").write_bytes(SECRET.encode() * 100)
     path = root / "one" / "manifest.json"
@@ -98,7 +98,7 @@ def test_a_tokenizer_is_opened_only_where_the_service_was_told(
     root: Path, start: Callable[..., TestClient], tmp_path: Path
 ) -> None:
     """Fails when the path in a dataset's configuration, which any manifest can set, is opened."""
-    from schemas.codec import decode_manifest, encode_json, seal_manifest
+    from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
 
     path = root / "one" / "manifest.json"
     manifest = decode_manifest(path.read_bytes(), "")
@@ -140,7 +140,7 @@ def test_without_a_token_only_this_machines_names_are_answered(
     root: Path, start: Callable[..., TestClient], host: str, status: int
 ) -> None:
     """Fails when a web page whose host name leads to this machine can read datasets through the user's browser."""
-    from packer_service.http.serve import settings_for
+    from preshard.packer_service.http.serve import settings_for
 
     hosts = settings_for(str(root), "127.0.0.1", None).hosts
     assert start(root, hosts=hosts).get("/v1/datasets", headers={"Host": host}).status_code == status
@@ -149,8 +149,8 @@ def test_without_a_token_only_this_machines_names_are_answered(
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "datasets.example"])
 def test_other_machines_are_not_let_in_without_a_token(served_root: Path, host: str) -> None:
     """Fails when a service that anyone can reach starts open."""
-    from packer_service.http.serve import settings_for
-    from schemas.errors import ConfigError
+    from preshard.packer_service.http.serve import settings_for
+    from preshard.schemas.errors import ConfigError
 
     with pytest.raises(ConfigError, match="PRESHARD_TOKEN"):
         settings_for(str(served_root), host, None)

@@ -22,10 +22,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from packer_service.config import load_config
-from packer_service.http.app import create_app
-from packer_service.http.settings import ServiceSettings
-from packer_service.report.what_if import plan_table
+from preshard.packer_service.config import load_config
+from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.packer_service.report.what_if import plan_table
 
 CHECKS = [
     not_a_server_error,

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.http.planner import Planner
-from packer_service.job.preview_lengths import plan_lengths
-from packer_service.report.plan_keys import UNANSWERED
-from packer_service.runtime.progress import ConsoleProgress
-from schemas.config import PackConfig, parse_config
+from preshard.packer_service.http.planner import Planner
+from preshard.packer_service.job.preview_lengths import plan_lengths
+from preshard.packer_service.report.plan_keys import UNANSWERED
+from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.schemas.config import PackConfig, parse_config
 
 TOKENS = [40, 900, 260, 512, 700, 33, 5000, 0]
 IMAGES = [0, 3, 1, 0, 2, 0, 0, 0]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.job.show import show_document
-from schemas.config import PackConfig
+from preshard.packer_service.job.show import show_document
+from preshard.schemas.config import PackConfig
 
 
 def get(client: TestClient, path: str, **parameters: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from packer_service.cli import main
+from preshard.packer_service.cli import main
 from tests.support.served import descendants
 
 LONG = 240.0
@@ -44,7 +44,7 @@ def test_it_serves_until_it_is_stopped(served_root: Path) -> None:
     """Fails when it does not listen, keeps a token's secret badly, logs no line, leaves by a traceback, or loads what
     only packing and training need."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "packer_service", "serve", str(served_root), "--port", "0"],
+        [sys.executable, "-m", "preshard.packer_service", "serve", str(served_root), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

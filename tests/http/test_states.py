@@ -205,8 +205,8 @@ def test_packing_writes_down_how_many_shards_there_will_be(
     tmp_path: Path, tiny_source: Path, tiny_config: Any, progress: Any, start: Callable[..., TestClient]
 ) -> None:
     """Fails when a job under way is listed without the number of its shards."""
-    from packer_service.job.pack import pack
-    from packer_service.runtime.executors import PlainExecutor
+    from preshard.packer_service.job.pack import pack
+    from preshard.packer_service.runtime.executors import PlainExecutor
 
     class StoppedError(Exception):
         pass

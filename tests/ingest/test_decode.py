@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.ingest.decode import decode_crops
-from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.packs.crop import Crop
-from packer_service.packs.rendered import RenderedDocument, cut
-from schemas.config import PackConfig
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.decode import decode_crops
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.rendered import RenderedDocument, cut
+from preshard.schemas.config import PackConfig
 
 pytestmark = pytest.mark.process  # media are decoded in a process of their own
 

@@ -10,13 +10,13 @@ import pytest
 from chats import STYLES, make_folder
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from packer_service.config import load_config
-from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.model import configured_renderer, packed_for
-from packer_service.ingest.render import render
-from packer_service.ingest.text.configured import configured_tokenizer
-from schemas.config import PackConfig
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.model import configured_renderer, packed_for
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.text.configured import configured_tokenizer
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError, DocumentError
 
 pytestmark = pytest.mark.process  # folders and templates are read in a process of their own
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_units import made_units
 
-from packer_service.ingest.oversize import fit
-from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.oversize import fit
+from preshard.packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
+from preshard.schemas.errors import DocumentError
 
 X = -100
 

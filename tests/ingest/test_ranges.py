@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.ingest import ranges
-from packer_service.ingest.ranges import Range, read_range, read_ranges
+from preshard.packer_service.ingest import ranges
+from preshard.packer_service.ingest.ranges import Range, read_range, read_ranges
 
 
 @pytest.fixture

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from chats import renderer_of
 
-from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.families.place import place
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.media.shape import ImageSize, PlacedMedium
-from packer_service.ingest.media.video import VideoFrames
-from packer_service.ingest.render import render
-from packer_service.ingest.text.marks import ChatFormat, ImageFormat
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import VisionConfig
-from schemas.errors import DocumentError
-from schemas.manifest import TokenizerEntry
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.text.marks import ChatFormat, ImageFormat
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import VisionConfig
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.manifest import TokenizerEntry
 
 BOS, EOS, PAD, IMG, BREAK, END, USER, SLASH = 1, 2, 0, 10, 12, 13, 3, 4
 X = -100  # no label

@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from packer_service.ingest import render_plain
-from packer_service.ingest.document import Document, Message
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.render import render
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
-from schemas.config import PackConfig, SpecialTokensConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest import render_plain
+from preshard.packer_service.ingest.document import Document, Message
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from preshard.schemas.config import PackConfig, SpecialTokensConfig
+from preshard.schemas.errors import DocumentError
 
 TEXTS = ("a", "Some words, and 二 🚲.", " \n and space ", "[INST] no mark </s>", "words " * 3000)
 

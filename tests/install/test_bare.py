@@ -13,8 +13,8 @@ Environment = Callable[..., "CompletedProcess[str]"]
 
 READ = """
 import sys
-from trainer.attention import reference_attention
-from trainer.data import PackedDataset
+from preshard.trainer.attention import reference_attention
+from preshard.trainer.data import PackedDataset
 
 dataset = PackedDataset(sys.argv[1], ring_degree=2, cp_rank=1, layout="zigzag")
 batches = list(dataset)
@@ -60,7 +60,7 @@ def test_a_command_without_its_extra_says_what_to_install(
 
 def test_the_trainer_without_its_extra_says_what_to_install(bare: Environment) -> None:
     """Fails when `python -m trainer.train` of a bare install ends in a traceback."""
-    done = bare("-m", "trainer.train", "--help")
+    done = bare("-m", "preshard.train", "--help")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

@@ -14,11 +14,21 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).parents[2]
 
 PARTS = {
-    "": ["schemas", "trainer.data", "trainer.attention"],
-    "train": ["trainer"],
-    "serve": ["packer_service.cli", "packer_service.http", "packer_service.report", "packer_service.verify"],
-    "pack": ["packer_service.cli", "packer_service.job", "packer_service.report", "packer_service.verify"],
-    "demo": ["packer_service.demo"],
+    "": ["preshard.schemas", "preshard.trainer.data", "preshard.trainer.attention"],
+    "train": ["preshard.trainer"],
+    "serve": [
+        "preshard.packer_service.cli",
+        "preshard.packer_service.http",
+        "preshard.packer_service.report",
+        "preshard.packer_service.verify",
+    ],
+    "pack": [
+        "preshard.packer_service.cli",
+        "preshard.packer_service.job",
+        "preshard.packer_service.report",
+        "preshard.packer_service.verify",
+    ],
+    "demo": ["preshard.packer_service.demo"],
 }
 """The packages of ours that must work with each extra. What they import only when a command asks for it counts."""
 

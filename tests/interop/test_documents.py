@@ -13,11 +13,11 @@ from made_by_transformers import Transformers
 from mixed_source import Row, write_source
 from taken_documents import taken_documents
 
-from packer_service.config import load_config
-from packer_service.demo.model import write_model_folder
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
+from preshard.packer_service.config import load_config
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""

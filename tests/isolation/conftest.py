@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
 
 
 @pytest.fixture

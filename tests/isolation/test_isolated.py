@@ -13,10 +13,10 @@ from types import ModuleType
 
 import pytest
 
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
-from packer_service.isolation.process import CallFailedError, KilledError
-from schemas.errors import DocumentError, PreshardError
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.process import CallFailedError, KilledError
+from preshard.schemas.errors import DocumentError, PreshardError
 
 BREAKS = {
     "aborts": "crashed (SIGABRT; its memory is limited to 256 MiB) in 2 of 2 tries",
@@ -218,8 +218,8 @@ def test_a_forked_copy_has_a_helper_of_its_own(isolated: Isolated, broken: Modul
 PARENT = """
 import sys
 from threading import Thread
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
 import broken_decoders
 isolated = Isolated(Limits())
 print(*isolated.call(broken_decoders.pid_of), flush=True)

@@ -15,22 +15,22 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.place import place
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.media import isolated as media_calls
-from packer_service.ingest.media.crops import encoded_crops
-from packer_service.ingest.media.image import probe_image
-from packer_service.ingest.media.video import probe_video
-from packer_service.ingest.text.marks import ImageFormat
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
-from packer_service.isolation.process import CallFailedError
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.media import isolated as media_calls
+from preshard.packer_service.ingest.media.crops import encoded_crops
+from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.video import probe_video
+from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.process import CallFailedError
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 
 def write_video(path: Path, *, n_frames: int = 30) -> None:
@@ -250,7 +250,7 @@ def _crash_or_count(begun: str, word: str) -> str:
 @pytest.mark.usefixtures("ray_session")
 def test_a_crash_kills_no_ray_worker(tmp_path: Path) -> None:
     """Fails when a crashing decoder takes the task's process with it: Ray would run the task again in another."""
-    from packer_service.runtime.ray import ray_cluster
+    from preshard.packer_service.runtime.ray import ray_cluster
 
     words = ["a", "", "abc", "", "ab", ""]
     with ray_cluster(None, None) as executor:

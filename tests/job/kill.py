@@ -34,13 +34,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
 from machine import hardware  # noqa: E402
 
-from packer_service.config import load_config  # noqa: E402
-from packer_service.demo.packages import package_folder  # noqa: E402
-from packer_service.job.pack import pack  # noqa: E402
-from packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
-from packer_service.verify import verify_dataset  # noqa: E402
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.demo.packages import package_folder  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
+from preshard.packer_service.verify import verify_dataset  # noqa: E402
+from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
 SETTINGS = [
     *("seq_len=1024", "block_size=32", "vision.image_size=84", "vision.pool_size=2", "max_images=24"),
@@ -269,7 +269,17 @@ class Run:
 
 def _on_ray(source: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
     words = [word for setting in SETTINGS for word in ("--set", setting)]
-    command = [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), "--num-cpus", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "preshard.packer_service",
+        "pack",
+        str(source),
+        "--out",
+        str(out),
+        "--num-cpus",
+        "2",
+    ]
     with log.open("wb") as sink:
         return subprocess.Popen([*command, *words], cwd=ROOT, stdout=sink, stderr=sink)
 

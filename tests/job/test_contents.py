@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.job import contents
-from packer_service.job.contents import ReadDocument, aside, decode_documents, read_documents
-from packer_service.job.pack import pack
-from packer_service.job.plan import PlannedDocument
-from packer_service.job.videos import ShardVideos
-from packer_service.packs.crop import Crop
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify.dataset import verify_dataset
-from schemas.config import PackConfig
+from preshard.packer_service.job import contents
+from preshard.packer_service.job.contents import ReadDocument, aside, decode_documents, read_documents
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.plan import PlannedDocument
+from preshard.packer_service.job.videos import ShardVideos
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify.dataset import verify_dataset
+from preshard.schemas.config import PackConfig
 
 LONG = 60.0
 """Seconds until a test gives up."""

@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.job.duplicates import repeated, shared_hashes
-from schemas.document_ids import hash_ids
+from preshard.packer_service.job.duplicates import repeated, shared_hashes
+from preshard.schemas.document_ids import hash_ids
 
 
 def plainly(ids: list[str]) -> list[bool]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.report.dataset import report_dataset
-from packer_service.verify import verify_dataset
+from preshard.packer_service.report.dataset import report_dataset
+from preshard.packer_service.verify import verify_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_session")  # to pack in the worker that has a Ray already
 

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.cli import main
-from packer_service.ingest.source.containers.row_groups import RowGroups
-from packer_service.job.pack import Outcome, pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
-from schemas.config import PackConfig
+from preshard.packer_service.cli import main
+from preshard.packer_service.ingest.source.containers.row_groups import RowGroups
+from preshard.packer_service.job.pack import Outcome, pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.config import PackConfig
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
@@ -67,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tin
     """The command ``preshard pack``, its tasks run in this process: its exit status and last line."""
 
     def run(source: Path, out: Path, executor: PlainExecutor) -> tuple[int, str]:
-        monkeypatch.setattr("packer_service.cli.sources.RayOnUse", lambda *_: executor)
+        monkeypatch.setattr("preshard.packer_service.cli.sources.RayOnUse", lambda *_: executor)
         words = [word for setting in tiny_settings for word in ("--set", setting)]
         with pytest.raises(SystemExit) as stopped:
             main(["pack", str(source), "--out", str(out), *words])
@@ -191,7 +191,7 @@ def change(path: Path, data: bytes) -> None:
 @pytest.fixture
 def forget_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets the row groups go that this process has kept from measuring: on Ray, another one often writes."""
-    return lambda: monkeypatch.setattr("packer_service.ingest.source.files.ROW_GROUPS", RowGroups(0))
+    return lambda: monkeypatch.setattr("preshard.packer_service.ingest.source.files.ROW_GROUPS", RowGroups(0))
 
 
 def packed_while(source: Path, out: Path, config: PackConfig, progress: object, between: Callable) -> list[dict]:

@@ -12,18 +12,18 @@ import pytest
 from counting_executor import Counting
 from made_records import CONFIG, TARGET, MadeRecords
 
-from packer_service.job import finish as finishing
-from packer_service.job.finish import Finished, finish
-from packer_service.job.measured import WorkError
-from packer_service.job.record_file import GROUP, record_name
-from packer_service.job.resume import kept_shards
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.shards.store import Folder
-from schemas.balance import BalanceOrder
-from schemas.codec import decode_manifest
-from schemas.identity import dataset_id
-from schemas.manifest import MANIFEST, WORK
-from schemas.tables import TABLES
+from preshard.packer_service.job import finish as finishing
+from preshard.packer_service.job.finish import Finished, finish
+from preshard.packer_service.job.measured import WorkError
+from preshard.packer_service.job.record_file import GROUP, record_name
+from preshard.packer_service.job.resume import kept_shards
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.codec import decode_manifest
+from preshard.schemas.identity import dataset_id
+from preshard.schemas.manifest import MANIFEST, WORK
+from preshard.schemas.tables import TABLES
 
 
 def finished(made: MadeRecords, out: Path, progress: Any, executor: PlainExecutor | None = None) -> Finished:

@@ -18,11 +18,11 @@ import webdataset
 from datasets import Dataset, DatasetDict, Image, List, disable_progress_bars
 from PIL import Image as PillowImage
 
-from packer_service.config import load_config
-from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from schemas.codec import decode_manifest
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.schemas.codec import decode_manifest
 
 SETTINGS = [
     *("seq_len=2048", "vision.image_size=28", "vision.pool_size=2", "layouts=[contiguous]"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from packer_service.job.job_record import refuse_difference
-from schemas.errors import ConfigError
+from preshard.packer_service.job.job_record import refuse_difference
+from preshard.schemas.errors import ConfigError
 
 
 def said(before: dict[str, Any], now: dict[str, Any]) -> str:

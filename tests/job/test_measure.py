@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.ingest.pieces import render_pieces
-from packer_service.ingest.source.files import list_fragments
-from packer_service.ingest.source.listing import list_sources
-from packer_service.ingest.source.rows import parse_document
-from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.job.measure import measure_fragment
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.source.files import list_fragments
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.job.measure import measure_fragment
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 QUESTION = {"role": "user", "content": [{"type": "image", "image": "0.png"}, {"type": "text", "text": "What is it?"}]}
 ANSWER = {"role": "assistant", "content": "An olive."}

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from packer_service.job.pack import pack
-from packer_service.job.preview import plan_sources
-from packer_service.report.console import mixture_lines
-from packer_service.report.dataset import report_dataset
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import Progress
-from packer_service.verify import verify_dataset
-from schemas.config import PackConfig, parse_config
-from schemas.errors import ConfigError
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.preview import plan_sources
+from preshard.packer_service.report.console import mixture_lines
+from preshard.packer_service.report.dataset import report_dataset
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from packer_service.job.finished import finished_before
-from packer_service.job.job_record import refuse_difference
-from packer_service.job.ownership import claimed
-from packer_service.shards.lock import FolderInUseError, locked
-from packer_service.shards.store import Folder
-from schemas.errors import ConfigError, PreshardError
+from preshard.packer_service.job.finished import finished_before
+from preshard.packer_service.job.job_record import refuse_difference
+from preshard.packer_service.job.ownership import claimed
+from preshard.packer_service.shards.lock import FolderInUseError, locked
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.errors import ConfigError, PreshardError
 
 RECORD = {"version": "1", "config": {"seq_len": 8, "vision": {"side": 4}}, "files": ["a", "b"]}
 
@@ -147,7 +147,7 @@ def test_a_full_disk_is_not_a_wrong_folder(code: int, tmp_path: Path, monkeypatc
         raise OSError(code, os.strerror(code))
         yield True
 
-    monkeypatch.setattr("packer_service.job.ownership.locked", failing)
+    monkeypatch.setattr("preshard.packer_service.job.ownership.locked", failing)
     full = code in (errno.ENOSPC, errno.EDQUOT)
     said = os.strerror(code) if full else f"cannot be written .{os.strerror(code)}"
     with (
@@ -165,7 +165,7 @@ def test_a_filesystem_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.
         Path(folder.path("")).mkdir(exist_ok=True)
         yield False
 
-    monkeypatch.setattr("packer_service.job.ownership.locked", unlocked)
+    monkeypatch.setattr("preshard.packer_service.job.ownership.locked", unlocked)
     notes = Notes()
     with claimed(Folder(str(tmp_path)), RECORD, notes):  # type: ignore[arg-type]
         pass

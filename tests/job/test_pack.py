@@ -15,20 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from packer_service.config import load_config
-from packer_service.job.joined import read_record
-from packer_service.job.pack import pack
-from packer_service.job.partitions import PLAN_FILE
-from packer_service.job.record_file import GROUP, encode_record, record_name
-from packer_service.job.resume import CHECKED_TOGETHER
-from packer_service.job.segments import PLAN_FOLDER
-from packer_service.report.console import print_report
-from packer_service.report.dataset import report_dataset
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.shards.store import Folder
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
-from schemas.manifest import WORK, Manifest
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.joined import read_record
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.partitions import PLAN_FILE
+from preshard.packer_service.job.record_file import GROUP, encode_record, record_name
+from preshard.packer_service.job.resume import CHECKED_TOGETHER
+from preshard.packer_service.job.segments import PLAN_FOLDER
+from preshard.packer_service.report.console import print_report
+from preshard.packer_service.report.dataset import report_dataset
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import WORK, Manifest
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:

@@ -15,12 +15,12 @@ import pytest
 from once import MadeOnce
 from repacked import KINDS, Listener, make_source, packed, rejects, shards, without
 
-from packer_service.cli import main
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
-from schemas.errors import ConfigError
+from preshard.packer_service.cli import main
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.errors import ConfigError
 
 OTHER = ["cp_sizes=[1,4]", "ring_degrees=[1,2]", "layouts=[contiguous,balanced_ring]", "order.seed=7", "max_images=40"]
 """A job that differs from the first in everything that can change without the source."""
@@ -134,10 +134,10 @@ KILLED = """
 import os, signal, sys, time
 sys.path[:0] = sys.argv[4].split(":")
 import numpy as np
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.plan.pack import pack_documents
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.plan.pack import pack_documents
+from preshard.packer_service.runtime.executors import PlainExecutor
 from repacked import Listener
 
 pack_documents(np.array([3, 2]), np.array([0, 0]), seq_len=4, max_images=1)  # numba starts once for all forks
@@ -225,8 +225,8 @@ def test_nothing_is_read_but_the_dataset(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("not needed")
 
-    monkeypatch.setattr("packer_service.ingest.text.configured.load_tokenizer", never)
-    monkeypatch.setattr("packer_service.isolation.isolated.Isolated.call", never)
+    monkeypatch.setattr("preshard.packer_service.ingest.text.configured.load_tokenizer", never)
+    monkeypatch.setattr("preshard.packer_service.isolation.isolated.Isolated.call", never)
     found = packed(old, tmp_path / "through", ["seq_len=1024"])
     assert shards(found) == shards(expected)
     assert sum(row["n_images"] for row in documents(found)) > 0
@@ -345,7 +345,7 @@ def test_what_is_no_whole_dataset_is_refused(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when an older or unfinished dataset is read as a folder of tars, or damage of a table goes unnoticed."""
-    monkeypatch.setattr("packer_service.cli.sources.RayOnUse", lambda *_: PlainExecutor())
+    monkeypatch.setattr("preshard.packer_service.cli.sources.RayOnUse", lambda *_: PlainExecutor())
 
     def said(source: Path, command: str = "pack") -> str:
         with pytest.raises(SystemExit) as stopped:

@@ -12,23 +12,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.config import load_config
-from packer_service.ingest.source.file import Fragment, SourceFile
-from packer_service.job.measure import MEASURED, Measured
-from packer_service.job.measured import KeptFragment, find_measured, keep_measured
-from packer_service.job.pack import pack
-from packer_service.job.partition import Partition, count_partitions
-from packer_service.job.partitions import PartitionPlanner
-from packer_service.job.plan import Planned, read_shard
-from packer_service.job.preview_lengths import plan_lengths
-from packer_service.job.runs import cut_runs
-from packer_service.plan.order import straggler_ratio
-from packer_service.report.what_if import plan_table
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import Progress
-from packer_service.shards.store import Folder
-from packer_service.verify import verify_dataset
-from schemas.config import PackConfig
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.job.measure import MEASURED, Measured
+from preshard.packer_service.job.measured import KeptFragment, find_measured, keep_measured
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.partition import Partition, count_partitions
+from preshard.packer_service.job.partitions import PartitionPlanner
+from preshard.packer_service.job.plan import Planned, read_shard
+from preshard.packer_service.job.preview_lengths import plan_lengths
+from preshard.packer_service.job.runs import cut_runs
+from preshard.packer_service.plan.order import straggler_ratio
+from preshard.packer_service.report.what_if import plan_table
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.config import PackConfig
 
 N_FRAGMENTS, ROWS_EACH = 8, 125
 SETTINGS = ["seq_len=1024", "block_size=32", "max_images=24", "order.window=4", "packs_per_shard=3"]

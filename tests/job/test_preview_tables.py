@@ -9,17 +9,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.job.preview_tables import plan_tables
-from packer_service.report.dataset import open_dataset, report_dataset
-from packer_service.report.stored_lengths import stored_lengths
-from packer_service.report.what_if import plan_table
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import Progress
-from schemas.config import stored_config
-from schemas.errors import ConfigError
-from schemas.manifest import ManifestHead
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.preview_tables import plan_tables
+from preshard.packer_service.report.dataset import open_dataset, report_dataset
+from preshard.packer_service.report.stored_lengths import stored_lengths
+from preshard.packer_service.report.what_if import plan_table
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.schemas.config import stored_config
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import ManifestHead
 
 SMALL = ("block_size=16", "ring_degrees=[1,2]", "cp_sizes=[1,2]", "layouts=[contiguous,zigzag]")
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from packer_service.ingest.source.files import list_fragments, read_fragment
-from packer_service.ingest.source.listing import list_sources
-from packer_service.ingest.text.tokenizer import load_tokenizer
-from packer_service.job import read as read_module
-from packer_service.job.measure import measure_fragment
-from packer_service.job.plan import PlannedDocument
-from packer_service.job.read import read_planned
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.job import read as read_module
+from preshard.packer_service.job.measure import measure_fragment
+from preshard.packer_service.job.plan import PlannedDocument
+from preshard.packer_service.job.read import read_planned
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 
 def planned_in(folder: Path, config: PackConfig) -> PlannedDocument:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.cli import main
-from packer_service.config import load_config
-from packer_service.job.show import RejectedError, show_document
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.cli import main
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.show import RejectedError, show_document
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 
 def test_a_conversation_is_shown_as_it_is_packed(tiny_source: Path, tiny_config: PackConfig) -> None:

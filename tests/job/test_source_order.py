@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.job.pack import pack
-from packer_service.job.preview import plan_sources
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import Progress
-from schemas.config import PackConfig
-from schemas.manifest import Manifest
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.preview import plan_sources
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import Progress
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import Manifest
 
 
 def rows_of(source: Path) -> list[str]:

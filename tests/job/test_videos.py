@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.ingest.media import isolated
-from packer_service.job import videos
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from schemas.config import PackConfig
+from preshard.packer_service.ingest.media import isolated
+from preshard.packer_service.job import videos
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.schemas.config import PackConfig
 
 CLIPS: list[tuple[float, float]] = [(0, 3), (1, 4), (20, 22), (1, 4), (2.5, 6), (27, 29), (20.5, 21.5), (9, 11)]
 """Seconds of the film that each document shows, of which many overlap."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer_service.job.pack import pack
-from schemas.codec import encode_index
-from schemas.config import PackConfig
+from preshard.packer_service.job.pack import pack
+from preshard.schemas.codec import encode_index
+from preshard.schemas.config import PackConfig
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -17,14 +17,14 @@ from manifests import K8S, REPOSITORY, Object, Pod, arguments, environment, of_k
 from pydantic import SecretStr
 from torch.distributed.run import get_args_parser
 
-from packer_service.cli import cli
-from packer_service.config import load_config
-from packer_service.http.app import create_app
-from packer_service.http.serve import TOKEN
-from packer_service.http.settings import ServiceSettings
-from schemas.errors import PreshardError
-from trainer.config import TrainConfig
-from trainer.train import cli as train_cli
+from preshard.packer_service.cli import cli
+from preshard.packer_service.config import load_config
+from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.serve import TOKEN
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.schemas.errors import PreshardError
+from preshard.trainer.config import TrainConfig
+from preshard.trainer.train import cli as train_cli
 
 CONFIG = K8S / "components" / "pack" / "pack.yaml"
 
@@ -99,7 +99,7 @@ def _answers(path: str) -> bool:
 
 def _train_faults(pod: Pod, container: Object, given: list[str], objects: list[Object]) -> Iterator[str]:
     launch = get_args_parser().parse_args(given)
-    if (launch.training_script, launch.module) != ("trainer.train", True):
+    if (launch.training_script, launch.module) != ("preshard.train", True):
         yield f"{pod.where}: runs {launch.training_script}"
     config = train_cli.main(launch.training_script_args, standalone_mode=False)
     assert isinstance(config, TrainConfig)

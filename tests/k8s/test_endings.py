@@ -85,7 +85,7 @@ def served(can_confine: None, rendered: Callable[[str], list[Object]]) -> Iterat
     [container] = pod.containers
     words = [*arguments(container, objects), "--port=0"]
     words[1] = str(K8S)  # any folder: one without datasets does
-    process = confined([sys.executable, "-m", "packer_service", *words], PRESHARD_TOKEN="secret")
+    process = confined([sys.executable, "-m", "preshard.packer_service", *words], PRESHARD_TOKEN="secret")
     assert process.stderr is not None
     line = process.stderr.readline()
     assert "serving" in line, line + process.stderr.read()
@@ -121,6 +121,8 @@ def test_the_service_runs_and_answers_its_probes_as_in_a_pod(served: tuple[Objec
 @pytest.mark.usefixtures("can_confine")
 def test_a_wrong_source_ends_with_2_as_in_a_pod() -> None:
     """Fails when packing needs to write before it can say what is wrong, or says it with another status."""
-    process = confined([sys.executable, "-m", "packer_service", "pack", "/nowhere", "--out", f"{WRITABLE}/out"])
+    process = confined(
+        [sys.executable, "-m", "preshard.packer_service", "pack", "/nowhere", "--out", f"{WRITABLE}/out"]
+    )
     _, said = process.communicate(timeout=240)
     assert (process.returncode, "no such file" in said) == (2, True), said

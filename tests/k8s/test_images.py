@@ -62,7 +62,7 @@ def test_what_is_copied_is_there_and_reaches_the_build(path: Path) -> None:
     let_in = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [value.split()[:-1] for name, value in instructions(path) if name == "COPY" and "--from" not in value]
     sources = {source for group in copied for source in group}
-    assert {"pyproject.toml", "schemas", "packer_service", "trainer", "constraints.txt"} <= sources
+    assert {"pyproject.toml", "preshard", "schemas", "packer_service", "trainer", "constraints.txt"} <= sources
     assert all((REPOSITORY / source).exists() for source in sources)
     assert sources <= let_in
     readme = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["readme"]
@@ -96,8 +96,13 @@ def test_each_package_of_an_image_is_pinned(path: Path) -> None:
 
 
 PARTS = {
-    "serve": ["packer_service.cli", "packer_service.http", "packer_service.report", "packer_service.verify"],
-    "train": ["trainer"],
+    "serve": [
+        "preshard.packer_service.cli",
+        "preshard.packer_service.http",
+        "preshard.packer_service.report",
+        "preshard.packer_service.verify",
+    ],
+    "train": ["preshard.trainer"],
 }
 """What runs in an image."""
 ABSENT = {"serve": {"torch", "ray", "av"}, "train": {"ray", "av", "numba", "fastapi", "webdataset"}}

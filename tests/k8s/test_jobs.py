@@ -14,11 +14,11 @@ import pytest
 from confined import WRITABLE, confined
 from manifests import K8S, Object, arguments, of_kind, pods
 
-from packer_service.config import load_config
-from packer_service.demo.model import write_model_folder
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
+from preshard.packer_service.config import load_config
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
 
 SCRIPT = K8S / "components" / "pack" / "pack.sh"
 

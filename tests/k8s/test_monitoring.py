@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from manifests import K8S
 from prometheus_client.parser import text_string_to_metric_families
 
-from packer_service.http.app import create_app
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.settings import ServiceSettings
 
 MONITORING = K8S / "components" / "monitoring"
 

@@ -18,8 +18,8 @@ from operators import PUBLISHED, our_definitions
 from references import SECRETS
 from torch.distributed.run import get_args_parser
 
-from trainer.config import TrainConfig
-from trainer.train import cli as train_cli
+from preshard.trainer.config import TrainConfig
+from preshard.trainer.train import cli as train_cli
 
 Rendered = Callable[[str], list[Object]]
 

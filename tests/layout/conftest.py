@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from schemas.layout import slice_positions
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.layout import slice_positions
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
 def _mask(seed: int, n_runs: int, seq_len: int, *, sort: bool) -> MaskArrays:

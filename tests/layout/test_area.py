@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.layout.area import area_by_rank, attention_area
-from schemas.layout import slice_positions
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.layout.area import area_by_rank, attention_area
+from preshard.schemas.layout import slice_positions
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
 @given(data=st.data())

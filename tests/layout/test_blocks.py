@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.layout.blocks import block_map
-from packer_service.layout.mask import MaskIndex
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.layout.blocks import block_map
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
 def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.layout.cost import gather_cost, key_weight, ring_cost
-from schemas.config import CostConfig
+from preshard.packer_service.layout.cost import gather_cost, key_weight, ring_cost
+from preshard.schemas.config import CostConfig
 
 
 def test_a_key_weighs_what_moving_it_takes_in_tiles() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.layout.incidence import chunk_incidence
-from packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.incidence import chunk_incidence
+from preshard.packer_service.layout.mask import MaskIndex
 
 
 @given(data=st.data(), length=st.sampled_from([1, 3, 8, 200]), degree=st.sampled_from([1, 2, 4]))

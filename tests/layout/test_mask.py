@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_service.layout.mask import MaskIndex
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.schemas.sequence import MaskArrays
 
 
 def test_classes_and_groups_written_out():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.layout.measures import measure_layout, ring_step_maxima
-from schemas.errors import LayoutError
-from schemas.layout import TILE, TokenLayout
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.measures import measure_layout, ring_step_maxima
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import TILE, TokenLayout
+from preshard.schemas.sequence import MaskArrays
 
 
 def layout(scheme: str, rows: list[list[int]], degree: int) -> TokenLayout:

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.layout.needs import key_blocks_needed, keys_fetched
-from schemas.layout import slice_positions
-from schemas.needs import needed_blocks
-from schemas.sequence import dense_mask
+from preshard.packer_service.layout.needs import key_blocks_needed, keys_fetched
+from preshard.schemas.layout import slice_positions
+from preshard.schemas.needs import needed_blocks
+from preshard.schemas.sequence import dense_mask
 
 
 @given(

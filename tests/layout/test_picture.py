@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.picture import allowed_pairs, most_common, shares
-from schemas.sequence import dense_mask
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.picture import allowed_pairs, most_common, shares
+from preshard.schemas.sequence import dense_mask
 
 
 @given(data=st.data(), cell=st.sampled_from([1, 3, 8, 50, 200]))

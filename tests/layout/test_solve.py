@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import measure_layout
-from packer_service.layout.solve import solve_layouts
-from schemas.errors import LayoutError
-from schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions
-from schemas.schemes import zigzag_runs
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import measure_layout
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions
+from preshard.schemas.schemes import zigzag_runs
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
 def pack(seq_len: int, seed: int) -> tuple[MaskArrays, np.ndarray]:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.tiles import tile_map, tiles_by_rank, whole_tiles
-from schemas.schemes import zigzag_runs
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.tiles import tile_map, tiles_by_rank, whole_tiles
+from preshard.schemas.schemes import zigzag_runs
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
 @settings(max_examples=40)  # of four degrees

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.packs.balance import BalanceRows
-from packer_service.packs.boundaries import image_boundaries
-from schemas.layout import TILE, TokenLayout
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.schemas.layout import TILE, TokenLayout
+from preshard.schemas.sequence import MaskArrays
 
 
 def test_every_rank_of_every_load_has_its_row() -> None:

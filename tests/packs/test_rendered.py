@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_units import made_units
 
-from packer_service.packs.rendered import RenderedDocument, cut, document_positions, groups_of_units
+from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions, groups_of_units
 
 
 def test_each_annotation_goes_on_behind_the_shared_prefix_on_three_axes() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from made_units import made_units
 
-from packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
-from packer_service.packs.sequence import build_sequence
-from schemas.errors import PlanError
+from preshard.packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
+from preshard.packer_service.packs.sequence import build_sequence
+from preshard.schemas.errors import PlanError
 
 PAD = 0
 X = -100  # no label

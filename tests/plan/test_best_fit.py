@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.best_fit import best_fit
+from preshard.packer_service.plan.best_fit import best_fit
 
 SIZES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=80)
 

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.blend import STRETCH, blended_order, tokens_by_source
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.make import make_plan
-from packer_service.plan.order import straggler_ratio
-from schemas.config import PackConfig
+from preshard.packer_service.plan.blend import STRETCH, blended_order, tokens_by_source
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.order import straggler_ratio
+from preshard.schemas.config import PackConfig
 
 
 def largest_deviation(tokens: np.ndarray) -> float:

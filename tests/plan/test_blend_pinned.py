@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.blend import blended_order
 
 
 def drawn(count: int, salt: int) -> np.ndarray:

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
-from schemas.config import CostConfig, PackConfig, VisionConfig
-from schemas.layout import TILE
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
+from preshard.schemas.layout import TILE
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
 def model_with(**dimensions: int) -> CostModel:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.guided_fit import UNGUIDED, guided_fit
+from preshard.packer_service.plan.guided_fit import UNGUIDED, guided_fit
 
 MAX_TOKENS, MAX_IMAGES = 20, 10
 KINDS = st.dictionaries(

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
-from packer_service.plan.make import make_plan
-from packer_service.plan.plan import Plan
-from schemas.config import PackConfig
-from schemas.errors import PlanError
+from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.plan import Plan
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import PlanError
 
 SIZES = st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), max_size=60)
 

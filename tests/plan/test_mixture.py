@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.make import make_plan
-from packer_service.plan.mixture import count_copies, take
-from packer_service.plan.pack import pack_documents
-from packer_service.plan.plan import Plan
-from schemas.config import PackConfig
-from schemas.document_ids import mix64
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.mixture import count_copies, take
+from preshard.packer_service.plan.pack import pack_documents
+from preshard.packer_service.plan.plan import Plan
+from preshard.schemas.config import PackConfig
+from preshard.schemas.document_ids import mix64
 
 HASHES = mix64(np.arange(40_000, dtype=np.uint64))
 

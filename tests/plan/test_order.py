@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan.order import check_dp_sizes, step_order, straggler_ratio, window_sizes
-from schemas.errors import PlanError
+from preshard.packer_service.plan.order import check_dp_sizes, step_order, straggler_ratio, window_sizes
+from preshard.schemas.errors import PlanError
 
 
 @settings(deadline=None)

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.plan import pack as packing
-from packer_service.plan.best_fit import best_fit
-from packer_service.plan.guided_fit import guided_fit
-from packer_service.plan.kinds import kinds_of, lower_bound
-from packer_service.plan.pack import pack_documents
-from schemas.errors import PlanError
+from preshard.packer_service.plan import pack as packing
+from preshard.packer_service.plan.best_fit import best_fit
+from preshard.packer_service.plan.guided_fit import guided_fit
+from preshard.packer_service.plan.kinds import kinds_of, lower_bound
+from preshard.packer_service.plan.pack import pack_documents
+from preshard.schemas.errors import PlanError
 
 SEQ_LEN, MAX_IMAGES = 40, 9
 DOCUMENTS = st.lists(st.tuples(st.integers(0, SEQ_LEN), st.integers(0, MAX_IMAGES)), max_size=80)

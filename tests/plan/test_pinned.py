@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from packer_service.plan.kinds import kinds_of
-from packer_service.plan.neighbours import other_neighbours
-from packer_service.plan.pack import pack_documents
+from preshard.packer_service.plan.kinds import kinds_of
+from preshard.packer_service.plan.neighbours import other_neighbours
+from preshard.packer_service.plan.pack import pack_documents
 
 
 def drawn(count: int, salt: int) -> np.ndarray:

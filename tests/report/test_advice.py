@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
-from packer_service.report.advice.answer import Advisor
-from packer_service.report.advice.dataset import advised_model
-from packer_service.report.advice.figures import SplitAdvice
-from packer_service.report.advice.loads import (
+from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
+from preshard.packer_service.report.advice.answer import Advisor
+from preshard.packer_service.report.advice.dataset import advised_model
+from preshard.packer_service.report.advice.figures import SplitAdvice
+from preshard.packer_service.report.advice.loads import (
     COLUMNS,
     SAMPLED_PACKS,
     PackLoads,
@@ -23,14 +23,14 @@ from packer_service.report.advice.loads import (
     read_pack_loads,
     sampled_spans,
 )
-from packer_service.report.advice.memory import MemoryEstimate
-from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
-from packer_service.report.advice.question import AdviceQuestion, make_question
-from packer_service.report.advice.seconds import Estimate, PackSeconds
-from packer_service.report.advice.split import MOST, SplitChoice
-from schemas.balance import BalanceOrder
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.report.advice.memory import MemoryEstimate
+from preshard.packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
+from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
+from preshard.packer_service.report.advice.seconds import Estimate, PackSeconds
+from preshard.packer_service.report.advice.split import MOST, SplitChoice
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 SEQ_LEN, TILES = 1024, 64
 CONFIG = PackConfig(

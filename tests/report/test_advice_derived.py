@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import measure_layout
-from packer_service.layout.solve import solve_layouts
-from packer_service.layout.tiles import whole_tiles
-from packer_service.report.advice.dataset import advise_dataset
-from packer_service.report.advice.derived import MOST_MASKS, PackMask, derivable_layouts, with_derived
-from packer_service.report.advice.loads import COLUMNS, PackLoads
-from packer_service.report.advice.question import make_question
-from packer_service.report.advice.split import SplitChoice
-from schemas.config import PackConfig
-from schemas.sequence import MaskArrays
-from trainer.config import TrainConfig
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import measure_layout
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.layout.tiles import whole_tiles
+from preshard.packer_service.report.advice.dataset import advise_dataset
+from preshard.packer_service.report.advice.derived import MOST_MASKS, PackMask, derivable_layouts, with_derived
+from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads
+from preshard.packer_service.report.advice.question import make_question
+from preshard.packer_service.report.advice.split import SplitChoice
+from preshard.schemas.config import PackConfig
+from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.config import TrainConfig
 
 SEQ_LEN = 2048
 CONFIG = PackConfig(seq_len=SEQ_LEN, ring_degrees=(1, 8), cp_sizes=(1,))

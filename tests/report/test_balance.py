@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.report.balance import balances, image_balance
-from packer_service.report.figures import Balances
-from packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
-from packer_service.report.spreads import spread
-from schemas.balance import LoadGroup
-from schemas.config import CostConfig, PackConfig
+from preshard.packer_service.report.balance import balances, image_balance
+from preshard.packer_service.report.figures import Balances
+from preshard.packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.report.spreads import spread
+from preshard.schemas.balance import LoadGroup
+from preshard.schemas.config import CostConfig, PackConfig
 
 DEGREE, SEQ_LEN = 2, 256
 
@@ -23,7 +23,7 @@ def layout(tiles: list[int], ring_step: list[int], keys_fetched: list[int]) -> B
 def config_of(key_weight: float, layouts: tuple[str, ...]) -> PackConfig:
     """A configuration in which moving one token's keys takes as long as so many tiles."""
     cost = CostConfig()
-    from packer_service.layout.cost import key_weight as weight_of
+    from preshard.packer_service.layout.cost import key_weight as weight_of
 
     tflops = cost.attention_tflops * key_weight / weight_of(cost)
     return PackConfig(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from packer_service.report.compare import ComparedFigure, ComparedSide, compare
-from packer_service.report.compare_console import print_comparison
-from packer_service.report.mismatch import cost_contradiction
-from schemas.config import PackConfig
-from schemas.manifest import ModelEntry, TokenizerEntry
+from preshard.packer_service.report.compare import ComparedFigure, ComparedSide, compare
+from preshard.packer_service.report.compare_console import print_comparison
+from preshard.packer_service.report.mismatch import cost_contradiction
+from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import ModelEntry, TokenizerEntry
 
 
 def side(name: str, *figures: tuple[str, str, float | None, Any], **configuration: Any) -> ComparedSide:

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from packer_service.plan.cost import CostModel, causal_area
-from packer_service.plan.make import make_plan
-from packer_service.report.fill import plan_fill
-from schemas.config import PackConfig
-from schemas.errors import PlanError
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.report.fill import plan_fill
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import PlanError
 
 
 def summary_of(tokens: list[int], images: list[int], max_images: int | None, window: int = 4):

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from packer_service.report.plan_keys import plan_keys, refuse_unanswered
-from packer_service.report.what_if import plan_table
-from schemas.config import PackConfig, parse_config
-from schemas.errors import ConfigError
+from preshard.packer_service.report.plan_keys import plan_keys, refuse_unanswered
+from preshard.packer_service.report.what_if import plan_table
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.errors import ConfigError
 
 SMALL: dict[str, Any] = {
     "seq_len": 2048,

@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from packer_service.report.plain import plain
-from packer_service.report.show import print_document
-from packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans, run_edges
+from preshard.packer_service.report.plain import plain
+from preshard.packer_service.report.show import print_document
+from preshard.packer_service.report.shown import (
+    ShownDocument,
+    ShownMedium,
+    ShownPiece,
+    ShownUnit,
+    document_spans,
+    run_edges,
+)
 
 TOKENS = ["<s>", "how", "<i>", ".", ".", "</i>", "so", "?", "yes", "!", "</s>"]
 LOSS = [9, 10]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from packer_service.report.spreads import PartedSpread, spread, spreads
+from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
+from preshard.packer_service.report.spreads import PartedSpread, spread, spreads
 
 
 @settings(deadline=None)

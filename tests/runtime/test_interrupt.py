@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.runtime.patience import NoAnswerError, answer, is_waited_for
+from preshard.packer_service.runtime.patience import NoAnswerError, answer, is_waited_for
 
 LONG = 240.0
 """Seconds until a test gives up; none of them waits for a moment."""
@@ -22,8 +22,8 @@ LONG = 240.0
 ENDINGS = """
 import sys
 from pathlib import Path
-from packer_service.runtime.interrupt import Interrupted, interruptible
-from packer_service.runtime.scratch import scratch_folder
+from preshard.packer_service.runtime.interrupt import Interrupted, interruptible
+from preshard.packer_service.runtime.scratch import scratch_folder
 from pyarrow import fs
 with interruptible(deaf_seconds=0.3, stop_seconds=0.3), scratch_folder("preshard-test-") as waiting:
     Path(waiting, "rows").touch()
@@ -93,7 +93,7 @@ def test_one_signal_ends_a_command_whose_main_thread_waits_in_c_code(
 def test_a_store_that_does_not_answer_is_one_line(silent: Silent, tmp_path: Path, words: tuple[str, ...]) -> None:
     """Fails when a command waits for ever for its first answer, or for threads that still wait when it ends."""
     run = (
-        "from packer_service.shards import reach; from packer_service.cli import main\n"
+        "from preshard.packer_service.shards import reach; from preshard.packer_service.cli import main\n"
         "reach.require_answer.__defaults__ = (0.5,)\n"
         f"main({[{'URI': uris(silent.address)[0], 'OUT': f'{tmp_path}/out'}.get(word, word) for word in words]!r})"
     )

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from packer_service.job.measured import measure_and_keep
-from packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.job.measured import measure_and_keep
+from preshard.packer_service.runtime.executors import TaskCounts
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "components" / "monitoring"
 PATIENCE = 240.0
@@ -47,7 +47,7 @@ def test_ray_exports_what_the_dashboard_asks_for() -> None:
     """Fails when a metric gets another name or is no longer counted, or a query names one that does not exist."""
     import ray
 
-    from packer_service.runtime.ray import ray_cluster
+    from preshard.packer_service.runtime.ray import ray_cluster
 
     with ray_cluster(None, None) as executor:
         assert len(list(executor.run(work, [3, 0, 4]))) == 3

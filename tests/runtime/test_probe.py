@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from packer_service.runtime import probe
-from packer_service.runtime.probe import RayLostError, Service, until_lost
+from preshard.packer_service.runtime import probe
+from preshard.packer_service.runtime.probe import RayLostError, Service, until_lost
 
 LISTENER = """
 import socket, sys

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
@@ -27,7 +27,7 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
 
 def command(source: Path, out: Path, settings: list[str], *more: str) -> list[str]:
     words = [word for setting in settings for word in ("--set", setting)]
-    return [sys.executable, "-m", "packer_service", "pack", str(source), "--out", str(out), *words, *more]
+    return [sys.executable, "-m", "preshard.packer_service", "pack", str(source), "--out", str(out), *words, *more]
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -44,7 +44,7 @@ def test_a_ray_that_is_there_is_used(
     """
     import ray
 
-    from packer_service.cli import main
+    from preshard.packer_service.cli import main
 
     with pytest.raises(SystemExit) as ended:
         main(command(tiny_source, tmp_path / "out", tiny_settings)[3:])
@@ -64,7 +64,7 @@ def _full_disk(item: int) -> int:
 @pytest.mark.usefixtures("ray_session")
 def test_a_failed_task_gives_its_own_reason(capfd: pytest.CaptureFixture[str]) -> None:
     """Fails when Ray's words stand where the reason should, or its log of the failure is on the terminal."""
-    from packer_service.runtime.ray import TaskError, ray_cluster
+    from preshard.packer_service.runtime.ray import TaskError, ray_cluster
 
     with ray_cluster(None, None) as executor, pytest.raises(TaskError) as failed:
         list(executor.run(_full_disk, [7]))
@@ -97,7 +97,7 @@ def _once_let_go(gate: str, item: tuple[str, int]) -> int:
 @pytest.mark.usefixtures("ray_session")
 def test_ray_is_given_tasks_as_it_takes_them(tmp_path: Path) -> None:
     """Fails when all items are made before the first result, or one is lost or run twice between two windows."""
-    from packer_service.runtime.ray import ray_cluster
+    from preshard.packer_service.runtime.ray import ray_cluster
 
     with ray_cluster(None, None) as executor:
         items, gate = Asked(11), tmp_path / "gate"
@@ -166,7 +166,7 @@ def test_no_ray_at_the_address_is_one_line(
     """Fails when a wrong cluster address ends in a traceback."""
     import ray
 
-    from packer_service.cli import main
+    from preshard.packer_service.cli import main
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # of other tests' Ray it would take no address
     with pytest.raises(SystemExit) as ended:

@@ -25,7 +25,7 @@ from s3_server import s3_store  # noqa: E402
 def preshard(*words: str) -> float:
     """Runs a command; its seconds."""
     begin = time.monotonic()
-    subprocess.run([sys.executable, "-m", "packer_service", *words], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "preshard.packer_service", *words], cwd=ROOT, check=True)
     return time.monotonic() - begin
 
 

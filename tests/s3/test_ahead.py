@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 from range_server import served_ranges
 
-from packer_service.config import load_config
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media import ahead
-from packer_service.ingest.media.ahead import ImagesAhead
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from schemas.config import PackConfig
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media import ahead
+from preshard.packer_service.ingest.media.ahead import ImagesAhead
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.schemas.config import PackConfig
 from tests.s3.test_pack import local_files
 
 TOGETHER = 4
@@ -98,7 +98,7 @@ def test_rows_of_many_bytes_are_read_one_after_the_other(
     folder: Path, tiny_config: PackConfig, progress: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when the rows beyond those that are loaded are lost or mixed up."""
-    monkeypatch.setattr("packer_service.ingest.source.files.LOADED_BYTES", 200)
+    monkeypatch.setattr("preshard.packer_service.ingest.source.files.LOADED_BYTES", 200)
     with served_ranges(folder) as server:
         uri = server.uri.replace("?", "/rows.jsonl?")
         pack([uri], str(tmp_path / "far"), tiny_config, PlainExecutor(), progress)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from packer_service.http.app import create_app
-from packer_service.http.settings import ServiceSettings
-from schemas.filesystem import split_query
+from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.schemas.filesystem import split_query
 
 
 def answers(root: str) -> dict[str, Any]:

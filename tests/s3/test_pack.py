@@ -15,18 +15,18 @@ import pytest
 from pyarrow import csv, ipc
 from range_server import served_ranges
 
-from packer_service.cli import main
-from packer_service.config import load_config
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.open import open_media
-from packer_service.job.finished import DatasetDamagedError
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.shards.store import Folder
-from schemas.codec import decode_manifest
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
-from schemas.filesystem import join, locate
+from preshard.packer_service.cli import main
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.job.finished import DatasetDamagedError
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import decode_manifest
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.filesystem import join, locate
 
 
 def local_files(folder: Path) -> dict[str, bytes]:
@@ -70,7 +70,7 @@ def test_a_stopped_job_goes_on(
     assert again.already_done
     first.delete("shards/preshard-000001.tar.idx")
     for listed in (50_000, 1):  # where there are more shards than that, some are asked for one by one
-        monkeypatch.setattr("packer_service.job.finished.LISTED_SHARDS", listed)
+        monkeypatch.setattr("preshard.packer_service.job.finished.LISTED_SHARDS", listed)
         with pytest.raises(DatasetDamagedError, match=r"shards/preshard-000001\.tar\.idx is missing"):
             pack([remote_source], out, tiny_config, stopping(0), progress)
 

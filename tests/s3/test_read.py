@@ -14,11 +14,11 @@ import pytest
 import torch
 from range_server import served_ranges
 
-from packer_service.report.dataset import report_dataset
-from packer_service.verify import verify_dataset
-from trainer.data.dataset import PackedDataset
-from trainer.data.loader import make_loader
-from trainer.data.pack_table import RECORD
+from preshard.packer_service.report.dataset import report_dataset
+from preshard.packer_service.verify import verify_dataset
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.loader import make_loader
+from preshard.trainer.data.pack_table import RECORD
 
 SPLIT = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
 
@@ -56,7 +56,7 @@ def test_a_store_can_be_told_by_the_environment(remote_dataset: str, tiny_datase
         "AWS_ENDPOINT_URL": f"http://{told['endpoint_override']}",
         "AWS_REGION": told["region"],
     }
-    command = [sys.executable, "-m", "packer_service", "report", location, "--json"]
+    command = [sys.executable, "-m", "preshard.packer_service", "report", location, "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["packs"] == report_dataset(str(tiny_dataset)).packs
@@ -67,7 +67,7 @@ def test_a_large_table_is_asked_for_by_ranges(
 ) -> None:
     """Fails when opening a large dataset, or looking up its packs, asks a store more often, or for a whole table."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the places of its packs go
-    monkeypatch.setattr("trainer.data.files.WHOLE_TABLE", 1000)
+    monkeypatch.setattr("preshard.trainer.data.files.WHOLE_TABLE", 1000)
     shards = [f"shards/{path.name}" for path in (tiny_dataset / "shards").glob("*.tar")]
     with served_ranges(tiny_dataset) as server:
         dataset = PackedDataset(server.uri, **SPLIT)

@@ -20,8 +20,8 @@ import pytest
 from pyarrow import fs
 from s3_server import Store
 
-from packer_service.runtime.interrupt import Interrupted, interruptible
-from packer_service.shards.store import Folder
+from preshard.packer_service.runtime.interrupt import Interrupted, interruptible
+from preshard.packer_service.shards.store import Folder
 
 SIZES = (0, 10, 12 << 20)
 """Nothing, one part, and several."""
@@ -58,7 +58,7 @@ def test_a_file_that_is_given_up_leaves_nothing(store: Store, tmp_path: Path, mo
 
 ENDS = """
 import os, signal, sys
-from packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder
 with Folder(sys.argv[1]).writer("half.bin") as sink:
     sink.write(b"x" * (12 << 20))
     {end}

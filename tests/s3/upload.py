@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests" / "ben
 from machine import hardware  # noqa: E402
 from s3_server import s3_store  # noqa: E402
 
-from packer_service.shards.store import Folder  # noqa: E402
+from preshard.packer_service.shards.store import Folder  # noqa: E402
 
 LOOK_SECONDS = 0.02
 

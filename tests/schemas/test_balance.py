@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.balance import BalanceOrder, LoadGroup, load_groups
-from schemas.config import PackConfig
+from preshard.schemas.balance import BalanceOrder, LoadGroup, load_groups
+from preshard.schemas.config import PackConfig
 
 GROUPS = (
     LoadGroup(scheme="contiguous", degree=1),
@@ -35,7 +35,7 @@ def rows_of(order: BalanceOrder) -> pa.Table:
 @pytest.mark.parametrize("part", [1, 13, 1000])
 def test_every_row_lies_where_its_stretch_says(n_packs: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a row is lost, doubled, or in another group's, kind's, pack's or rank's place, or not found back."""
-    monkeypatch.setattr("schemas.balance.BLOCK_ROWS", 100)
+    monkeypatch.setattr("preshard.schemas.balance.BLOCK_ROWS", 100)
     order = BalanceOrder(groups=GROUPS, n_packs=n_packs)
     assert (order.rows_per_pack, order.block_packs) == (24, 4)
     rows = rows_of(order)

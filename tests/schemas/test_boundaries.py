@@ -9,8 +9,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from schemas.boundaries import image_edges, smallest_limit
-from schemas.errors import LayoutError
+from preshard.schemas.boundaries import image_edges, smallest_limit
+from preshard.schemas.errors import LayoutError
 
 
 @cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.changes import refuse_changes
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.schemas.changes import refuse_changes
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 STORED = PackConfig()
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.codec import (
+from preshard.schemas.codec import (
     TAR_END,
     decode_head,
     decode_index,
@@ -28,7 +28,7 @@ from schemas.codec import (
     tar_header,
     tar_member,
 )
-from schemas.errors import (
+from preshard.schemas.errors import (
     FORMAT_RULES,
     DocumentError,
     LayoutsInvalid,
@@ -37,10 +37,10 @@ from schemas.errors import (
     SequenceInvalid,
     TableInvalid,
 )
-from schemas.manifest import StoredImage
-from schemas.npz import encode_arrays
-from schemas.sequence import SEQUENCE_DTYPES
-from schemas.tables import REJECTS
+from preshard.schemas.manifest import StoredImage
+from preshard.schemas.npz import encode_arrays
+from preshard.schemas.sequence import SEQUENCE_DTYPES
+from preshard.schemas.tables import REJECTS
 
 
 def arrays(**changed: np.ndarray | None) -> bytes:
@@ -195,7 +195,7 @@ def test_a_long_reason_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(source: object) -> pa.Table:
         raise pa.ArrowInvalid("no  footer\n" + "x" * 1000)
 
-    monkeypatch.setattr("schemas.codec.pq.read_table", broken)
+    monkeypatch.setattr("preshard.schemas.codec.pq.read_table", broken)
     with pytest.raises(TableInvalid) as caught:
         decode_table(b"", REJECTS, "x")
     assert caught.value.detail == f"is not Parquet (no footer {'x' * 190})"

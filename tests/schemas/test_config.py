@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from schemas.codec import decode_manifest
-from schemas.config import PackConfig, parse_config, stored_config
-from schemas.errors import ConfigError, ManifestInvalid
-from schemas.manifest import Manifest
-from schemas.validation import first_violation, nearest_multiples, violations_of
+from preshard.schemas.codec import decode_manifest
+from preshard.schemas.config import PackConfig, parse_config, stored_config
+from preshard.schemas.errors import ConfigError, ManifestInvalid
+from preshard.schemas.manifest import Manifest
+from preshard.schemas.validation import first_violation, nearest_multiples, violations_of
 
 
 @pytest.fixture

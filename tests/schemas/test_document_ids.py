@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.document_ids import canonical_order, hash_ids
+from preshard.schemas.document_ids import canonical_order, hash_ids
 
 
 def test_the_hash_of_an_id_never_changes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from schemas.encoder import ENCODER_KEY, VisionEncoder, encoder_of, tokens_per_second
+from preshard.schemas.encoder import ENCODER_KEY, VisionEncoder, encoder_of, tokens_per_second
 
 LARGEST = 2**31 - 1
 SIDES = ("temporal_patch_size",)

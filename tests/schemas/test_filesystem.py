@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from schemas.errors import ConfigError
-from schemas.filesystem import is_uri, join, locate, split_query, without_credentials
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import is_uri, join, locate, split_query, without_credentials
 
 
 @pytest.mark.parametrize(

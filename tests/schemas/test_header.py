@@ -9,10 +9,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.codec import HEADER_MEMBERS, sample_key, tar_member
-from schemas.config import PackConfig
-from schemas.errors import FormatError, LayoutsInvalid, MemberChanged, MembersInvalid, PackRowInvalid, SequenceInvalid
-from schemas.header import decode_header, read_member
+from preshard.schemas.codec import HEADER_MEMBERS, sample_key, tar_member
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import (
+    FormatError,
+    LayoutsInvalid,
+    MemberChanged,
+    MembersInvalid,
+    PackRowInvalid,
+    SequenceInvalid,
+)
+from preshard.schemas.header import decode_header, read_member
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from schemas.config import parse_config
-from schemas.identity import dataset_id
-from schemas.manifest import TokenizerEntry
-from schemas.tables import DOCUMENTS
+from preshard.schemas.config import parse_config
+from preshard.schemas.identity import dataset_id
+from preshard.schemas.manifest import TokenizerEntry
+from preshard.schemas.tables import DOCUMENTS
 
 TOKENIZER = TokenizerEntry(
     name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None

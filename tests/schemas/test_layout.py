@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schemas.errors import LayoutError
-from schemas.layout import (
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import (
     TokenLayout,
     boundaries_from_edges,
     check_partition,

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from schemas.balance import BLOCK_ROWS, IMAGE_KINDS, LAYOUT_KINDS, load_groups
-from schemas.codec import encode_json, seal_manifest
-from schemas.config import PackConfig, parse_config
-from schemas.errors import ConfigError
-from schemas.layout import TILE
-from schemas.manifest import DocumentSpan, Manifest
-from schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
+from preshard.schemas.balance import BLOCK_ROWS, IMAGE_KINDS, LAYOUT_KINDS, load_groups
+from preshard.schemas.codec import encode_json, seal_manifest
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import TILE
+from preshard.schemas.manifest import DocumentSpan, Manifest
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
 
 DEFAULTS: dict[str, Any] = {
     "seq_len": 36864,

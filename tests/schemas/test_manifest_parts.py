@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from schemas.codec import decode_manifest, encode_json, seal_manifest
-from schemas.config import PackConfig
-from schemas.errors import ManifestInvalid
-from schemas.manifest import FORMAT_VERSION, Counts, Manifest, ManifestHead, ShardEntry, TokenizerEntry
-from schemas.manifest_parts import decode_manifest_parts, manifest_parts, read_manifest_head
+from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ManifestInvalid
+from preshard.schemas.manifest import FORMAT_VERSION, Counts, Manifest, ManifestHead, ShardEntry, TokenizerEntry
+from preshard.schemas.manifest_parts import decode_manifest_parts, manifest_parts, read_manifest_head
 
 TOKENIZER = TokenizerEntry(
     name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as drawn
 
-from schemas.npz import COUNTING, decode_arrays, encode_arrays
+from preshard.schemas.npz import COUNTING, decode_arrays, encode_arrays
 
 
 def by_zipfile(arrays: dict[str, np.ndarray]) -> bytes:

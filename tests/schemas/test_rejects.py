@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from schemas.errors import DocumentError
-from schemas.rejects import reason_columns, reject_row, rejects_table
-from schemas.tables import REJECTS
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.rejects import reason_columns, reject_row, rejects_table
+from preshard.schemas.tables import REJECTS
 
 ERROR = DocumentError("too_long", "has 9 tokens")
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import LayoutError
-from schemas.layout import slice_positions
-from schemas.schemes import contiguous_runs, merge_adjacent, segment_edges, zigzag_runs
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import slice_positions
+from preshard.schemas.schemes import contiguous_runs, merge_adjacent, segment_edges, zigzag_runs
 
 
 def test_written_out():

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from packer_service.shards.lock import LOCK, FolderInUseError, locked
-from packer_service.shards.store import Folder
+from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
+from preshard.packer_service.shards.store import Folder
 
 HOLDER = """
 import subprocess, sys
-from packer_service.shards.lock import locked
-from packer_service.shards.store import Folder
+from preshard.packer_service.shards.lock import locked
+from preshard.packer_service.shards.store import Folder
 with locked(Folder(sys.argv[1])):
     child = subprocess.Popen(["sleep", "600"], close_fds=False)
     print(child.pid, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.shards.store import TEMPORARY, Folder
+from preshard.packer_service.shards.store import TEMPORARY, Folder
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_killed_writer_leaves_only_a_temporary_name(tmp_path: Path) -> None:
     """Fails when `kill -9` in the middle of a write leaves something under the final name."""
     program = (
         "import sys, time\n"
-        "from packer_service.shards.store import Folder\n"
+        "from preshard.packer_service.shards.store import Folder\n"
         "with Folder(sys.argv[1]).writer('a.bin') as sink:\n"
         "    sink.write(b'x' * 100)\n"
         "    sink.flush()\n"

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer_service.packs.crop import Crop
-from packer_service.shards.store import Folder
-from packer_service.shards.write import WRITTEN_BYTES, Sample, encode_sample, write_shard
-from schemas.checksum import crc32c
-from schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
-from schemas.layout import TokenLayout
-from schemas.manifest import SampleHead
-from schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.write import WRITTEN_BYTES, Sample, encode_sample, write_shard
+from preshard.schemas.checksum import crc32c
+from preshard.schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 
 
 def sample(pack_id: int, sizes: list[int]) -> Sample:

@@ -13,14 +13,14 @@ from typing import Any
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.renderer import Renderer
-from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
-from packer_service.ingest.text.chat_text import chat_text
-from packer_service.ingest.text.configured import folder_tokenizer
-from packer_service.ingest.text.model_tokenizer import read_folder
-from packer_service.ingest.text.tokenizer import Tokenizer
-from schemas.config import SpecialTokensConfig, VisionConfig
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.renderer import Renderer
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
+from preshard.packer_service.ingest.text.chat_text import chat_text
+from preshard.packer_service.ingest.text.configured import folder_tokenizer
+from preshard.packer_service.ingest.text.model_tokenizer import read_folder
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.schemas.config import SpecialTokensConfig, VisionConfig
 
 TEMPLATES = Path(__file__).parents[1] / "ingest" / "text" / "templates"
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.plan.blend import blended_order
-from packer_service.plan.pack import pack_documents
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.runtime.progress import ConsoleProgress
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.pack import pack_documents
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import ConsoleProgress
 
 REPOSITORY = Path(__file__).parents[2]
 SETTINGS = ["seq_len=1024", "block_size=32", "order.window=4", "max_images=4"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.executors import PlainExecutor
 
 
 class Counting(PlainExecutor):

@@ -32,10 +32,10 @@ import torch
 import torch._dynamo  # what the first optimizer step of each rank would import
 import torch.distributed as dist
 
-import trainer.loop
-import trainer.setup  # noqa: F401 (what most ranks import)
-from trainer.distributed.mesh import Mesh, build_mesh
-from trainer.models.interface import register_attention
+import preshard.trainer.loop
+import preshard.trainer.setup  # noqa: F401 (what most ranks import)
+from preshard.trainer.distributed.mesh import Mesh, build_mesh
+from preshard.trainer.models.interface import register_attention
 
 MODELS = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")
 """Models that worlds of every size train, imported before the ranks are forked."""

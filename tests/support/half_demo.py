@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from packer_service.demo.source import EXPECTED, ROWS
+from preshard.packer_service.demo.source import EXPECTED, ROWS
 
 STEP = 2
 """Of the good rows, every second one stays: media are asked about in several rows each."""

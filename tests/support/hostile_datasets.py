@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.checksum import crc32c
-from schemas.codec import HEAD, HEADER_MEMBERS, sample_key, tar_member
-from schemas.header import read_member
-from schemas.tables import TABLES
+from preshard.schemas.checksum import crc32c
+from preshard.schemas.codec import HEAD, HEADER_MEMBERS, sample_key, tar_member
+from preshard.schemas.header import read_member
+from preshard.schemas.tables import TABLES
 from tests.support.hostile_bytes import bomb_of_zeros, claim_of_rows, claim_of_shape
 
 UNSEALED = "0" * 64

@@ -10,11 +10,9 @@ from importlib.metadata import packages_distributions
 import grimp
 from packaging.utils import canonicalize_name
 
-OURS = ("schemas", "packer_service", "trainer")
-
 COMMANDS = {
-    "serve": ["packer_service.job", "packer_service.demo", "packer_service.runtime.ray"],
-    "pack": ["packer_service.http", "packer_service.demo"],
+    "serve": ["preshard.packer_service.job", "preshard.packer_service.demo", "preshard.packer_service.runtime.ray"],
+    "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
 }
 """What the command line imports for commands of other extras."""
 
@@ -22,7 +20,7 @@ COMMANDS = {
 @cache
 def import_graph() -> grimp.ImportGraph:
     """Every import of every module of ours."""
-    return grimp.build_graph(*OURS, include_external_packages=True)
+    return grimp.build_graph("preshard", include_external_packages=True)
 
 
 def imported(parts: Sequence[str], without: Sequence[str]) -> set[str]:
@@ -41,5 +39,5 @@ def imported(parts: Sequence[str], without: Sequence[str]) -> set[str]:
         reached.add(module)
         waiting |= graph.find_modules_directly_imported_by(module) - reached - excluded
     owners = packages_distributions()
-    outside = {name.partition(".")[0] for name in reached} - set(OURS)
+    outside = {name.partition(".")[0] for name in reached} - {"preshard"}
     return {canonicalize_name(owners[name][0]) for name in outside - sys.stdlib_module_names}

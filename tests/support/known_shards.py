@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.verify import Verdict, dataset, verify_dataset
-from packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
-from schemas.manifest import SHARDS
+from preshard.packer_service.verify import Verdict, dataset, verify_dataset
+from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
+from preshard.schemas.manifest import SHARDS
 
 
 class KnownShards:

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packer_service.job.record_file import ShardRecord, encode_record, record_name
-from schemas.balance import BalanceOrder
-from schemas.codec import TAR_END, encode_index, sample_key, shard_name
-from schemas.config import PackConfig
-from schemas.identity import PLAN_COLUMNS
-from schemas.manifest import SHARDS, WORK, ShardEntry, TokenizerEntry
-from schemas.tables import DOCUMENTS, PACKS, REJECTS
+from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.codec import TAR_END, encode_index, sample_key, shard_name
+from preshard.schemas.config import PackConfig
+from preshard.schemas.identity import PLAN_COLUMNS
+from preshard.schemas.manifest import SHARDS, WORK, ShardEntry, TokenizerEntry
+from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 CONFIG = PackConfig(layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1, 2), packs_per_shard=4)
 TOKENIZER = TokenizerEntry(
@@ -28,7 +28,7 @@ TARGET: Any = SimpleNamespace(tokenizer=TOKENIZER, model=None, axes=1)
 
 
 class MadeRecords:
-    """A plan of so many shards, and their records; it stands for :class:`packer_service.job.plan.Planned`.
+    """A plan of so many shards, and their records; it stands for :class:`preshard.packer_service.job.plan.Planned`.
 
     Args:
         n_packs: number of packs.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packer_service.packs.units import Units
+from preshard.packer_service.packs.units import Units
 
 
 def made_units(edges: Sequence[tuple[int, int]], crops: Sequence[int] | None = None) -> Units:

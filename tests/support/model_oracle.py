@@ -22,18 +22,18 @@ from transformers_alone import (
     video_metadata,
 )
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.family import Family, Mark, Rows
-from packer_service.ingest.families.folder import load_family
-from packer_service.ingest.families.place import place
-from packer_service.ingest.media.crops import encoded_crops
-from packer_service.ingest.media.image import probe_image
-from packer_service.ingest.media.shape import ImageSize, PlacedMedium
-from packer_service.ingest.media.video import decode_video, probe_video
-from packer_service.packs.positions import grid_positions
-from schemas.errors import DocumentError
-from schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
-from trainer.data.inputs import InputUnit, model_inputs
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import Family, Mark, Rows
+from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.media.crops import encoded_crops
+from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from preshard.packer_service.ingest.media.video import decode_video, probe_video
+from preshard.packer_service.packs.positions import grid_positions
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
+from preshard.trainer.data.inputs import InputUnit, model_inputs
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""

@@ -18,14 +18,14 @@ from packed_ranks import Answer
 from PIL import Image
 from torch import Tensor
 
-from packer_service.config import load_config
-from packer_service.demo.model import write_model_folder
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from trainer.data import PackedDataset, RankBatch
-from trainer.data.inputs import InputUnit, model_inputs
-from trainer.models import load_model
-from trainer.models.families import FAMILIES
+from preshard.packer_service.config import load_config
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.inputs import InputUnit, model_inputs
+from preshard.trainer.models import load_model
+from preshard.trainer.models.families import FAMILIES
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.attention.listed import TileLister
-from trainer.data import PackedDataset, RankBatch
-from trainer.distributed.mesh import CpFsdp, Mesh, build_mesh
-from trainer.distributed.sharding import shard_model
-from trainer.models import PackedModel, load_model
-from trainer.models.memory import save_memory
+from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh
+from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.memory import save_memory
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks load this file alone
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.data import RankBatch
-from trainer.models import PackedModel
-from trainer.models.families import ModelFamily
+from preshard.trainer.data import RankBatch
+from preshard.trainer.models import PackedModel
+from preshard.trainer.models.families import ModelFamily
 
 Made = tuple[RankBatch, ModelFamily]
 Fault = Callable[[RankBatch, ModelFamily], Made | None]

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from compared_documents import FAMILIES
 from mixed_source import IMAGES_OR_ONE_VIDEO, TEXT_ONLY, write_source
 
-from packer_service.config import load_config
-from packer_service.demo.model import write_model_folder
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.config import load_config
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
 
 SETTINGS = [
     *("block_size=16", "image_format=png", "video.fps=100", "max_images=null", "annotation_weight=sqrt"),

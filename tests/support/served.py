@@ -13,9 +13,9 @@ from pathlib import Path
 
 _SERVE = """
 import json, sys
-from packer_service.http import connections
-from packer_service.http.serve import serve_folder
-from packer_service.runtime.interrupt import interruptible
+from preshard.packer_service.http import connections
+from preshard.packer_service.http.serve import serve_folder
+from preshard.packer_service.runtime.interrupt import interruptible
 root, header_seconds, settings = sys.argv[1:]
 connections.HEADER_SECONDS = float(header_seconds)
 with interruptible():

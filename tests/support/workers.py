@@ -37,14 +37,14 @@ PRELOADED = (
     "av",
     "boto3",
     "numba",
-    "packer_service.cli",
-    "packer_service.http.app",
+    "preshard.packer_service.cli",
+    "preshard.packer_service.http.app",
     "pandas",
     "pyarrow.dataset",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.nn.attention.flex_attention",
-    "trainer.setup",
+    "preshard.trainer.setup",
     "transformers",
 )
 """Modules that most workers import. None of them starts a thread, which a fork would lose."""

@@ -17,11 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.runtime.executors import PlainExecutor
-from trainer.data.batch import RankBatch
-from trainer.data.dataset import PackedDataset
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 
 SETTINGS = [
     "seq_len=2048",

@@ -20,7 +20,7 @@ def packages():
 import {LIBRARIES}
 from pydantic import BaseModel, Field  # a model makes pydantic load what it loads lazily
 before = packages()
-import trainer.data, trainer.attention
+import preshard.trainer.data, preshard.trainer.attention
 print(*packages() - before)
 """
 
@@ -29,4 +29,4 @@ def test_the_reader_and_the_attention_import_nothing_heavy() -> None:
     """Fails when reading needs Ray, PyAV, numba, FastAPI, webdataset, a tokenizer, click or YAML to be installed."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     brought = set(done.stdout.split()) - sys.stdlib_module_names
-    assert {name for name in brought if not name.startswith("_")} == {"schemas", "trainer"}
+    assert {name for name in brought if not name.startswith("_")} == {"preshard"}

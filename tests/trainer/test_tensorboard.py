@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics import StepFigures, TensorBoardFiles
+from preshard.trainer.metrics import StepFigures, TensorBoardFiles
 
 STEP = StepFigures(
     step=1,

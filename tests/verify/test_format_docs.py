@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from schemas.errors import FORMAT_RULES, REJECT_CODES
-from schemas.manifest import Counts, DocumentSpan, Manifest, ModelEntry, SampleHead, StoredImage, Unit
-from schemas.sequence import SEQUENCE_DTYPES
-from schemas.tables import TABLES
+from preshard.schemas.errors import FORMAT_RULES, REJECT_CODES
+from preshard.schemas.manifest import Counts, DocumentSpan, Manifest, ModelEntry, SampleHead, StoredImage, Unit
+from preshard.schemas.sequence import SEQUENCE_DTYPES
+from preshard.schemas.tables import TABLES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
 

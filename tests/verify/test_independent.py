@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.config import load_config
-from packer_service.job.pack import pack
-from packer_service.layout.area import attention_area
-from packer_service.layout.needs import key_blocks_needed, keys_fetched
-from packer_service.layout.tiles import tiles_by_rank
-from packer_service.plan.cost import document_tiles
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.verify import verify_dataset
-from packer_service.verify.independent import sample
-from packer_service.verify.verdict import Verdict
-from schemas.boundaries import image_edges
-from schemas.schemes import contiguous_runs, zigzag_runs
+from preshard.packer_service.config import load_config
+from preshard.packer_service.job.pack import pack
+from preshard.packer_service.layout.area import attention_area
+from preshard.packer_service.layout.needs import key_blocks_needed, keys_fetched
+from preshard.packer_service.layout.tiles import tiles_by_rank
+from preshard.packer_service.plan.cost import document_tiles
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import verify_dataset
+from preshard.packer_service.verify.independent import sample
+from preshard.packer_service.verify.verdict import Verdict
+from preshard.schemas.boundaries import image_edges
+from preshard.schemas.schemes import contiguous_runs, zigzag_runs
 
 SETTINGS = [
     "seq_len=512", "block_size=64", "cp_sizes=[2]", "ring_degrees=[2]", "vision.image_size=56", "packs_per_shard=2"
@@ -33,7 +33,7 @@ SETTINGS = [
 def plant(monkeypatch: pytest.MonkeyPatch, original: Callable[..., Any], broken: Callable[..., Any]) -> None:
     """Replaces a public function wherever the packer has it."""
     name = original.__name__
-    for module in [each for key, each in sys.modules.items() if key.startswith("packer_service")]:
+    for module in [each for key, each in sys.modules.items() if key.startswith("preshard.packer_service")]:
         if getattr(module, name, None) is original:
             monkeypatch.setattr(module, name, broken)
 

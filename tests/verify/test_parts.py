@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.shards.store import Folder
-from packer_service.verify.document_order import DocumentOrder
-from packer_service.verify.id_partitions import IdPartitions
-from packer_service.verify.row_reader import DocumentRows, PackSpan, RowReader
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.document_order import DocumentOrder
+from preshard.packer_service.verify.id_partitions import IdPartitions
+from preshard.packer_service.verify.row_reader import DocumentRows, PackSpan, RowReader
 
 N_PACKS = 6
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.shards.store import Folder
-from packer_service.verify.balance_reader import BalanceReader
-from packer_service.verify.documents import check_documents, count_documents
-from packer_service.verify.verdict import Faults
-from schemas.balance import BalanceOrder, LoadGroup
-from schemas.config import PackConfig, parse_config
-from schemas.manifest import TableEntry
-from schemas.tables import BALANCE, DOCUMENTS, REJECTS
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.balance_reader import BalanceReader
+from preshard.packer_service.verify.documents import check_documents, count_documents
+from preshard.packer_service.verify.verdict import Faults
+from preshard.schemas.balance import BalanceOrder, LoadGroup
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.manifest import TableEntry
+from preshard.schemas.tables import BALANCE, DOCUMENTS, REJECTS
 
 
 def documents(*pieces: tuple[Any, ...]) -> pa.Table:
@@ -76,7 +76,7 @@ def test_balance_comes_pack_by_pack_in_parts_whatever_the_row_groups(
     row_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when rows are lost between row groups or blocks, or a part that was passed over shifts those after it."""
-    monkeypatch.setattr("schemas.balance.BLOCK_ROWS", 100)
+    monkeypatch.setattr("preshard.schemas.balance.BLOCK_ROWS", 100)
     groups = (LoadGroup(scheme="zigzag", degree=2), LoadGroup(scheme=None, degree=3))
     order = BalanceOrder(groups=groups, n_packs=23)
     assert (order.rows_per_pack, order.block_packs) == (20, 5)

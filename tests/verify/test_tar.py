@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from packer_service.verify.tar import TarScan
-from schemas.codec import TAR_END, tar_member
+from preshard.packer_service.verify.tar import TarScan
+from preshard.schemas.codec import TAR_END, tar_member
 
 SAMPLES = [
     [("0.json", b"{}"), ("0.0000.jpg", b"x" * 700)],

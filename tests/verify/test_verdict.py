@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from packer_service.verify.verdict import Fault, Faults, Verdict
-from schemas.errors import LabelsInvalid, ManifestMissing, ShardChanged
+from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
+from preshard.schemas.errors import LabelsInvalid, ManifestMissing, ShardChanged
 
 
 def _verdict(faults: Faults) -> Verdict:

@@ -9,17 +9,17 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from schemas.errors import ConfigError
-from schemas.layout import TokenLayout, slice_positions
-from trainer.attention.exchange import Exchange
-from trainer.attention.gather import gather_attention, plan_gather
-from trainer.attention.kernels import Kernel
-from trainer.attention.mask import MaskTensors
-from trainer.attention.overlap import list_pieces, overlapped_attention
-from trainer.attention.reference import reference_attention
-from trainer.attention.ring import plan_ring, ring_attention
-from trainer.attention.ulysses import plan_overlap, plan_ulysses, ulysses_attention
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.gather import gather_attention, plan_gather
+from preshard.trainer.attention.kernels import Kernel
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.overlap import list_pieces, overlapped_attention
+from preshard.trainer.attention.reference import reference_attention
+from preshard.trainer.attention.ring import plan_ring, ring_attention
+from preshard.trainer.attention.ulysses import plan_overlap, plan_ulysses, ulysses_attention
+from preshard.trainer.distributed.mesh import ContextParallel
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from schemas.errors import LayoutError
-from schemas.layout import TokenLayout, slice_positions
-from trainer.attention.mask import MaskTensors
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.distributed.mesh import ContextParallel
 
 Exchange = Literal["all", "needed"]
 KeysAndValues = tuple[Tensor, Tensor]

@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from schemas.layout import TokenLayout, slice_positions
-from trainer.attention.exchange import Exchange, KeyExchange, plan_exchange
-from trainer.attention.heads import gather_heads, scatter_heads
-from trainer.attention.kernels import Kernel, Prepared, kernel_for
-from trainer.attention.mask import MaskTensors
-from trainer.attention.merge import accumulation_dtype
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.exchange import Exchange, KeyExchange, plan_exchange
+from preshard.trainer.attention.heads import gather_heads, scatter_heads
+from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.merge import accumulation_dtype
+from preshard.trainer.distributed.mesh import ContextParallel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from schemas.layout import TILE
-from trainer.attention.bind import bind
-from trainer.attention.exchange import Exchange
-from trainer.attention.kernels import Kernel, Prepared
-from trainer.attention.mask import MaskTensors
-from trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
-from trainer.data.batch import RankBatch
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.layout import TILE
+from preshard.trainer.attention.bind import bind
+from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.kernels import Kernel, Prepared
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.distributed.mesh import ContextParallel
 
 NO_GROUP = cast("dist.ProcessGroup", "a group that a worker does not have")
 """Stands for the ring's group where nothing is sent, as a ring without a group has one rank."""
@@ -31,7 +31,7 @@ class TileLister:
     """``lister(batch)``: the tiles of a batch under one kind of attention. It can be pickled.
 
     Attributes:
-        kind: one of ``trainer.attention.KINDS``.
+        kind: one of ``preshard.trainer.attention.KINDS``.
         exchange: of the kind ``gather``.
         cp: this rank's place, without process groups.
         device_type: where the attention will be computed.
@@ -52,7 +52,7 @@ class TileLister:
         """Lists the tiles of a batch that is on the CPU.
 
         Raises:
-            PreshardError: as ``trainer.attention.bind``.
+            PreshardError: as ``preshard.trainer.attention.bind``.
         """
         mask, kernel = MaskTensors.of(batch), _ListingKernel(*TILE_SIZES[self.device_type])
         cp = replace(self.cp, ring_group=NO_GROUP if self.cp.ring_degree > 1 else None)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
-from schemas.sequence import MaskArrays
-from trainer.data.batch import RankBatch
+from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.data.batch import RankBatch
 
 ARRAYS = tuple(field.name for field in fields(MaskArrays))
 """Names of the mask's arrays, the same on the host and on the device."""
@@ -23,7 +23,7 @@ ARRAYS = tuple(field.name for field in fields(MaskArrays))
 
 @dataclass(frozen=True, kw_only=True)
 class MaskTensors:
-    """What defines the mask of some tokens (see ``schemas.sequence.MaskArrays``), on a device and on the host.
+    """What defines the mask of some tokens (see ``preshard.schemas.sequence.MaskArrays``), on a device and on the host.
 
     A whole pack is its tokens 0 to S - 1 in natural order; ``at`` picks the queries of a slice, or the keys they meet.
 
@@ -82,7 +82,7 @@ class MaskTensors:
 def visible(queries: MaskTensors, keys: MaskTensors, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
     """Whether query ``q`` may see key ``k``; ``q`` and ``k`` index the two sets and broadcast.
 
-    The rule is that of ``schemas.sequence.MaskArrays``. Padding sees nothing and is seen by nothing.
+    The rule is that of ``preshard.schemas.sequence.MaskArrays``. Padding sees nothing and is seen by nothing.
     """
     doc_q, branch_k = queries.doc_ids[q], keys.branch_ids[k]
     same_doc = (doc_q == keys.doc_ids[k]) & (doc_q >= 0)

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from schemas.errors import ConfigError
-from trainer.attention.heads import repeated_kv_heads
-from trainer.attention.kernels import Kernel, Prepared
-from trainer.attention.merge import accumulation_dtype
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.heads import repeated_kv_heads
+from preshard.trainer.attention.kernels import Kernel, Prepared
+from preshard.trainer.attention.merge import accumulation_dtype
 
 PIECES = 2
 """Each piece is one more call of the kernel, with the same mask; with two, half of the exchange can hide."""

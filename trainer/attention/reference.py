@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from schemas.sequence import dense_mask
-from trainer.attention.mask import MaskTensors
+from preshard.schemas.sequence import dense_mask
+from preshard.trainer.attention.mask import MaskTensors
 
 
 def reference_attention(

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from schemas.layout import TokenLayout, slice_positions
-from trainer.attention.heads import gather_heads, scatter_heads
-from trainer.attention.kernels import Kernel, Prepared, kernel_for
-from trainer.attention.mask import MaskTensors
-from trainer.attention.merge import accumulation_dtype, merge, nothing_seen
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.heads import gather_heads, scatter_heads
+from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.merge import accumulation_dtype, merge, nothing_seen
+from preshard.trainer.distributed.mesh import ContextParallel
 
 # Keys and gradients travel between the same two ranks at the same time.
 _KV_TAG, _GRADIENT_TAG = 1, 2

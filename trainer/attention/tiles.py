@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from schemas.layout import TILE
-from trainer.attention.mask import MaskTensors
+from preshard.schemas.layout import TILE
+from preshard.trainer.attention.mask import MaskTensors
 
 _NO_ID = -2
 """Below every id, so that the first token begins a run."""

@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from schemas.layout import TokenLayout, slice_positions
-from trainer.attention.exchange import NoExchange
-from trainer.attention.gather import GatherPlan, gather_attention
-from trainer.attention.kernels import Kernel, kernel_for
-from trainer.attention.mask import MaskTensors
-from trainer.attention.overlap import OverlapPlan
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.exchange import NoExchange
+from preshard.trainer.attention.gather import GatherPlan, gather_attention
+from preshard.trainer.attention.kernels import Kernel, kernel_for
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.overlap import OverlapPlan
+from preshard.trainer.distributed.mesh import ContextParallel
 
 
 def plan_ulysses(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.config import PackConfig
-from schemas.errors import ReaderError
-from schemas.manifest import ManifestHead
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.manifest import ManifestHead
 
 SAME_TOKENS = ("sha256", "vocab_size", "bos_id", "eos_id", "pad_id", "image_id")
 """Of a tokenizer; its name and its chat template may differ."""

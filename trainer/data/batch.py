@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float32, Int32, Int64, UInt8
 from torch import Tensor
 
-from schemas.errors import ReaderError
-from schemas.layout import TokenLayout
-from schemas.manifest import ModelEntry, Unit
-from trainer.data.inputs import InputUnit, model_inputs
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import ModelEntry, Unit
+from preshard.trainer.data.inputs import InputUnit, model_inputs
 
 ON_HOST = ("image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
 """Tensors that plan exchanges and shapes. They are read on the CPU, since reading them on a device means waiting."""
@@ -40,7 +40,7 @@ class RankBatch:
         pool_ids: the row of the pack's pooled vision features that fills a token, -1 for text. Rows are numbered
             through the whole pack, so they index the concatenated features of all ranks.
         positions: the natural position of each local token: ``whole[positions]`` is the local slice of ``whole``.
-        doc_ids: mask array of the whole pack in natural order (see ``schemas.sequence.MaskArrays``).
+        doc_ids: mask array of the whole pack in natural order (see ``preshard.schemas.sequence.MaskArrays``).
         branch_ids: the same.
         group_ids: the same.
         layout: runs of every ring rank, and the key blocks that each needs.
@@ -130,7 +130,7 @@ class RankBatch:
         if self.not_causal:
             raise ReaderError(
                 f"{name} of pack {self.pack_id} would be another mask: {self.not_causal}; take an attention that reads "
-                "doc_ids, branch_ids and group_ids, as those of trainer.attention do"
+                "doc_ids, branch_ids and group_ids, as those of preshard.trainer.attention do"
             )
 
     @property

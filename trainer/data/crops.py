@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from schemas.checksum import check_member
-from schemas.codec import TAR_BLOCK, image_member
-from schemas.errors import ImagesInvalid, MembersInvalid
-from schemas.header import read_member
-from schemas.manifest import SampleHead, StoredImage
-from trainer.data.files import DatasetFiles
-from trainer.data.pack_index import PackPlace
+from preshard.schemas.checksum import check_member
+from preshard.schemas.codec import TAR_BLOCK, image_member
+from preshard.schemas.errors import ImagesInvalid, MembersInvalid
+from preshard.schemas.header import read_member
+from preshard.schemas.manifest import SampleHead, StoredImage
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.pack_index import PackPlace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

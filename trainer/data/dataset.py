@@ -10,26 +10,27 @@ from typing import Any
 from pyarrow.fs import FileSystem
 from torch.utils.data import IterableDataset
 
-from schemas.config import PackConfig
-from schemas.errors import ReaderError
-from trainer.data.alike import check_alike
-from trainer.data.batch import RankBatch
-from trainer.data.files import DatasetFiles
-from trainer.data.mixture import MixedDatasets, whole_shares
-from trainer.data.order import OneDataset
-from trainer.data.reader import PackReader, RankPart
-from trainer.data.worker import worker_share
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ReaderError
+from preshard.trainer.data.alike import check_alike
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.mixture import MixedDatasets, whole_shares
+from preshard.trainer.data.order import OneDataset
+from preshard.trainer.data.reader import PackReader, RankPart
+from preshard.trainer.data.worker import worker_share
 
 Weighted = tuple[str | Path, float]
 """A dataset's folder, and its weight in a mixture."""
 
 
 class PackedDataset(IterableDataset[RankBatch]):
-    """Iterates over the steps of an epoch; each gives one rank's :class:`~trainer.data.batch.RankBatch` of one pack.
+    """Iterates over the steps of an epoch; each gives one rank's ``RankBatch`` of one pack.
 
-    Step s takes the packs ``[s * dp_size, (s + 1) * dp_size)`` of the epoch's order (see :mod:`trainer.data.order`),
-    and data-parallel rank d the d-th of them. Every rank of a context-parallel group gets the same pack. If the packs
-    do not divide by ``dp_size``, the last ones are left out: collectives would hang in a step that some ranks sit out.
+    Step s takes the packs ``[s * dp_size, (s + 1) * dp_size)`` of the epoch's order (see
+    :mod:`preshard.trainer.data.order`), and data-parallel rank d the d-th of them. Every rank of a context-parallel
+    group gets the same pack. If the packs do not divide by ``dp_size``, the last ones are left out: collectives would
+    hang in a step that some ranks sit out.
 
     Of each sample it reads the header part and this rank's crops, two ranges of bytes, and nothing else; ``bytes_read``
     counts them. It can be pickled and works in a ``DataLoader`` with any number of workers: pass ``batch_size=None``,
@@ -38,7 +39,7 @@ class PackedDataset(IterableDataset[RankBatch]):
     Iteration continues from the current position and ends with the epoch; the next iteration is the next epoch. Workers
     have copies of the dataset, so with workers call ``set_epoch`` before each epoch, and save ``RankBatch.state``, not
     ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream through all epochs
-    with persistent workers, see :func:`trainer.data.loader.make_loader`.
+    with persistent workers, see :func:`preshard.trainer.data.loader.make_loader`.
 
     **Several datasets**, ``[(path, weight), ...]``, are one endless stream, of which each gives its weight's share of
     the packs, to within one chunk at any time. A chunk is as many consecutive packs as divide the ``order.window`` of

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from schemas.config import stored_config
-from schemas.errors import (
+from preshard.schemas.config import stored_config
+from preshard.schemas.errors import (
     ConfigError,
     ManifestInvalid,
     ManifestMissing,
@@ -22,11 +22,11 @@ from schemas.errors import (
     TableChanged,
     TableMissing,
 )
-from schemas.filesystem import locate
-from schemas.manifest import MANIFEST, SHARDS, ManifestHead
-from schemas.manifest_parts import read_manifest_head
-from trainer.data.pack_index import WHOLE_TABLE, PackIndex
-from trainer.data.pack_table import PACKS_TABLE
+from preshard.schemas.filesystem import locate
+from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from preshard.schemas.manifest_parts import read_manifest_head
+from preshard.trainer.data.pack_index import WHOLE_TABLE, PackIndex
+from preshard.trainer.data.pack_table import PACKS_TABLE
 
 OPEN_SHARDS = 16
 """Shards kept open at once. An epoch's order soon returns to a shard, since groups of packs lie together."""

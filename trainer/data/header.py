@@ -7,26 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.boundaries import image_edges
-from schemas.codec import HEAD, LAYOUTS, SEQUENCE
-from schemas.config import PackConfig
-from schemas.errors import BoundariesInvalid, LayoutError, LayoutNotPartition, LayoutsInvalid, PoolingInvalid
-from schemas.header import SampleHeader, decode_header
-from schemas.layout import TokenLayout, boundaries_from_edges, check_partition
-from schemas.manifest import SampleHead
-from schemas.needs import needed_blocks
-from schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
-from schemas.sequence import NOT_POOLED, PackedSequence
-from trainer.data.files import DatasetFiles
-from trainer.data.pack_index import PackPlace
-from trainer.data.split import Split
+from preshard.schemas.boundaries import image_edges
+from preshard.schemas.codec import HEAD, LAYOUTS, SEQUENCE
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import BoundariesInvalid, LayoutError, LayoutNotPartition, LayoutsInvalid, PoolingInvalid
+from preshard.schemas.header import SampleHeader, decode_header
+from preshard.schemas.layout import TokenLayout, boundaries_from_edges, check_partition
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.needs import needed_blocks
+from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from preshard.schemas.sequence import NOT_POOLED, PackedSequence
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.pack_index import PackPlace
+from preshard.trainer.data.split import Split
 
 
 def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes: int) -> SampleHeader:
     """Reads and decodes a sample's header part, and no byte beyond it.
 
     Raises:
-        FormatError: as :func:`schemas.header.decode_header` does.
+        FormatError: as :func:`preshard.schemas.header.decode_header` does.
     """
     data = files.read_range(place.shard, place.offset, place.header_size)
     return decode_header(data, place.pack_id, place.head_crc32c, config, axes=axes, where=place.where)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer.data.batch import RankBatch
-from trainer.data.dataset import PackedDataset
-from trainer.data.worker import worker_share
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.worker import worker_share
 
 START_METHOD = "spawn"
 """How workers start. Not ``fork``: a forked child has the locks of the parent's threads without the threads, and the
@@ -70,7 +70,7 @@ def make_loader(
         workers: background processes; 0 reads in this process, between the steps.
         device: where the batches will be used. They are returned on the CPU.
         list_tiles: called with each batch where it is read; what it returns becomes ``RankBatch.tiles``. A
-            ``trainer.attention.listed.TileLister``, or another function that can be pickled.
+            ``preshard.trainer.attention.listed.TileLister``, or another function that can be pickled.
     """
     background = {
         "multiprocessing_context": START_METHOD,

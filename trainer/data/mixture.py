@@ -10,8 +10,8 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.errors import ReaderError
-from trainer.data.order import EpochOrder
+from preshard.schemas.errors import ReaderError
+from preshard.trainer.data.order import EpochOrder
 
 FINEST = 100_000
 """Shares are whole numbers of this many parts at the finest, so that a turn through all of them stays a small table."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.codec import sample_key, shard_name
-from schemas.manifest import SHARDS, TableEntry
-from trainer.data.pack_table import RECORD, PackTable, Records
-from trainer.data.shared_places import SharedPlaces
+from preshard.schemas.codec import sample_key, shard_name
+from preshard.schemas.manifest import SHARDS, TableEntry
+from preshard.trainer.data.pack_table import RECORD, PackTable, Records
+from preshard.trainer.data.shared_places import SharedPlaces
 
 WHOLE_TABLE = 8 * 2**20
 """Largest ``packs.parquet`` in bytes that every process holds for itself: some 140,000 packs, in 4 MB."""

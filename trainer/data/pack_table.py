@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Shaped
 
-from schemas.errors import TableInvalid
-from schemas.tables import PACKS, row_group_edges
+from preshard.schemas.errors import TableInvalid
+from preshard.schemas.tables import PACKS, row_group_edges
 
 PACKS_TABLE = "packs.parquet"
 

@@ -12,15 +12,15 @@ from jaxtyping import Int64
 from pyarrow.fs import FileSystem
 from torch import Tensor
 
-from schemas.config import stored_config
-from schemas.layout import rank_positions
-from schemas.sequence import IGNORE_INDEX, PackedSequence
-from trainer.data.batch import RankBatch
-from trainer.data.crops import read_crops
-from trainer.data.files import DatasetFiles
-from trainer.data.header import crop_edges, pool_positions, read_header, token_layout
-from trainer.data.sequences import find_sequences
-from trainer.data.split import plan_split
+from preshard.schemas.config import stored_config
+from preshard.schemas.layout import rank_positions
+from preshard.schemas.sequence import IGNORE_INDEX, PackedSequence
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.crops import read_crops
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.header import crop_edges, pool_positions, read_header, token_layout
+from preshard.trainer.data.sequences import find_sequences
+from preshard.trainer.data.split import plan_split
 
 LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
 """Arrays of which a rank gets its slice, as int64, the dtype that torch indexes with."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
+from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

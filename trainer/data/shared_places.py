@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import ReaderError
-from trainer.data.pack_table import RECORD, PackTable, Records
+from preshard.schemas.errors import ReaderError
+from preshard.trainer.data.pack_table import RECORD, PackTable, Records
 
 REVISION = 1
 """Of the file's own form, which its name has: a version that writes another form must not read this one."""

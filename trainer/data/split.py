@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.config import PackConfig
-from schemas.errors import ReaderError
-from schemas.layout import BLOCK_SCHEMES, SCHEMES, layout_name
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, layout_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from schemas.errors import ConfigError, PreshardError
-from trainer.distributed.processes import first_problem
+from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.trainer.distributed.processes import first_problem
 
 RUN = "run.json"
 """File of a checkpoint that holds its :class:`RunState`; the other files are torch's."""

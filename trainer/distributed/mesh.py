@@ -12,7 +12,7 @@ import torch.distributed as dist
 from jaxtyping import Int64
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
 """Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, where links are fastest."""

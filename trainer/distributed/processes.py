@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 STORE_STAYS_SECONDS = 1.0
 """How long a store is kept for others that fail together with its process: ranks that meet the same damage do so in the

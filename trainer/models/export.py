@@ -9,9 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from schemas.errors import ConfigError
-from trainer.distributed.processes import first_problem
-from trainer.models.folder import WEIGHTS, one_line
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.distributed.processes import first_problem
+from preshard.trainer.models.folder import WEIGHTS, one_line
 
 NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
 """Files of a model folder that are written anew, or hold weights of other programs."""

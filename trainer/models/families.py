@@ -19,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 NO_PATCH = -1
 """Stands in Molmo2's pooling where a window has fewer patches."""

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from schemas.errors import ConfigError
-from schemas.layout import TokenLayout, slice_positions
-from trainer.data.batch import RankBatch
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.distributed.mesh import ContextParallel
 
 Way = Literal["route", "gather"]
 WAYS: tuple[Way, ...] = get_args(Way)

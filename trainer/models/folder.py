@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import ConfigError
-from schemas.manifest import ManifestHead
-from trainer.models.families import FAMILIES, family_of
-from trainer.models.interface import register_attention
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import ManifestHead
+from preshard.trainer.models.families import FAMILIES, family_of
+from preshard.trainer.models.interface import register_attention
 
 HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings by which a model changes its logits after the output projection; the loss in chunks would miss it."""

@@ -14,8 +14,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from schemas.errors import ConfigError
-from trainer.attention import Attend
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention import Attend
 
 PACKED = "preshard_packed"
 """Name under which models ask for this attention."""

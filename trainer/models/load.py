@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from schemas.errors import ConfigError
-from trainer.models.families import family_of
-from trainer.models.folder import check_weights, one_line, read_model_config
-from trainer.models.interface import PACKED, register_attention
-from trainer.models.random_weights import draw_weights
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.models.families import family_of
+from preshard.trainer.models.folder import check_weights, one_line, read_model_config
+from preshard.trainer.models.interface import PACKED, register_attention
+from preshard.trainer.models.random_weights import draw_weights
 
 Weights = Literal["folder", "random", "none"]
 """Where weights come from: the model folder, a seed, or, later, a checkpoint."""

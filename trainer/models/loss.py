@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from schemas.sequence import IGNORE_INDEX
+from preshard.schemas.sequence import IGNORE_INDEX
 
 LOGITS_BYTES = 2**30
 """The most bytes of logits that exist at once, by default.

@@ -19,7 +19,7 @@ from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 Recompute = Literal["none", "full", "selective"]
 Offload = Literal["none", "host", "disk"]
@@ -52,7 +52,7 @@ def save_memory(
     """Sets a model up, in place. Call it before the model is sharded.
 
     Args:
-        model: from ``trainer.models.load_model``.
+        model: from ``preshard.trainer.models.load_model``.
         recompute: ``full`` computes each block again in the backward pass, ``selective`` all of it but attention, whose
             outputs are kept.
         offload: where the blocks' inputs wait for the backward pass: ``host`` is page-locked memory of the machine,

@@ -9,27 +9,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from schemas.errors import ConfigError
-from trainer.attention import Attend, MaskTensors, bind, check_heads
-from trainer.attention.exchange import Exchange
-from trainer.attention.kernels import kernel_for
-from trainer.attention.listed import ListedKernel, TileLister
-from trainer.data.batch import RankBatch
-from trainer.distributed.mesh import ContextParallel
-from trainer.models.blocks import block_paths
-from trainer.models.families import Features, Inputs, ModelFamily, family_of
-from trainer.models.features import FeatureExchange, bind_features
-from trainer.models.folder import model_sizes
-from trainer.models.interface import PACKED
-from trainer.models.loss import LOGITS_BYTES, loss_sum
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
+from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.kernels import kernel_for
+from preshard.trainer.attention.listed import ListedKernel, TileLister
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models.blocks import block_paths
+from preshard.trainer.models.families import Features, Inputs, ModelFamily, family_of
+from preshard.trainer.models.features import FeatureExchange, bind_features
+from preshard.trainer.models.folder import model_sizes
+from preshard.trainer.models.interface import PACKED
+from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum
 
 
 class PackedModel(nn.Module):
-    """A model from :func:`trainer.models.load_model`, called with this rank's part of a pack.
+    """A model from :func:`preshard.trainer.models.load_model`, called with this rank's part of a pack.
 
     Each rank encodes its own units; features travel to the ranks of their tokens, and attention is that of
-    :mod:`trainer.attention`. Every rank runs the same collectives and gives every parameter a gradient, whatever its
-    part of a pack holds: a rank without a unit encodes the smallest image there is, of which no feature is used.
+    :mod:`preshard.trainer.attention`. Every rank runs the same collectives and gives every parameter a gradient,
+    whatever its part of a pack holds: a rank without a unit encodes the smallest image there is, of which no feature is
+    used.
 
     To shard it, shard each of :attr:`blocks`, then the whole, as all else is used inside its own forward.
 
@@ -46,7 +47,7 @@ class PackedModel(nn.Module):
         hugging_face: Any = model
         self.config: Any = hugging_face.config
         if self.config.get_text_config()._attn_implementation != PACKED:
-            raise ConfigError(f"the model's attention is not {PACKED}; load it with trainer.models.load_model")
+            raise ConfigError(f"the model's attention is not {PACKED}; load it with preshard.trainer.models.load_model")
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self._sizes = model_sizes(self.config)
@@ -77,8 +78,8 @@ class PackedModel(nn.Module):
                 without waiting. On a device it is read back first. ``batch.tiles`` are used if they were listed for
                 this attention on these ranks.
             cp: this rank's place among the ranks of the pack.
-            attention: one of ``trainer.attention.KINDS``.
-            features: one of ``trainer.models.features.WAYS``.
+            attention: one of ``preshard.trainer.attention.KINDS``.
+            features: one of ``preshard.trainer.models.features.WAYS``.
             exchange: which keys the attention ``gather`` moves.
             overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
 

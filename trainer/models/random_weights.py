@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.blocks import block_paths
+from preshard.trainer.models.blocks import block_paths
 
 
 def draw_weights(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from packer_service.http.models.balance import Chosen
-from packer_service.http.problems import not_legal
-from schemas.config import PackConfig
+from preshard.packer_service.http.models.balance import Chosen
+from preshard.packer_service.http.problems import not_legal
+from preshard.schemas.config import PackConfig
 
 T = TypeVar("T", int, str)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from packer_service.http.answers.measures import image_balance, layout_balance
-from packer_service.http.answers.overview import reject_columns, written_fill, written_sums
-from packer_service.http.dataset.reader import Dataset
-from packer_service.report.compare import ComparedSide, compared_side
-from packer_service.report.dataset import mixture_of
-from packer_service.report.figures import Balances
-from packer_service.report.losses import losses_of
+from preshard.packer_service.http.answers.measures import image_balance, layout_balance
+from preshard.packer_service.http.answers.overview import reject_columns, written_fill, written_sums
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.report.compare import ComparedSide, compared_side
+from preshard.packer_service.report.dataset import mixture_of
+from preshard.packer_service.report.figures import Balances
+from preshard.packer_service.report.losses import losses_of
 
 
 def compared(dataset: Dataset) -> ComparedSide:

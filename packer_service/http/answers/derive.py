@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64
 
-from packer_service.http.answers.compared import compared
-from packer_service.http.answers.measures import (
+from preshard.packer_service.http.answers.compared import compared
+from preshard.packer_service.http.answers.measures import (
     IMAGE_MEASURES,
     LAYOUT_MEASURES,
     image_figures,
@@ -21,17 +21,17 @@ from packer_service.http.answers.measures import (
     preferred_figures,
     shard_means_name,
 )
-from packer_service.http.answers.overview import overview
-from packer_service.http.dataset.advice import keep_loads
-from packer_service.http.dataset.derived import DerivedFolder, pack_column, save_values
-from packer_service.http.dataset.derived_rows import CODES, EDGES, HASHES, IDS, NUMBERS, ROWS
-from packer_service.http.dataset.loads import image_loads, layout_loads
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.balance import Chosen
-from packer_service.report.balance import Cheapest, image_balance, layout_balance
-from packer_service.report.loads import numbers_of
-from schemas.document_ids import hash_ids
-from schemas.tables import PACKS
+from preshard.packer_service.http.answers.overview import overview
+from preshard.packer_service.http.dataset.advice import keep_loads
+from preshard.packer_service.http.dataset.derived import DerivedFolder, pack_column, save_values
+from preshard.packer_service.http.dataset.derived_rows import CODES, EDGES, HASHES, IDS, NUMBERS, ROWS
+from preshard.packer_service.http.dataset.loads import image_loads, layout_loads
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.models.balance import Chosen
+from preshard.packer_service.report.balance import Cheapest, image_balance, layout_balance
+from preshard.packer_service.report.loads import numbers_of
+from preshard.schemas.document_ids import hash_ids
+from preshard.schemas.tables import PACKS
 
 MOST_INDEXED = 15_000_000
 """Documents of which rows are kept: while they are written, they take some 80 bytes of memory each."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from packer_service.http.dataset.catalog import Found
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.unfinished import Unfinished
-from packer_service.http.models.datasets import DatasetEntry
+from preshard.packer_service.http.dataset.catalog import Found
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.unfinished import Unfinished
+from preshard.packer_service.http.models.datasets import DatasetEntry
 
 
 def entry_of(found: Found) -> DatasetEntry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.http.models.common import Histogram
+from preshard.packer_service.http.models.common import Histogram
 
 MOST_BITS = 64
 """Binary digits of the largest number that a table holds."""

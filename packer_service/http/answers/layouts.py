@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import ServedSample
-from schemas.errors import LayoutsInvalid
-from schemas.layout import TokenLayout, check_partition, layout_name
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.sample import ServedSample
+from preshard.schemas.errors import LayoutsInvalid
+from preshard.schemas.layout import TokenLayout, check_partition, layout_name
 
 
 def stored_layout(dataset: Dataset, sample: ServedSample, layout: str, ring_degree: int) -> TokenLayout:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.http.dataset.loads import image_loads, layout_loads
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.balance import MEASURES, Chosen
-from packer_service.report import balance
-from packer_service.report.figures import ImageBalance, LayoutBalance
-from packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.http.dataset.loads import image_loads, layout_loads
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.models.balance import MEASURES, Chosen
+from preshard.packer_service.report import balance
+from preshard.packer_service.report.figures import ImageBalance, LayoutBalance
+from preshard.packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns
 
 EVERY = slice(None)
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from packer_service.http.answers.histograms import MOST_BITS, doubling_counts, doubling_histogram, histogram
-from packer_service.http.dataset.reader import Dataset, numbers_of
-from packer_service.http.models.datasets import Histograms, Overview, SourceTotals
-from packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from packer_service.report.figures import Fill, PlanFill
-from packer_service.report.fill import fill_of
-from packer_service.report.losses import count_by, losses_of
+from preshard.packer_service.http.answers.histograms import MOST_BITS, doubling_counts, doubling_histogram, histogram
+from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
+from preshard.packer_service.http.models.datasets import Histograms, Overview, SourceTotals
+from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
+from preshard.packer_service.report.figures import Fill, PlanFill
+from preshard.packer_service.report.fill import fill_of
+from preshard.packer_service.report.losses import count_by, losses_of
 
 DOCUMENTS = "documents.parquet"
 _SHELL_BYTES = 65_536

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.problems import not_found
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.problems import not_found
 
 
 def packs_of_shard(dataset: Dataset, shard: str) -> range:

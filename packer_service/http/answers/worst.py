@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import read_sample
-from packer_service.http.models.balance import Chosen, Heaviest, WorstPack
-from packer_service.http.problems import damaged
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.sample import read_sample
+from preshard.packer_service.http.models.balance import Chosen, Heaviest, WorstPack
+from preshard.packer_service.http.problems import damaged
 
 _SIZES, _NAMES = ("length", "n_images"), ("doc_id", "source")
 _OF_IMAGES = ("images", "pooled_tokens", "image_load")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from packer_service.http.dataset.cache import size_of
-from packer_service.http.dataset.derived import save_values
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import read_sample
-from packer_service.http.problems import ProblemError
-from packer_service.report.advice.derived import PackMask, not_derived, with_derived
-from packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads, sampled_loads
-from packer_service.report.loads import StoredLoads
-from schemas.errors import LayoutError
+from preshard.packer_service.http.dataset.cache import size_of
+from preshard.packer_service.http.dataset.derived import save_values
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.sample import read_sample
+from preshard.packer_service.http.problems import ProblemError
+from preshard.packer_service.report.advice.derived import PackMask, not_derived, with_derived
+from preshard.packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads, sampled_loads
+from preshard.packer_service.report.loads import StoredLoads
+from preshard.schemas.errors import LayoutError
 
 LOADS = "advice-loads"
 """What is kept of the sampled packs' loads: for each group of loads its rows, each with a value for each pack."""

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.derived import DerivedFolder
-from packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
-from packer_service.http.dataset.reader import Dataset, Stamps, load_dataset
-from packer_service.http.dataset.unfinished import Unfinished, look_at_job
-from packer_service.http.models.datasets import name_below_root
-from packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
-from packer_service.http.settings import ServiceSettings
-from packer_service.shards.reach import require_answer
-from packer_service.shards.store import Folder
-from schemas.errors import ConfigError, PreshardError
-from schemas.filesystem import split_query
-from schemas.manifest import MANIFEST, RUN, SHARDS, WORK
-from schemas.tables import TABLES
+from preshard.packer_service.http.dataset.cache import Cache
+from preshard.packer_service.http.dataset.derived import DerivedFolder
+from preshard.packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
+from preshard.packer_service.http.dataset.reader import Dataset, Stamps, load_dataset
+from preshard.packer_service.http.dataset.unfinished import Unfinished, look_at_job
+from preshard.packer_service.http.models.datasets import name_below_root
+from preshard.packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.schemas.filesystem import split_query
+from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK
+from preshard.schemas.tables import TABLES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """What was derived of a large dataset before, kept on this machine's disk: figures, and values of every pack.
 
 A million packs have hundreds of millions of loads, which take seconds to decode. What answers need of them is derived
-once (:mod:`packer_service.http.dataset.derive`) and lies in a folder named by the dataset's tag, which changes with its
-files. Nothing is ever changed in such a folder: it gets its name when it is complete.
+once (:mod:`preshard.packer_service.http.dataset.derive`) and lies in a folder named by the dataset's tag, which changes
+with its files. Nothing is ever changed in such a folder: it gets its name when it is complete.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.http.dataset.derived import Derived
-from packer_service.http.dataset.id_search import rows_beginning_with, rows_with
+from preshard.packer_service.http.dataset.derived import Derived
+from preshard.packer_service.http.dataset.id_search import rows_beginning_with, rows_with
 
 HASHES, ROWS = "id-hashes", "id-rows"
 """The hashes of all ids, ascending, and the row of each."""

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.problems import ProblemError
-from schemas.errors import ConfigError
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.problems import ProblemError
+from preshard.schemas.errors import ConfigError
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -25,7 +25,7 @@ def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
     wanted = dataset.manifest.tokenizer
     names = ["tekken"] if wanted.name == "tekken" else [name for name in files if _sha256(name) == wanted.sha256]
     for name in names:
-        from packer_service.ingest.text.tokenizer import (
+        from preshard.packer_service.ingest.text.tokenizer import (
             load_decoder,  # takes a second, which only questions about text should pay
         )
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder
 
 MOST_CHARACTERS = 300
 """Longest reason given for a fault; messages may quote values of any length."""

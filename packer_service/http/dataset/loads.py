@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from packer_service.http.dataset.cache import size_of
-from packer_service.http.dataset.reader import Dataset
-from packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns, StoredLoads
-from schemas.balance import LoadGroup
+from preshard.packer_service.http.dataset.cache import size_of
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns, StoredLoads
+from preshard.schemas.balance import LoadGroup
 
 
 def layout_loads(dataset: Dataset, layout: str, ring_degree: int, packs: range | None = None) -> LayoutLoadColumns:

@@ -15,21 +15,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packer_service.http.dataset.cache import Cache, size_of
-from packer_service.http.dataset.derived import Derived, DerivedFolder, pack_column
-from packer_service.http.dataset.derived_rows import KEPT, DerivedRows
-from packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
-from packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
-from packer_service.http.problems import ProblemError, damaged
-from packer_service.report.loads import numbers_of
-from schemas.balance import BalanceOrder
-from schemas.codec import shard_name
-from schemas.config import PackConfig, stored_config
-from schemas.errors import ManifestInvalid, PreshardError, ShardChanged, ShardMissing, TableChanged, TableMissing
-from schemas.manifest import MANIFEST, SHARDS, ManifestHead
-from schemas.manifest_parts import split_manifest
-from schemas.tables import TABLES, row_group_edges
-from schemas.version import VERSION
+from preshard.packer_service.http.dataset.cache import Cache, size_of
+from preshard.packer_service.http.dataset.derived import Derived, DerivedFolder, pack_column
+from preshard.packer_service.http.dataset.derived_rows import KEPT, DerivedRows
+from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
+from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
+from preshard.packer_service.http.problems import ProblemError, damaged
+from preshard.packer_service.report.loads import numbers_of
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.codec import shard_name
+from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.errors import (
+    ManifestInvalid,
+    PreshardError,
+    ShardChanged,
+    ShardMissing,
+    TableChanged,
+    TableMissing,
+)
+from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from preshard.schemas.manifest_parts import split_manifest
+from preshard.schemas.tables import TABLES, row_group_edges
+from preshard.schemas.version import VERSION
 
 T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]

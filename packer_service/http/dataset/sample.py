@@ -8,17 +8,17 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Int64
 
-from packer_service.http.dataset.cache import size_of
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.problems import not_found
-from packer_service.layout.area import area_by_rank
-from packer_service.layout.mask import MaskIndex
-from schemas.codec import sample_key
-from schemas.errors import PackRowInvalid
-from schemas.header import decode_header
-from schemas.layout import TokenLayout
-from schemas.manifest import SHARDS, SampleHead
-from schemas.sequence import PackedSequence
+from preshard.packer_service.http.dataset.cache import size_of
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.problems import not_found
+from preshard.packer_service.layout.area import area_by_rank
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.schemas.codec import sample_key
+from preshard.schemas.errors import PackRowInvalid
+from preshard.schemas.header import decode_header
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import SHARDS, SampleHead
+from preshard.schemas.sequence import PackedSequence
 
 _LARGEST_HEADER = 1 << 30
 """Most bytes of a header part: it is read into memory, so a table with a wild size must not decide how many."""

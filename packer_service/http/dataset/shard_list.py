@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.json
 from jaxtyping import Int64, Shaped
 
-from packer_service.http.dataset.derived import Derived, save_values
-from packer_service.report.loads import numbers_of
-from schemas.codec import shard_name
-from schemas.errors import ManifestInvalid
-from schemas.manifest import MANIFEST, ShardEntry
-from schemas.manifest_parts import decode_entries
+from preshard.packer_service.http.dataset.derived import Derived, save_values
+from preshard.packer_service.report.loads import numbers_of
+from preshard.schemas.codec import shard_name
+from preshard.schemas.errors import ManifestInvalid
+from preshard.schemas.manifest import MANIFEST, ShardEntry
+from preshard.schemas.manifest_parts import decode_entries
 
 _SCHEMA = pa.schema(
     [

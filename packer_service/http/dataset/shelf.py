@@ -6,15 +6,16 @@ import threading
 import time
 from collections.abc import Mapping
 
-from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.catalog import Found, broken_among, derived_folder, examine, whole_or_refuse
-from packer_service.http.dataset.folder import ServedFolder
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.dataset.cache import Cache
+from preshard.packer_service.http.dataset.catalog import Found, broken_among, derived_folder, examine, whole_or_refuse
+from preshard.packer_service.http.dataset.folder import ServedFolder
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.settings import ServiceSettings
 
 
 class Shelf:
-    """Stands in for a :class:`~packer_service.http.dataset.catalog.Catalog` where another process does the looking.
+    """Stands in for a :class:`~preshard.packer_service.http.dataset.catalog.Catalog` where another process does the
+    looking.
 
     A dataset's stamps are looked at again when the last look is older than ``rescan_seconds``.
 

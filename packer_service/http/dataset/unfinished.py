@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from packer_service.http.dataset.folder import ServedFolder
-from schemas.manifest import PLANNED, SHARDS, WORK
+from preshard.packer_service.http.dataset.folder import ServedFolder
+from preshard.schemas.manifest import PLANNED, SHARDS, WORK
 
 LARGEST_PLANNED = 1 << 20
 """Bytes of ``planned.json`` that are read; it holds a few numbers."""

@@ -11,15 +11,15 @@ from cachetools import LRUCache
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from packer_service.http.dataset.cache import Cache
-from packer_service.http.middleware.compress import accepts_gzip
-from packer_service.http.middleware.guards import PLAN_PATH
-from packer_service.http.pool.frames import Frame
-from packer_service.http.pool.listing import Known, Listing
-from packer_service.http.pool.pool import Pool
-from packer_service.http.problems import ProblemError, busy, damaged, no_dataset, problem_response, unfinished
-from packer_service.http.service import LARGEST_KEPT_ANSWER, is_known
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.dataset.cache import Cache
+from preshard.packer_service.http.middleware.compress import accepts_gzip
+from preshard.packer_service.http.middleware.guards import PLAN_PATH
+from preshard.packer_service.http.pool.frames import Frame
+from preshard.packer_service.http.pool.listing import Known, Listing
+from preshard.packer_service.http.pool.pool import Pool
+from preshard.packer_service.http.problems import ProblemError, busy, damaged, no_dataset, problem_response, unfinished
+from preshard.packer_service.http.service import LARGEST_KEPT_ANSWER, is_known
+from preshard.packer_service.http.settings import ServiceSettings
 
 LISTING_PATH = "/v1/datasets"
 OF_DATASET = "/v1/datasets/{name}"

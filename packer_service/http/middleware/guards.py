@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from packer_service.http.problems import ProblemError, busy, problem_response, too_slow
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.problems import ProblemError, busy, problem_response, too_slow
+from preshard.packer_service.http.settings import ServiceSettings
 
 PLAN_PATH = "/v1/plan"
 

@@ -11,11 +11,11 @@ import uuid
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.unfinished import Unfinished
-from packer_service.http.models.datasets import DatasetEntry
-from packer_service.http.problems import ProblemError, problem_response
-from packer_service.http.service import ServiceState
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.unfinished import Unfinished
+from preshard.packer_service.http.models.datasets import DatasetEntry
+from preshard.packer_service.http.problems import ProblemError, problem_response
+from preshard.packer_service.http.service import ServiceState
 
 access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")

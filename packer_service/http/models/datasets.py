@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from packer_service.http.models.common import Answer, Histogram, JsonObject, PageOf
-from packer_service.report.figures import Fill, Losses, Unread, Warned
-from schemas.manifest import Counts, TokenizerEntry
+from preshard.packer_service.http.models.common import Answer, Histogram, JsonObject, PageOf
+from preshard.packer_service.report.figures import Fill, Losses, Unread, Warned
+from preshard.schemas.manifest import Counts, TokenizerEntry
 
 State = Literal["whole", "unfinished", "damaged"]
 

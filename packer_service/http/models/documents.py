@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from packer_service.http.models.balance import Chosen
-from packer_service.http.models.common import Answer, PageOf
+from preshard.packer_service.http.models.balance import Chosen
+from preshard.packer_service.http.models.common import Answer, PageOf
 
 
 class DocumentRow(Answer):

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from packer_service.http.models.balance import Chosen
-from packer_service.http.models.common import Answer, PageOf
-from schemas.manifest import UnitKind
+from preshard.packer_service.http.models.balance import Chosen
+from preshard.packer_service.http.models.common import Answer, PageOf
+from preshard.schemas.manifest import UnitKind
 
 
 class PackRow(Answer):

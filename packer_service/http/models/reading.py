@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from packer_service.http.models.common import Answer
-from packer_service.report.shown import ShownSpan
-from schemas.manifest import UnitKind
+from preshard.packer_service.http.models.common import Answer
+from preshard.packer_service.report.shown import ShownSpan
+from preshard.schemas.manifest import UnitKind
 
 
 class CropToShow(Answer):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachetools import TTLCache
 
-from packer_service.http.problems import busy
+from preshard.packer_service.http.problems import busy
 
 FIRST_SECONDS = 5.0
 """Wait after the first time: one question that took too long should not cost its dataset more."""

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from packer_service.http.models.datasets import DatasetEntry, name_below_root
-from packer_service.http.pool.cooling import Cooling
-from packer_service.http.pool.frames import Frame
-from packer_service.http.pool.pool import Pool
-from packer_service.http.pool.process import EndedError, ReadingProcess
-from packer_service.http.pool.template import START_SECONDS
-from packer_service.http.problems import no_dataset
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.models.datasets import DatasetEntry, name_below_root
+from preshard.packer_service.http.pool.cooling import Cooling
+from preshard.packer_service.http.pool.frames import Frame
+from preshard.packer_service.http.pool.pool import Pool
+from preshard.packer_service.http.pool.process import EndedError, ReadingProcess
+from preshard.packer_service.http.pool.template import START_SECONDS
+from preshard.packer_service.http.problems import no_dataset
+from preshard.packer_service.http.settings import ServiceSettings
 
 FIRST_WAIT_SECONDS = 25.0
 """Longest wait of a request for the first look through the root, which begins with importing what looks."""

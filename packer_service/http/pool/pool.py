@@ -8,12 +8,12 @@ from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from packer_service.http.pool.cooling import Cooling
-from packer_service.http.pool.frames import Frame
-from packer_service.http.pool.process import EndedError, ReadingProcess
-from packer_service.http.pool.template import START_SECONDS, Template
-from packer_service.http.problems import ProblemError, busy, too_slow
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.pool.cooling import Cooling
+from preshard.packer_service.http.pool.frames import Frame
+from preshard.packer_service.http.pool.process import EndedError, ReadingProcess
+from preshard.packer_service.http.pool.template import START_SECONDS, Template
+from preshard.packer_service.http.problems import ProblemError, busy, too_slow
+from preshard.packer_service.http.settings import ServiceSettings
 
 LOOK_SECONDS = 0.25
 """Time between two looks at the processes."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from packer_service.http.pool.frames import BrokenFrameError, Frame, encode_frame, read_frame
+from preshard.packer_service.http.pool.frames import BrokenFrameError, Frame, encode_frame, read_frame
 
 LARGEST_BUFFER = 4 << 20
 """Bytes of an answer that are read ahead."""

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.settings import ServiceSettings
 
 START_SECONDS = 60.0
 """Longest wait for the first answer of a new process: importing everything takes seconds on a busy machine."""
@@ -61,7 +61,7 @@ class Template:
             self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "packer_service.http.workers.template", str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", "preshard.packer_service.http.workers.template", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from packer_service.http.dataset.advice import pack_loads
-from packer_service.http.parameters import ServedDataset
-from packer_service.http.problems import not_legal
-from packer_service.http.service import DatasetRoute
-from packer_service.report.advice.answer import Advisor
-from packer_service.report.advice.dataset import advised_model
-from packer_service.report.advice.figures import Advice
-from packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.http.dataset.advice import pack_loads
+from preshard.packer_service.http.parameters import ServedDataset
+from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.report.advice.answer import Advisor
+from preshard.packer_service.report.advice.dataset import advised_model
+from preshard.packer_service.report.advice.figures import Advice
+from preshard.packer_service.report.advice.question import AdviceQuestion
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["advice"], route_class=DatasetRoute)
 

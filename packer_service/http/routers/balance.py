@@ -7,14 +7,14 @@ from typing import Annotated
 import numpy as np
 from fastapi import APIRouter, Query
 
-from packer_service.http.answers.choice import check, choose
-from packer_service.http.answers.measures import image_balance, layout_balance, measures, preferred
-from packer_service.http.answers.shards import packs_of_shard
-from packer_service.http.answers.worst import worst_pack
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.balance import Balance, Measure, ShardBalance
-from packer_service.http.parameters import Cp, Layout, Ring, ServedDataset, ShardName
-from packer_service.http.service import DatasetRoute
+from preshard.packer_service.http.answers.choice import check, choose
+from preshard.packer_service.http.answers.measures import image_balance, layout_balance, measures, preferred
+from preshard.packer_service.http.answers.shards import packs_of_shard
+from preshard.packer_service.http.answers.worst import worst_pack
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.models.balance import Balance, Measure, ShardBalance
+from preshard.packer_service.http.parameters import Cp, Layout, Ring, ServedDataset, ShardName
+from preshard.packer_service.http.service import DatasetRoute
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["balance"], route_class=DatasetRoute)
 

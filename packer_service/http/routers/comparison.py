@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from packer_service.http.answers.compared import compared
-from packer_service.http.parameters import ServedDataset
-from packer_service.http.service import DatasetRoute
-from packer_service.report.compare import ComparedSide
+from preshard.packer_service.http.answers.compared import compared
+from preshard.packer_service.http.parameters import ServedDataset
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.report.compare import ComparedSide
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["comparison"], route_class=DatasetRoute)
 

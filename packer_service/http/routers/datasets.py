@@ -6,15 +6,15 @@ import json
 
 from fastapi import APIRouter, Request
 
-from packer_service.http.answers.entries import entry_of
-from packer_service.http.answers.overview import overview
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.datasets import DatasetDetail, DatasetEntry, DatasetPage
-from packer_service.http.parameters import Paged, ServedDataset
-from packer_service.http.service import DatasetRoute, service_of
-from packer_service.report.dataset import run_seconds
-from packer_service.report.mismatch import warnings_of
-from schemas.manifest import RUN
+from preshard.packer_service.http.answers.entries import entry_of
+from preshard.packer_service.http.answers.overview import overview
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetEntry, DatasetPage
+from preshard.packer_service.http.parameters import Paged, ServedDataset
+from preshard.packer_service.http.service import DatasetRoute, service_of
+from preshard.packer_service.report.dataset import run_seconds
+from preshard.packer_service.report.mismatch import warnings_of
+from preshard.schemas.manifest import RUN
 
 listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)

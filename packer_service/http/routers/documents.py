@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
-from packer_service.http.answers.choice import choose
-from packer_service.http.answers.layouts import stored_layout
-from packer_service.http.dataset.cache import size_of
-from packer_service.http.dataset.reader import Dataset, numbers_of
-from packer_service.http.dataset.sample import ServedSample, read_sample
-from packer_service.http.models.balance import Chosen
-from packer_service.http.models.documents import (
+from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.layouts import stored_layout
+from preshard.packer_service.http.dataset.cache import size_of
+from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample
+from preshard.packer_service.http.models.balance import Chosen
+from preshard.packer_service.http.models.documents import (
     DocumentPage,
     DocumentRow,
     PlacedPiece,
@@ -26,11 +26,11 @@ from packer_service.http.models.documents import (
     TokensOnRank,
     Whereabouts,
 )
-from packer_service.http.parameters import Layout, Paged, Ring, ServedDataset
-from packer_service.http.problems import not_found
-from packer_service.http.service import DatasetRoute
-from schemas.document_ids import hash_ids
-from schemas.layout import TokenLayout
+from preshard.packer_service.http.parameters import Layout, Paged, Ring, ServedDataset
+from preshard.packer_service.http.problems import not_found
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.schemas.document_ids import hash_ids
+from preshard.schemas.layout import TokenLayout
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
 

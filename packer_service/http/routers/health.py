@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from packer_service.http.models.datasets import Health
-from schemas.version import VERSION
+from preshard.packer_service.http.models.datasets import Health
+from preshard.schemas.version import VERSION
 
 router = APIRouter(tags=["service"])
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from packer_service.http.dataset.sample import read_sample
-from packer_service.http.parameters import PackId, ServedDataset
-from packer_service.http.problems import not_found
-from packer_service.http.service import DatasetRoute
-from schemas.codec import TAR_BLOCK, image_member, tar_header
-from schemas.errors import ImagesInvalid
-from schemas.manifest import SHARDS
+from preshard.packer_service.http.dataset.sample import read_sample
+from preshard.packer_service.http.parameters import PackId, ServedDataset
+from preshard.packer_service.http.problems import not_found
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.schemas.codec import TAR_BLOCK, image_member, tar_header
+from preshard.schemas.errors import ImagesInvalid
+from preshard.schemas.manifest import SHARDS
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 

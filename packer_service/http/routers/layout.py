@@ -9,18 +9,18 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Bool, Int64
 
-from packer_service.http.answers.choice import choose
-from packer_service.http.answers.layouts import stored_layout
-from packer_service.http.dataset.sample import ServedSample, read_sample
-from packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
-from packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
-from packer_service.http.problems import not_legal
-from packer_service.http.service import DatasetRoute
-from packer_service.layout.cost import gather_cost, key_weight, ring_cost
-from packer_service.layout.measures import LayoutMeasures, measure_layout
-from packer_service.report.loads import imbalances
-from schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.layouts import stored_layout
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample
+from preshard.packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
+from preshard.packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
+from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.layout.cost import gather_cost, key_weight, ring_cost
+from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
+from preshard.packer_service.report.loads import imbalances
+from preshard.schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
+from preshard.schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 

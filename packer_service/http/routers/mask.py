@@ -8,14 +8,14 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Int32
 
-from packer_service.http.answers.choice import choose
-from packer_service.http.answers.layouts import stored_layout
-from packer_service.http.dataset.sample import read_sample
-from packer_service.http.models.packs import MaskPicture
-from packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
-from packer_service.http.service import DatasetRoute
-from packer_service.layout.picture import most_common, shares
-from schemas.layout import TokenLayout
+from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.layouts import stored_layout
+from preshard.packer_service.http.dataset.sample import read_sample
+from preshard.packer_service.http.models.packs import MaskPicture
+from preshard.packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.layout.picture import most_common, shares
+from preshard.schemas.layout import TokenLayout
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 

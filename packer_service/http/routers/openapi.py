@@ -9,9 +9,9 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from packer_service.http.middleware.guards import PLAN_PATH
-from packer_service.http.models.common import Problem
-from packer_service.http.problems import MEDIA_TYPE
+from preshard.packer_service.http.middleware.guards import PLAN_PATH
+from preshard.packer_service.http.models.common import Problem
+from preshard.packer_service.http.problems import MEDIA_TYPE
 
 ANY = {
     "401": "The token is missing or wrong.",

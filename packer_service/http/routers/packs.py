@@ -10,14 +10,14 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
-from packer_service.http.answers.choice import choose
-from packer_service.http.answers.measures import measure, measures
-from packer_service.http.answers.shards import packs_of_shard
-from packer_service.http.dataset.ranking import ranked
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
-from packer_service.http.models.balance import MEASURES, Chosen
-from packer_service.http.models.packs import (
+from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.measures import measure, measures
+from preshard.packer_service.http.answers.shards import packs_of_shard
+from preshard.packer_service.http.dataset.ranking import ranked
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
+from preshard.packer_service.http.models.balance import MEASURES, Chosen
+from preshard.packer_service.http.models.packs import (
     DocumentInPack,
     ImageInPack,
     PackDetail,
@@ -26,11 +26,11 @@ from packer_service.http.models.packs import (
     RankBoundary,
     UnitInPack,
 )
-from packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
-from packer_service.http.problems import not_legal
-from packer_service.http.service import DatasetRoute
-from schemas.codec import sample_key, shard_name
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
+from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.schemas.codec import sample_key, shard_name
+from preshard.schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 

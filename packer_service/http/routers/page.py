@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from packer_service import http
+from preshard.packer_service import http
 
 STATIC = Path(str(files(http) / "static"))
 

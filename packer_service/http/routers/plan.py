@@ -7,16 +7,16 @@ from typing import Annotated, Any
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request
 
-from packer_service.http.models.plan import PlanKeys, PlanRequest
-from packer_service.http.problems import ProblemError, not_legal
-from packer_service.http.service import ServiceState, service_of
-from packer_service.plan.order import check_dp_sizes
-from packer_service.report.figures import PlanReport
-from packer_service.report.plan_keys import plan_keys, refuse_unanswered
-from packer_service.report.stored_lengths import STORED_SIZES, stored_lengths
-from schemas.changes import refuse_changes
-from schemas.config import PackConfig, parse_config
-from schemas.errors import ConfigError, PlanError
+from preshard.packer_service.http.models.plan import PlanKeys, PlanRequest
+from preshard.packer_service.http.problems import ProblemError, not_legal
+from preshard.packer_service.http.service import ServiceState, service_of
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.plan_keys import plan_keys, refuse_unanswered
+from preshard.packer_service.report.stored_lengths import STORED_SIZES, stored_lengths
+from preshard.schemas.changes import refuse_changes
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.errors import ConfigError, PlanError
 
 router = APIRouter(prefix="/v1", tags=["plan"])
 

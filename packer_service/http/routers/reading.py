@@ -9,15 +9,15 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request
 
-from packer_service.http.dataset.detokenizer import find_decoder
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.dataset.sample import ServedSample, read_sample
-from packer_service.http.models.reading import CropToShow, DocumentToRead, UnitToShow
-from packer_service.http.parameters import PackId, ServedDataset
-from packer_service.http.problems import not_found, not_legal
-from packer_service.http.service import DatasetRoute, service_of
-from packer_service.report.shown import document_spans
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.http.dataset.detokenizer import find_decoder
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample
+from preshard.packer_service.http.models.reading import CropToShow, DocumentToRead, UnitToShow
+from preshard.packer_service.http.parameters import PackId, ServedDataset
+from preshard.packer_service.http.problems import not_found, not_legal
+from preshard.packer_service.http.service import DatasetRoute, service_of
+from preshard.packer_service.report.shown import document_spans
+from preshard.schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 

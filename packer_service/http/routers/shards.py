@@ -8,18 +8,18 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Float64
 
-from packer_service.http.answers.choice import choose
-from packer_service.http.answers.measures import means_of_shards, measures, shard_means
-from packer_service.http.answers.worst import worst_pack
-from packer_service.http.dataset.ranking import ranked
-from packer_service.http.dataset.reader import Dataset
-from packer_service.http.models.balance import MEASURES, Chosen, ShardPage, ShardRow
-from packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
-from packer_service.http.problems import not_legal
-from packer_service.http.service import DatasetRoute
-from packer_service.report.figures import Spread
-from packer_service.report.spreads import spreads
-from schemas.manifest import ShardEntry
+from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.measures import means_of_shards, measures, shard_means
+from preshard.packer_service.http.answers.worst import worst_pack
+from preshard.packer_service.http.dataset.ranking import ranked
+from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.models.balance import MEASURES, Chosen, ShardPage, ShardRow
+from preshard.packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
+from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.report.figures import Spread
+from preshard.packer_service.report.spreads import spreads
+from preshard.schemas.manifest import ShardEntry
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["shards"], route_class=DatasetRoute)
 

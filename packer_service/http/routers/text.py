@@ -9,14 +9,14 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from jaxtyping import Bool, Float32, Int64
 
-from packer_service.http.dataset.detokenizer import Decode, find_decoder
-from packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
-from packer_service.http.models.packs import PackText, TokenSpan
-from packer_service.http.parameters import PackId, ServedDataset
-from packer_service.http.problems import not_legal
-from packer_service.http.service import DatasetRoute, service_of
-from schemas.manifest import SampleHead
-from schemas.sequence import IGNORE_INDEX, PackedSequence
+from preshard.packer_service.http.dataset.detokenizer import Decode, find_decoder
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
+from preshard.packer_service.http.models.packs import PackText, TokenSpan
+from preshard.packer_service.http.parameters import PackId, ServedDataset
+from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.service import DatasetRoute, service_of
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import IGNORE_INDEX, PackedSequence
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)
 

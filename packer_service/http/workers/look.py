@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from packer_service.http.dataset.catalog import what_lies_in
-from packer_service.http.dataset.folder import ServedFolder
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.dataset.catalog import what_lies_in
+from preshard.packer_service.http.dataset.folder import ServedFolder
+from preshard.packer_service.http.settings import ServiceSettings
 
 SLOW_SECONDS = 0.3
 """Time after which a folder no longer counts among those that are looked at at once."""

@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from packer_service.layout.area import area_by_rank
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.area import area_by_rank
+from preshard.schemas.sequence import MaskArrays
 
 MODULES = (
     "pyarrow.compute",
     "pyarrow.parquet",
-    "packer_service.layout.measures",
-    "packer_service.ingest.text.tokenizer",
+    "preshard.packer_service.layout.measures",
+    "preshard.packer_service.ingest.text.tokenizer",
 )
 
 
@@ -43,10 +43,10 @@ def preload_slowly() -> Iterator[None]:
     settle()
     yield
     # not the loops of plans: where no cache has them yet, compiling them would keep every process from starting
-    importlib.import_module("packer_service.report.what_if")
+    importlib.import_module("preshard.packer_service.report.what_if")
     settle()
     yield
-    importlib.import_module("packer_service.ingest.text.tokenizer").load_decoder("tekken").decode([])
+    importlib.import_module("preshard.packer_service.ingest.text.tokenizer").load_decoder("tekken").decode([])
     settle()
 
 

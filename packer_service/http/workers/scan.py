@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_service.http.answers.entries import entry_of
-from packer_service.http.dataset.cache import Cache
-from packer_service.http.dataset.catalog import examine, name_of, stamps_of
-from packer_service.http.dataset.folder import ServedFolder
-from packer_service.http.dataset.reader import Dataset, Stamps
-from packer_service.http.settings import ServiceSettings
-from packer_service.http.workers.look import MOST_THREADS, Look, Tell
+from preshard.packer_service.http.answers.entries import entry_of
+from preshard.packer_service.http.dataset.cache import Cache
+from preshard.packer_service.http.dataset.catalog import examine, name_of, stamps_of
+from preshard.packer_service.http.dataset.folder import ServedFolder
+from preshard.packer_service.http.dataset.reader import Dataset, Stamps
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.workers.look import MOST_THREADS, Look, Tell
 
 REST = 20
 """What is not whole is examined again once this many times as long has passed as that took."""

@@ -1,4 +1,5 @@
-"""``python -m packer_service.http.workers.template``: imports what reading takes, then forks processes that have it.
+"""``python -m preshard.packer_service.http.workers.template``: imports what reading takes, then forks processes that
+have it.
 
 A Python process that imports all of it takes more than a second of processor time to start; a fork takes some
 milliseconds, and a process that is ended whenever a dataset hangs it must be cheap to replace. Nothing here starts a
@@ -20,10 +21,10 @@ and without one to load what the first questions rarely need."""
 
 def main(descriptor: int) -> None:
     """Forks a process for every socket that comes; ends, and with it all of them, when no more can come."""
-    from packer_service.http.app import create_inner
-    from packer_service.http.settings import ServiceSettings
-    from packer_service.http.workers.preload import preload, preload_slowly
-    from packer_service.http.workers.worker import run
+    from preshard.packer_service.http.app import create_inner
+    from preshard.packer_service.http.settings import ServiceSettings
+    from preshard.packer_service.http.workers.preload import preload, preload_slowly
+    from preshard.packer_service.http.workers.worker import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the listening process's
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes ended processes away

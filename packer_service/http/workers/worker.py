@@ -13,13 +13,13 @@ import anyio.to_thread
 from fastapi import FastAPI
 from starlette.types import Message
 
-from packer_service.http.answers.derive import derive
-from packer_service.http.dataset.catalog import derived_folder
-from packer_service.http.dataset.shelf import Shelf
-from packer_service.http.pool.frames import Frame, encode_frame, read_frame
-from packer_service.http.service import ServiceState
-from packer_service.http.workers.confine import confine
-from packer_service.http.workers.scan import Scanner
+from preshard.packer_service.http.answers.derive import derive
+from preshard.packer_service.http.dataset.catalog import derived_folder
+from preshard.packer_service.http.dataset.shelf import Shelf
+from preshard.packer_service.http.pool.frames import Frame, encode_frame, read_frame
+from preshard.packer_service.http.service import ServiceState
+from preshard.packer_service.http.workers.confine import confine
+from preshard.packer_service.http.workers.scan import Scanner
 
 LARGEST_FRAME_BUFFER = 1 << 20
 """Bytes that wait unread in this process; questions are short."""

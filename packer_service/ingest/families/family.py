@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.document import MediumKind
 
 if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start of a process of decoders
-    from schemas.manifest import UnitKind
+    from preshard.schemas.manifest import UnitKind
 
 Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "bilinear"]
-"""How a picture becomes its canvas: as :mod:`packer_service.ingest.media.shrink` does it (``reduced``), by Pillow's
-bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), or by torch's interpolation between four pixels without
-a filter (``bilinear``)."""
+"""How a picture becomes its canvas: as :mod:`preshard.packer_service.ingest.media.shrink` does it (``reduced``), by
+Pillow's bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), or by torch's interpolation between four pixels
+without a filter (``bilinear``)."""
 
 
 Token = str | int
@@ -72,7 +72,7 @@ class UnitShape:
         grid: patches along time, height and width.
         patches: patches that the encoder sees, of all crops together.
         rows: feature rows, so tokens that they fill.
-        load: the encoder's work for it, see :mod:`packer_service.ingest.families.work`.
+        load: the encoder's work for it, see :mod:`preshard.packer_service.ingest.families.work`.
         crops: the pictures to store.
         time_step: by how much the temporal position grows from one unit of a video to the next, where positions have
             three axes and units of a video follow each other without a token in between; 0 with one axis.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from packer_service.ingest.families.family import Family
-from packer_service.ingest.families.internvl import read_internvl
-from packer_service.ingest.families.molmo2_folder import read_molmo2
-from packer_service.ingest.families.qwen2_5_vl import read_qwen2_5_vl
-from packer_service.ingest.families.qwen3_vl import read_qwen3_vl
-from packer_service.ingest.families.settings import ModelFolder
-from packer_service.ingest.families.text_only import TextFamily, is_text_only
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.families.internvl import read_internvl
+from preshard.packer_service.ingest.families.molmo2_folder import read_molmo2
+from preshard.packer_service.ingest.families.qwen2_5_vl import read_qwen2_5_vl
+from preshard.packer_service.ingest.families.qwen3_vl import read_qwen3_vl
+from preshard.packer_service.ingest.families.settings import ModelFolder
+from preshard.packer_service.ingest.families.text_only import TextFamily, is_text_only
+from preshard.schemas.errors import ConfigError
 
 READERS: dict[str, Callable[[ModelFolder], Family]] = {
     "qwen3_vl": read_qwen3_vl,

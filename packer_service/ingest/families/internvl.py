@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
-from packer_service.ingest.families.qwen import BICUBIC
-from packer_service.ingest.families.settings import CLIP, CONFIG, STEPS, ModelFolder, Section
-from packer_service.ingest.families.work import EncoderWork
-from schemas.encoder import ENCODER_KEY
-from schemas.errors import ConfigError
-from schemas.manifest import UnitKind
+from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
+from preshard.packer_service.ingest.families.qwen import BICUBIC
+from preshard.packer_service.ingest.families.settings import CLIP, CONFIG, STEPS, ModelFolder, Section
+from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.encoder import ENCODER_KEY
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import UnitKind
 
 SIZE = {"height": 384, "width": 384}
 """The processors' own size of a tile."""

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
-from packer_service.ingest.families.work import EncoderWork
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
+from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.errors import DocumentError
 
 ROW, COLUMN, START, LOW_START, END = "<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>"
 FRAME_START, FRAME_END, LOW = "<frame_start>", "<frame_end>", "<im_low>"

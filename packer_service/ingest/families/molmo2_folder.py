@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from packer_service.ingest.families.molmo2 import END, FRAME_END, FRAME_START, LOW_START, START, Molmo2Family
-from packer_service.ingest.families.settings import HALVES, STEPS, ModelFolder, Section
-from packer_service.ingest.families.work import EncoderWork
-from schemas.encoder import ENCODER_KEY
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.families.molmo2 import END, FRAME_END, FRAME_START, LOW_START, START, Molmo2Family
+from preshard.packer_service.ingest.families.settings import HALVES, STEPS, ModelFolder, Section
+from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.encoder import ENCODER_KEY
+from preshard.schemas.errors import ConfigError
 
 BILINEAR = 2
 """Pillow's number of the filter that the processors name; they scale without one, between four pixels."""

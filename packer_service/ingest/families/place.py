@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.family import Family
-from packer_service.ingest.media.shape import ImageSize, MediumShape, PlacedMedium
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.media.shape import ImageSize, MediumShape, PlacedMedium
+from preshard.schemas.errors import DocumentError
 
 
 def place(family: Family, medium: Medium, shape: MediumShape) -> PlacedMedium:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import CropShape, Placement, Rows, UnitShape
-from packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, one_size, window_pairs
-from packer_service.ingest.families.settings import CLIP, STEPS, Colours, ModelFolder, Section
-from packer_service.ingest.families.work import EncoderWork
-from schemas.encoder import ENCODER_KEY
-from schemas.manifest import UnitKind
+from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.families.family import CropShape, Placement, Rows, UnitShape
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, one_size, window_pairs
+from preshard.packer_service.ingest.families.settings import CLIP, STEPS, Colours, ModelFolder, Section
+from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.encoder import ENCODER_KEY
+from preshard.schemas.manifest import UnitKind
 
 BICUBIC = 3
 """Pillow's number of the filter that the processors scale with."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer_service.ingest.families.family import Placement, Rows
-from packer_service.ingest.families.qwen import QwenFamily, encoder, input_settings, read_geometry
-from packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
-from packer_service.ingest.families.settings import CLIP, ModelFolder
-from schemas.encoder import TIME_KEY
+from preshard.packer_service.ingest.families.family import Placement, Rows
+from preshard.packer_service.ingest.families.qwen import QwenFamily, encoder, input_settings, read_geometry
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
+from preshard.packer_service.ingest.families.settings import CLIP, ModelFolder
+from preshard.schemas.encoder import TIME_KEY
 
 VIDEO_LIMITS = PixelLimits(least=128 * 28 * 28, most=28 * 28 * 768)
 """The video processor's own, for each frame."""

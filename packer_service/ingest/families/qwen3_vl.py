@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packer_service.ingest.families.family import Mark, Piece, Placement, Rows
-from packer_service.ingest.families.qwen import QwenFamily, input_settings, read_geometry
-from packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
-from packer_service.ingest.families.settings import HALVES, ModelFolder
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.families.family import Mark, Piece, Placement, Rows
+from preshard.packer_service.ingest.families.qwen import QwenFamily, input_settings, read_geometry
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
+from preshard.packer_service.ingest.families.settings import HALVES, ModelFolder
+from preshard.schemas.errors import DocumentError
 
 VIDEO_LIMITS = PixelLimits(least=128 * 32 * 32, most=32 * 32 * 768)
 """The video processor's own, over all frames together."""

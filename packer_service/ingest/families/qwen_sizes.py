@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from packer_service.ingest.families.settings import Section
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.families.settings import Section
+from preshard.schemas.errors import ConfigError, DocumentError
 
 MAX_ASPECT_RATIO = 200
 """Longer side over shorter, above which the processors refuse a picture."""

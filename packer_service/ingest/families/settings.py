@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 CONFIG = "config.json"
 PROCESSOR = "processor_config.json"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
-from packer_service.ingest.media.grid import choose_grid
-from packer_service.ingest.text.marks import ImageFormat
-from schemas.config import VisionConfig
-from schemas.manifest import UnitKind
+from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
+from preshard.packer_service.ingest.media.grid import choose_grid
+from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.schemas.config import VisionConfig
+from preshard.schemas.manifest import UnitKind
 
 
 class SquareFamily:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from packer_service.ingest.document import MediumKind
-from packer_service.ingest.families.family import Placement
-from packer_service.ingest.families.settings import ModelFolder
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.families.family import Placement
+from preshard.packer_service.ingest.families.settings import ModelFolder
+from preshard.schemas.errors import DocumentError
 
 _OWN_CONFIGS = ("quantization_config", "compression_config")
 """Nested settings that say nothing of a second kind of input."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.encoder import VisionEncoder
+from preshard.schemas.encoder import VisionEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,11 +14,11 @@ from functools import partial
 
 import pyarrow as pa
 
-from packer_service.ingest.background import started
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.open import is_absolute, resolve
-from schemas.errors import PreshardError
-from schemas.filesystem import is_remote
+from preshard.packer_service.ingest.background import started
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.open import is_absolute, resolve
+from preshard.schemas.errors import PreshardError
+from preshard.schemas.filesystem import is_remote
 
 READERS = 16
 """Images that are read at the same time, or have been read and wait for their turn."""
@@ -49,7 +49,7 @@ class ImagesAhead:
 
         Args:
             media: images and videos of one document.
-            folder: see :func:`packer_service.ingest.media.open.open_media`.
+            folder: see :func:`preshard.packer_service.ingest.media.open.open_media`.
 
         Returns:
             How many of them are read ahead.

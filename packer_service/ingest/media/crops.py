@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.image import decode_image, encode_image
-from packer_service.ingest.media.shape import ImageSize, PlacedMedium
-from packer_service.ingest.media.video import decode_video
-from packer_service.packs.crop import Crop
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.image import decode_image, encode_image
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from preshard.packer_service.ingest.media.video import decode_video
+from preshard.packer_service.packs.crop import Crop
 
 
 def encoded_crops(
@@ -33,15 +33,15 @@ def encoded_crops(
         placed: what its family makes of it, or some of its units.
         doc_id: the document that shows it.
         first_unit: number in the pack of the first of these units.
-        image_format: see :func:`packer_service.ingest.media.image.encode_image`.
+        image_format: see :func:`preshard.packer_service.ingest.media.image.encode_image`.
         jpeg_quality: see there.
 
     Yields:
         An image's crops in the order that its family gives them, or a video's frames by time.
 
     Raises:
-        DocumentError: as in :func:`packer_service.ingest.media.image.decode_image` and
-            :func:`packer_service.ingest.media.video.decode_video`.
+        DocumentError: as in :func:`preshard.packer_service.ingest.media.image.decode_image` and
+            :func:`preshard.packer_service.ingest.media.video.decode_video`.
     """
     for unit, timestamp, image in _decoded(medium, base, placed):
         yield Crop(

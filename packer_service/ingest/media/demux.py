@@ -15,8 +15,8 @@ from typing import Any
 import av
 import av.logging
 
-from packer_service.ingest.media.open import MediaFile
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.media.open import MediaFile
+from preshard.schemas.errors import DocumentError
 
 MAX_FRAME_PIXELS = 36 << 20
 """Largest frame: 8K is 8192 x 4320. A decoder holds several, in up to eight bytes per pixel."""

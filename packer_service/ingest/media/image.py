@@ -11,13 +11,13 @@ from typing import BinaryIO, Literal, cast
 
 from PIL import ExifTags, Image
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.family import CropShape, Scaling
-from packer_service.ingest.media.open import MediaFile, open_media
-from packer_service.ingest.media.scale import FullScaling, scaled
-from packer_service.ingest.media.shape import ImageSize
-from packer_service.ingest.media.shrink import Shrunk, whole_rgb
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import CropShape, Scaling
+from preshard.packer_service.ingest.media.open import MediaFile, open_media
+from preshard.packer_service.ingest.media.scale import FullScaling, scaled
+from preshard.packer_service.ingest.media.shape import ImageSize
+from preshard.packer_service.ingest.media.shrink import Shrunk, whole_rgb
+from preshard.schemas.errors import DocumentError
 
 MAX_IMAGE_PIXELS = 178_956_970
 """Largest image of any format: twice ``Image.MAX_IMAGE_PIXELS``, above which Pillow takes a header for an attack."""

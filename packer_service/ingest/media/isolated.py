@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.ahead import AHEAD
-from packer_service.ingest.media.crops import encoded_crops
-from packer_service.ingest.media.image import probe_image
-from packer_service.ingest.media.shape import MediumShape, PlacedMedium
-from packer_service.ingest.media.shared import Picture, encoded_pictures
-from packer_service.ingest.media.video import probe_video
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
-from packer_service.isolation.process import CallFailedError
-from packer_service.packs.crop import Crop
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.media.crops import encoded_crops
+from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
+from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
+from preshard.packer_service.ingest.media.video import probe_video
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.process import CallFailedError
+from preshard.packer_service.packs.crop import Crop
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
     """An image's size, or which frames of a video are taken; no pixel is decoded.
 
     Raises:
-        DocumentError: as in :func:`packer_service.ingest.media.image.probe_image` and
-            :func:`packer_service.ingest.media.video.probe_video`; also ``bad_image`` or ``bad_video`` when it broke the
-            decoder in every try.
+        DocumentError: as in :func:`preshard.packer_service.ingest.media.image.probe_image` and
+            :func:`preshard.packer_service.ingest.media.video.probe_video`; also ``bad_image`` or ``bad_video`` when it
+            broke the decoder in every try.
         OSError: the file system failed, or the decoder's process was ended from outside; no document is at fault.
     """
     medium = AHEAD.take(medium, base)
@@ -55,8 +55,8 @@ def crops(
     """The crops of an image or video as a shard stores them, of the units that are wanted.
 
     Raises:
-        DocumentError: as in :func:`~packer_service.ingest.media.crops.encoded_crops`; also ``decode_failed`` when it
-            broke the decoder in every try.
+        DocumentError: as in :func:`~preshard.packer_service.ingest.media.crops.encoded_crops`; also ``decode_failed``
+            when it broke the decoder in every try.
         OSError: as in :func:`probe`.
     """
     return _call(
@@ -82,7 +82,7 @@ def pictures(
     """What ``keep`` makes of the pictures that clips of a video show, given to it one at a time.
 
     Raises:
-        DocumentError: as in :func:`~packer_service.ingest.media.shared.encoded_pictures` and :func:`crops`.
+        DocumentError: as in :func:`~preshard.packer_service.ingest.media.shared.encoded_pictures` and :func:`crops`.
         OSError: as in :func:`probe`, or raised by ``keep``.
     """
     options: dict[str, Any] = {"image_format": config.image_format, "jpeg_quality": config.jpeg_quality}

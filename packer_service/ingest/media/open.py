@@ -21,9 +21,9 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 from pyarrow import fs
 
-from packer_service.ingest.document import Medium
-from schemas.errors import DocumentError
-from schemas.filesystem import is_uri, locate
+from preshard.packer_service.ingest.document import Medium
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.filesystem import is_uri, locate
 
 REMOTE_BUFFER = 1 << 20
 """Bytes read from a remote file at a time: demuxers ask for a few kilobytes, each of which would be a request."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import sub
 from typing import Any, TypeVar
 
-from packer_service.ingest.media.demux import Video, open_at, seek_to
-from packer_service.ingest.media.open import MediaFile
-from packer_service.ingest.media.pictures import LostPictureError, PictureReader, can_skip, is_dense, read_all
+from preshard.packer_service.ingest.media.demux import Video, open_at, seek_to
+from preshard.packer_service.ingest.media.open import MediaFile
+from preshard.packer_service.ingest.media.pictures import LostPictureError, PictureReader, can_skip, is_dense, read_all
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import av
 
-from packer_service.ingest.media.demux import Video, shown_at
+from preshard.packer_service.ingest.media.demux import Video, shown_at
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 
-from packer_service.ingest.families.family import Scaling
-from packer_service.ingest.media.scale import scaled
+from preshard.packer_service.ingest.families.family import Scaling
+from preshard.packer_service.ingest.media.scale import scaled
 
 # FFmpeg's scaler takes shortcuts that differ between processors and darken the picture by more than one level of 255 on
 # average, unless it is told to round accurately and to be bit-exact, which FFmpeg's own tests check on every processor.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from PIL import Image
 
-from packer_service.ingest.media.bicubic import resized
+from preshard.packer_service.ingest.media.bicubic import resized
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Int64, UInt8

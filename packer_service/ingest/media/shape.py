@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.family import CropShape, Placement
-from packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import CropShape, Placement
+from preshard.packer_service.ingest.media.video import VideoFrames
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

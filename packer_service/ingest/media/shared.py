@@ -10,16 +10,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from cachetools import LRUCache
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.family import Scaling
-from packer_service.ingest.media.image import encode_image
-from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.passes import read_pictures
-from packer_service.ingest.media.pictures import LostPictureError
-from packer_service.ingest.media.pixels import FrameScaler
-from packer_service.ingest.media.shape import PlacedMedium
-from packer_service.ingest.media.video import VideoFrames
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import Scaling
+from preshard.packer_service.ingest.media.image import encode_image
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.passes import read_pictures
+from preshard.packer_service.ingest.media.pictures import LostPictureError
+from preshard.packer_service.ingest.media.pixels import FrameScaler
+from preshard.packer_service.ingest.media.shape import PlacedMedium
+from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.schemas.errors import DocumentError
 
 MAX_SCALERS = 8
 """Most sizes for which FFmpeg's tables are kept, at a megabyte or so each. Clips of a video seldom have as many."""
@@ -67,7 +67,7 @@ def encoded_pictures(
         medium: the video, whatever clip of it.
         base: URI or path of the folder that holds the row's file.
         pictures: what its clips show, in any order, each once.
-        image_format: see :func:`packer_service.ingest.media.image.encode_image`.
+        image_format: see :func:`preshard.packer_service.ingest.media.image.encode_image`.
         jpeg_quality: see there.
 
     Yields:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from PIL import Image
 
-from packer_service.ingest.media.grey import grey_range, to_rgb
+from preshard.packer_service.ingest.media.grey import grey_range, to_rgb
 
 BAND_PIXELS = 1 << 19
 """Pixels converted at a time: 2 MiB in four bytes per pixel, little beside any image that is worth reducing."""

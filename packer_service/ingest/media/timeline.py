@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import av
 import numpy as np
 
-from packer_service.ingest.media.demux import Video, shown_at
+from preshard.packer_service.ingest.media.demux import Video, shown_at
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.family import Scaling
-from packer_service.ingest.media.demux import display_size, open_at, seek_to
-from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.passes import read_pictures
-from packer_service.ingest.media.pictures import LostPictureError
-from packer_service.ingest.media.pixels import FrameScaler
-from packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
-from packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import Scaling
+from preshard.packer_service.ingest.media.demux import display_size, open_at, seek_to
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.passes import read_pictures
+from preshard.packer_service.ingest.media.pictures import LostPictureError
+from preshard.packer_service.ingest.media.pixels import FrameScaler
+from preshard.packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
+from preshard.packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
+from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64
@@ -53,11 +53,11 @@ class VideoFrames:
 def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> VideoFrames:
     """Chooses a clip's frames by time, reading only packets: no pixel is decoded.
 
-    The rule of :func:`~packer_service.ingest.media.sampling.sample_frames` is applied to the times at which the frames
-    are really shown, so variable frame rates, reordered frames, late starts and edit lists come out exactly. Second 0
-    is the video's first frame. Only what the clip needs is read: from the key frame before ``medium.start`` until
-    packets are decoded after ``medium.end``. Pictures before the stream's first key frame cannot be decoded and do not
-    count.
+    The rule of :func:`~preshard.packer_service.ingest.media.sampling.sample_frames` is applied to the times at which
+    the frames are really shown, so variable frame rates, reordered frames, late starts and edit lists come out exactly.
+    Second 0 is the video's first frame. Only what the clip needs is read: from the key frame before ``medium.start``
+    until packets are decoded after ``medium.end``. Pictures before the stream's first key frame cannot be decoded and
+    do not count.
 
     Args:
         medium: the video; ``start`` and ``end`` in seconds, an ``end`` past the video's own is the video's own.
@@ -134,7 +134,8 @@ def decode_video(
 ) -> Iterator[Image.Image]:
     """Decodes the chosen frames once, in order, each as an RGB image of one size.
 
-    On the way to each, :func:`~packer_service.ingest.media.passes.read_pictures` decodes no more than it has to.
+    On the way to each, :func:`~preshard.packer_service.ingest.media.passes.read_pictures` decodes no more than it has
+    to.
 
     Args:
         medium: the video that was probed.

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from packer_service.ingest.ranges import Range, read_ranges
-from packer_service.packs.crop import Crop
-from packer_service.packs.rendered import RenderedDocument
-from schemas.checksum import check_member
-from schemas.codec import TAR_BLOCK
-from schemas.errors import DocumentError, MemberChanged
-from schemas.manifest import StoredImage
+from preshard.packer_service.ingest.ranges import Range, read_ranges
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.checksum import check_member
+from preshard.schemas.codec import TAR_BLOCK
+from preshard.schemas.errors import DocumentError, MemberChanged
+from preshard.schemas.manifest import StoredImage
 
 
 class StoredCrops(NamedTuple):

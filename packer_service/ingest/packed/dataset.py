@@ -14,22 +14,22 @@ import pyarrow.compute as pc
 from cachetools import LRUCache
 from jaxtyping import Int64
 
-from packer_service.ingest.cache import recent_values
-from packer_service.ingest.packed.manifest import manifest_of
-from packer_service.ingest.packed.numbers import OwnNumbers
-from packer_service.ingest.packed.tables import StoredTable
-from packer_service.ingest.packed.units import StoredUnits
-from packer_service.ingest.ranges import Range, read_range, read_ranges
-from packer_service.ingest.source.file import RowReference, SourceFile
-from schemas.checksum import check_member
-from schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key
-from schemas.config import PackConfig, stored_config
-from schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
-from schemas.filesystem import join
-from schemas.header import read_member, stored_checksum
-from schemas.manifest import SHARDS, ManifestHead, SampleHead
-from schemas.sequence import PackedSequence
-from schemas.tables import DOCUMENTS, PACKS
+from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.packed.numbers import OwnNumbers
+from preshard.packer_service.ingest.packed.tables import StoredTable
+from preshard.packer_service.ingest.packed.units import StoredUnits
+from preshard.packer_service.ingest.ranges import Range, read_range, read_ranges
+from preshard.packer_service.ingest.source.file import RowReference, SourceFile
+from preshard.schemas.checksum import check_member
+from preshard.schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key
+from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
+from preshard.schemas.filesystem import join
+from preshard.schemas.header import read_member, stored_checksum
+from preshard.schemas.manifest import SHARDS, ManifestHead, SampleHead
+from preshard.schemas.sequence import PackedSequence
+from preshard.schemas.tables import DOCUMENTS, PACKS
 
 CACHED_TOKENS = 2**22
 """Most tokens of the packs whose arrays a process keeps: at some 40 bytes per token, 160 MiB. Documents that share a

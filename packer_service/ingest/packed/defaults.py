@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from packer_service.ingest.packed.manifest import dataset_manifest
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.packed.manifest import dataset_manifest
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
 
 FILES = ("tokenizer", "model", "chat_template")
 """Keys that name files: what these hold must be the same, not where they lie."""

@@ -9,9 +9,9 @@ from itertools import accumulate
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from packer_service.packs.rendered import RenderedDocument, cut, document_positions, groups_of_units
-from packer_service.packs.units import Units
-from schemas.sequence import IGNORE_INDEX, NOT_POOLED
+from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions, groups_of_units
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.sequence import IGNORE_INDEX, NOT_POOLED
 
 
 def joined(pieces: Sequence[RenderedDocument], *, bidirectional: str | None) -> RenderedDocument:

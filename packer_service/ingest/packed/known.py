@@ -7,16 +7,16 @@ from functools import partial
 
 import numpy as np
 
-from packer_service.ingest.packed.dataset import StoredPack
-from packer_service.packs.known import KnownPack
-from packer_service.packs.rendered import RenderedDocument
-from schemas.checksum import check_member
-from schemas.codec import LAYOUTS, decode_layouts, sample_key
-from schemas.errors import FormatError
-from schemas.header import read_member, stored_checksum
-from schemas.layout import TokenLayout
-from schemas.schemes import segment_edges
-from schemas.version import VERSION
+from preshard.packer_service.ingest.packed.dataset import StoredPack
+from preshard.packer_service.packs.known import KnownPack
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.checksum import check_member
+from preshard.schemas.codec import LAYOUTS, decode_layouts, sample_key
+from preshard.schemas.errors import FormatError
+from preshard.schemas.header import read_member, stored_checksum
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.schemes import segment_edges
+from preshard.schemas.version import VERSION
 
 
 def known_pack(documents: Sequence[RenderedDocument]) -> KnownPack | None:

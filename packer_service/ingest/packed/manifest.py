@@ -8,11 +8,11 @@ from typing import IO, Any
 
 from pyarrow import fs
 
-from packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
-from schemas.errors import ConfigError, FormatError
-from schemas.filesystem import join, locate
-from schemas.manifest import MANIFEST, WORK, ManifestHead
-from schemas.manifest_parts import SealedHead, read_sealed_head
+from preshard.packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
+from preshard.schemas.errors import ConfigError, FormatError
+from preshard.schemas.filesystem import join, locate
+from preshard.schemas.manifest import MANIFEST, WORK, ManifestHead
+from preshard.schemas.manifest_parts import SealedHead, read_sealed_head
 
 
 def dataset_manifest(source: str) -> SealedHead | None:

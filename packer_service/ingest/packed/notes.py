@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from packer_service.ingest.packed.dataset import open_dataset
-from packer_service.ingest.source.file import DATASET, SourceFile
+from preshard.packer_service.ingest.packed.dataset import open_dataset
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 
 OF_SIZE = ("too_long", "too_many_images", "too_many_patches")
 """Codes of documents that were above a budget."""

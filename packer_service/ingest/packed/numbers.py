@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.ingest.packed.units import StoredUnits
-from schemas.codec import HEAD
-from schemas.errors import SampleHeadInvalid
-from schemas.manifest import SampleHead
-from schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
+from preshard.packer_service.ingest.packed.units import StoredUnits
+from preshard.schemas.codec import HEAD
+from preshard.schemas.errors import SampleHeadInvalid
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
 
 _NO_GROUP = np.iinfo(np.int32).max
 """Above every group's number."""
@@ -22,8 +22,8 @@ _NO_GROUP = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnNumbers:
-    """``unit_ids`` and ``group_ids`` as :class:`packer_service.packs.rendered.RenderedDocument` has them, each token's
-    counted in its own document, and the annotations of each document.
+    """``unit_ids`` and ``group_ids`` as :class:`preshard.packer_service.packs.rendered.RenderedDocument` has them, each
+    token's counted in its own document, and the annotations of each document.
     """
 
     unit_ids: Int32[np.ndarray, "seq"]

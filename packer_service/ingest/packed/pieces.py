@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packer_service.ingest.oversize import fit_pack
-from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPieces, open_dataset
-from packer_service.ingest.packed.join import joined
-from packer_service.ingest.packed.take import taken_document, weighed
-from packer_service.ingest.source.file import RowReference, SourceFile
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import PackConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.oversize import fit_pack
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPieces, open_dataset
+from preshard.packer_service.ingest.packed.join import joined
+from preshard.packer_service.ingest.packed.take import taken_document, weighed
+from preshard.packer_service.ingest.source.file import RowReference, SourceFile
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import DocumentError
 
 LIMITS = ("seq_len", "max_images", "max_patches", "oversize")
 """Keys that decide how a document is split."""
@@ -20,7 +20,8 @@ LIMITS = ("seq_len", "max_images", "max_patches", "oversize")
 def stored_pieces(
     file: SourceFile, place: RowReference, doc_id: str, config: PackConfig
 ) -> list[tuple[RenderedDocument, int]]:
-    """The pieces of a stored document, as :func:`packer_service.ingest.pieces.render_pieces` gives those of a row.
+    """The pieces of a stored document, as :func:`preshard.packer_service.ingest.pieces.render_pieces` gives those of a
+    row.
 
     A document that was split is joined first. What a document lost before it was packed is not counted here.
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from packer_service.ingest.model import PackedFor, packed_for
-from packer_service.ingest.packed.defaults import FILES
-from packer_service.ingest.packed.manifest import manifest_of
-from packer_service.ingest.source.file import DATASET, SourceFile
-from schemas.changes import REMEDY, leaves, refuse_changes
-from schemas.config import PackConfig, stored_config
-from schemas.errors import ConfigError
-from schemas.manifest import ManifestHead
+from preshard.packer_service.ingest.model import PackedFor, packed_for
+from preshard.packer_service.ingest.packed.defaults import FILES
+from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile
+from preshard.schemas.changes import REMEDY, leaves, refuse_changes
+from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import ManifestHead
 
 
 def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:

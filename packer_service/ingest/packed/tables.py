@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from schemas.errors import ConfigError
-from schemas.filesystem import join, locate
-from schemas.manifest import TableEntry
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import join, locate
+from preshard.schemas.manifest import TableEntry
 
 _BUFFER = 8 << 20
 """Bytes that are asked of an object store at a time while a table is hashed."""

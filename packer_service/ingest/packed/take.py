@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer_service.ingest.packed.dataset import StoredPack
-from packer_service.packs.rendered import RenderedDocument
-from packer_service.plan.cost import CostModel
-from schemas.config import PackConfig
+from preshard.packer_service.ingest.packed.dataset import StoredPack
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.plan.cost import CostModel
+from preshard.schemas.config import PackConfig
 
 
 def taken_document(pack: StoredPack, number: int, *, merge: int) -> RenderedDocument:

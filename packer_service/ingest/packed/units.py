@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from packer_service.ingest.packed.crops import StoredCrops
-from packer_service.packs.units import Units
-from schemas.codec import HEAD
-from schemas.errors import SampleHeadInvalid
-from schemas.manifest import UNIT_KINDS, SampleHead, StoredImage
+from preshard.packer_service.ingest.packed.crops import StoredCrops
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.codec import HEAD
+from preshard.schemas.errors import SampleHeadInvalid
+from preshard.schemas.manifest import UNIT_KINDS, SampleHead, StoredImage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_service.ingest.source.containers import arrow_batches
-from packer_service.ingest.source.containers.compressed import head
-from packer_service.ingest.source.containers.json_lines import parse_json
-from packer_service.ingest.source.file import SourceFile
-from packer_service.ingest.source.files import SCAN_BUFFER, SCANNED, reason_of
-from schemas.errors import ConfigError
-from schemas.filesystem import locate
+from preshard.packer_service.ingest.source.containers import arrow_batches
+from preshard.packer_service.ingest.source.containers.compressed import head
+from preshard.packer_service.ingest.source.containers.json_lines import parse_json
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.ingest.source.files import SCAN_BUFFER, SCANNED, reason_of
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import locate
 
 ROWS = 64
 """Rows that are looked at."""

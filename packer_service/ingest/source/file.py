@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.filesystem import is_remote, split_query
+from preshard.schemas.filesystem import is_remote, split_query
 
 DATASET = "dataset"
 """Kind of a source that is a packed dataset."""

@@ -12,14 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
-from packer_service.ingest.packed.manifest import manifest_of
-from packer_service.ingest.ranges import Range, read_ranges
-from packer_service.ingest.source.containers import arrow_batches, csv_table, json_array, json_lines, tar_samples
-from packer_service.ingest.source.containers.compressed import kept_copy, spooled
-from packer_service.ingest.source.containers.row_groups import ROW_GROUPS, DamagedGroupError, row_at
-from packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
-from schemas.errors import ConfigError, DocumentError
-from schemas.filesystem import locate
+from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.ranges import Range, read_ranges
+from preshard.packer_service.ingest.source.containers import (
+    arrow_batches,
+    csv_table,
+    json_array,
+    json_lines,
+    tar_samples,
+)
+from preshard.packer_service.ingest.source.containers.compressed import kept_copy, spooled
+from preshard.packer_service.ingest.source.containers.row_groups import ROW_GROUPS, DamagedGroupError, row_at
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
+from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.filesystem import locate
 
 SCANNED: dict[str, ModuleType] = {
     "jsonl": json_lines,

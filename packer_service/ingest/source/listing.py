@@ -14,17 +14,17 @@ from functools import partial
 
 from pyarrow import fs
 
-from packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from packer_service.ingest.source.columns import columns_of
-from packer_service.ingest.source.containers.compressed import CODECS
-from packer_service.ingest.source.file import DATASET, SourceFile
-from packer_service.ingest.source.files import TABLES, reason_of
-from packer_service.ingest.source.forms.custom import is_custom, source_hash
-from packer_service.ingest.source.forms.detect import AUTO, detect, find_form, has_form, is_telling, remedy
-from packer_service.ingest.source.forms.form import IDENTITY, Form
-from schemas.config import PackConfig
-from schemas.errors import ConfigError
-from schemas.filesystem import is_uri, join, locate, split_query
+from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
+from preshard.packer_service.ingest.source.columns import columns_of
+from preshard.packer_service.ingest.source.containers.compressed import CODECS
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile
+from preshard.packer_service.ingest.source.files import TABLES, reason_of
+from preshard.packer_service.ingest.source.forms.custom import is_custom, source_hash
+from preshard.packer_service.ingest.source.forms.detect import AUTO, detect, find_form, has_form, is_telling, remedy
+from preshard.packer_service.ingest.source.forms.form import IDENTITY, Form
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import is_uri, join, locate, split_query
 
 SUFFIXES = {
     ".jsonl": "jsonl",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, TypeGuard
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.source.forms.detect import find_form, is_telling, remedy
-from packer_service.ingest.source.forms.fields import bad, is_text, kind_of, shown
-from packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.source.forms.detect import find_form, is_telling, remedy
+from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kind_of, shown
+from preshard.packer_service.ingest.source.forms.form import Form
 
 DEFAULT_SOURCE = "default"
 MAX_NAME = 1000

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.text.chat_template import RESERVED, Conversation, Turn
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.text.chat_template import RESERVED, Conversation, Turn
+from preshard.schemas.errors import DocumentError
 
 Shown = Sequence[Turn]
 """The parts of a content that stand for one image or video: ``{"type": "image"}``, or a frame's time and its image."""

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from packer_service.ingest.text.chat_render import check_template
-from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
-from packer_service.ingest.text.chat_text import chat_text
-from packer_service.ingest.text.model_tokenizer import FolderTokenizer, read_folder
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
-from packer_service.isolation.process import CallFailedError
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.text.chat_render import check_template
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
+from preshard.packer_service.ingest.text.chat_text import chat_text
+from preshard.packer_service.ingest.text.model_tokenizer import FolderTokenizer, read_folder
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.process import CallFailedError
+from preshard.schemas.errors import ConfigError, DocumentError
 
 CPU_SECONDS = 20
 """Processor time of one document's template. A conversation of a thousand turns takes one to two seconds."""
@@ -31,8 +31,8 @@ def chat_texts(template: ChatTemplate, chats: Sequence[Conversation], process: I
     """Conversations as a template writes them, with what carries loss.
 
     Raises:
-        DocumentError: as in :func:`packer_service.ingest.text.chat_text.chat_text`; also ``bad_row`` when the template
-            used up its time or memory.
+        DocumentError: as in :func:`preshard.packer_service.ingest.text.chat_text.chat_text`; also ``bad_row`` when the
+            template used up its time or memory.
         OSError: the process was ended from outside; no document is at fault.
     """
     try:
@@ -42,7 +42,7 @@ def chat_texts(template: ChatTemplate, chats: Sequence[Conversation], process: I
 
 
 def load_folder(path: str) -> FolderTokenizer:
-    """What :func:`packer_service.ingest.text.model_tokenizer.read_folder` takes from a folder.
+    """What :func:`preshard.packer_service.ingest.text.model_tokenizer.read_folder` takes from a folder.
 
     Raises:
         ConfigError: as there.
@@ -54,7 +54,7 @@ def check_in_process(template: ChatTemplate) -> None:
     """Refuses a template that is none.
 
     Raises:
-        ConfigError: as in :func:`packer_service.ingest.text.chat_template.check_template`.
+        ConfigError: as in :func:`preshard.packer_service.ingest.text.chat_template.check_template`.
     """
     _once("chat_template: compiling it", _check, template)
 

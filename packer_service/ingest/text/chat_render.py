@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from packer_service.ingest.text.chat_template import ChatTemplate, Conversation, Turn
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Conversation, Turn
+from preshard.schemas.errors import ConfigError, DocumentError
 
 MAX_CHARACTERS = 2**25
 """Most characters of a rendered conversation: eight for each of the most tokens that a document may have."""

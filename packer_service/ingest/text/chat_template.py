@@ -1,4 +1,4 @@
-"""A chat template and what it is given. :mod:`packer_service.ingest.text.chat_render` renders it."""
+"""A chat template and what it is given. :mod:`preshard.packer_service.ingest.text.chat_render` renders it."""
 
 from __future__ import annotations
 

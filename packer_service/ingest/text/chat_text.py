@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from packer_service.ingest.text.chat_render import render_turns, takes
-from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, Span, Turn
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.text.chat_render import render_turns, takes
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, Span, Turn
+from preshard.schemas.errors import DocumentError
 
 ANSWERS_REMEDY = "put {% generation %} around what an assistant writes in a copy of it, and name that as chat_template"
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from packer_service.ingest.text.chat_process import check_in_process, load_folder
-from packer_service.ingest.text.chat_template import ChatTemplate
-from packer_service.ingest.text.hugging_face import hugging_face
-from packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE, FolderTokenizer
-from packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer, load_tokenizer
-from schemas.config import PackConfig, SpecialTokensConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.text.chat_process import check_in_process, load_folder
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate
+from preshard.packer_service.ingest.text.hugging_face import hugging_face
+from preshard.packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE, FolderTokenizer
+from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer, load_tokenizer
+from preshard.schemas.config import PackConfig, SpecialTokensConfig
+from preshard.schemas.errors import ConfigError
 
 MAX_TEMPLATE = 2**20
 """Most bytes of a template's file; those of real models take up to some 20,000."""

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from packer_service.ingest.text.long_text import PART, text_parts
+from preshard.packer_service.ingest.text.long_text import PART, text_parts
 
 
 class Encoding(Protocol):
@@ -58,7 +58,7 @@ def encode_with_specials(tokenizer: Encodes, text: str, specials: re.Pattern[str
 
     Args:
         tokenizer: the tokenizer, which adds nothing of its own.
-        text: the text; one longer than :data:`~packer_service.ingest.text.long_text.PART` is encoded in parts.
+        text: the text; one longer than :data:`~preshard.packer_service.ingest.text.long_text.PART` is encoded in parts.
         specials: matches the tokens through which no part may be cut.
     """
     ids, starts, ends, before = [], [], [], 0

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Int32
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from packer_service.ingest.text.encoded import encode_with_specials
-from packer_service.ingest.text.marks import MARKS, chat_format, image_format
-from packer_service.ingest.text.special_ids import find_special_ids
-from packer_service.ingest.text.tokenizer import TokenDecoder, Tokenizer
-from schemas.config import SpecialTokensConfig
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.text.encoded import encode_with_specials
+from preshard.packer_service.ingest.text.marks import MARKS, chat_format, image_format
+from preshard.packer_service.ingest.text.special_ids import find_special_ids
+from preshard.packer_service.ingest.text.tokenizer import TokenDecoder, Tokenizer
+from preshard.schemas.config import SpecialTokensConfig
+from preshard.schemas.errors import ConfigError
 
 
 def load_file(path: Path, special: SpecialTokensConfig) -> Tokenizer:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError
 
 TOKENIZER_FILE = "tokenizer.json"
 PROCESSOR_TEMPLATE = "chat_template.json"

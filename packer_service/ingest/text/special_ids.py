@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from packer_service.ingest.text.marks import BOS_NAMES, EOS_NAMES, IMAGE_NAMES, PAD_NAMES
-from schemas.config import SpecialTokensConfig
-from schemas.errors import ConfigError
-from schemas.manifest import TokenizerEntry
+from preshard.packer_service.ingest.text.marks import BOS_NAMES, EOS_NAMES, IMAGE_NAMES, PAD_NAMES
+from preshard.schemas.config import SpecialTokensConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import TokenizerEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

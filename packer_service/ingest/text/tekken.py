@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.ingest.text.marks import chat_format, image_format
-from packer_service.ingest.text.special_ids import find_special_ids
-from packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
-from schemas.config import SpecialTokensConfig
+from preshard.packer_service.ingest.text.marks import chat_format, image_format
+from preshard.packer_service.ingest.text.special_ids import find_special_ids
+from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
+from preshard.schemas.config import SpecialTokensConfig
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

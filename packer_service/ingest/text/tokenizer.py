@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.ingest.text.chat_template import ChatTemplate
-from packer_service.ingest.text.encoded import EncodedText
-from packer_service.ingest.text.marks import ChatFormat, ImageFormat
-from schemas.config import SpecialTokensConfig
-from schemas.errors import ConfigError
-from schemas.manifest import TokenizerEntry
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate
+from preshard.packer_service.ingest.text.encoded import EncodedText
+from preshard.packer_service.ingest.text.marks import ChatFormat, ImageFormat
+from preshard.schemas.config import SpecialTokensConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import TokenizerEntry
 
 TEKKEN = "tekken"
 """Name of the one tokenizer that needs no file."""
@@ -103,10 +103,10 @@ def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
         ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
     """
     if name == TEKKEN:
-        from packer_service.ingest.text.tekken import load_tekken
+        from preshard.packer_service.ingest.text.tekken import load_tekken
 
         return load_tekken(special)
-    from packer_service.ingest.text.hugging_face import load_file
+    from preshard.packer_service.ingest.text.hugging_face import load_file
 
     return load_file(Path(name), special)
 
@@ -121,6 +121,6 @@ def load_decoder(name: str) -> TokenDecoder:
     if name == TEKKEN:
         tekken = load_tokenizer(name, SpecialTokensConfig())
         return TokenDecoder(decode=tekken.decode, sha256=tekken.entry.sha256)
-    from packer_service.ingest.text.hugging_face import load_file_decoder
+    from preshard.packer_service.ingest.text.hugging_face import load_file_decoder
 
     return load_file_decoder(Path(name))

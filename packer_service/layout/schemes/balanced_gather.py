@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.layout.blocks import BlockMap
-from packer_service.layout.deals import consecutive, head_tail, longest_first
-from packer_service.layout.xorshift import drawn_pair, next_random
-from packer_service.numerics.compiled import ONE, compiled
+from preshard.packer_service.layout.blocks import BlockMap
+from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first
+from preshard.packer_service.layout.xorshift import drawn_pair, next_random
+from preshard.packer_service.numerics.compiled import ONE, compiled
 
 SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""

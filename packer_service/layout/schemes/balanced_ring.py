@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from packer_service.layout.blocks import BlockMap
-from packer_service.layout.deals import head_tail, round_robin
-from packer_service.layout.xorshift import drawn_pair, next_random
-from packer_service.numerics.compiled import ONE, compiled
+from preshard.packer_service.layout.blocks import BlockMap
+from preshard.packer_service.layout.deals import head_tail, round_robin
+from preshard.packer_service.layout.xorshift import drawn_pair, next_random
+from preshard.packer_service.numerics.compiled import ONE, compiled
 
 PATH_WEIGHT = 1000
 """What one tile of the ring path weighs in units of variance: so much that the path comes first, and the variance

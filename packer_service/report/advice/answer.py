@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from packer_service.report.advice.assumptions import PREMISES, assumptions_of
-from packer_service.report.advice.figures import Advice, RankMemory, SplitAdvice, StepSeconds
-from packer_service.report.advice.loads import PackLoads
-from packer_service.report.advice.memory import RECOMPUTE, MemoryEstimate
-from packer_service.report.advice.model import ModelDimensions
-from packer_service.report.advice.question import AdviceQuestion
-from packer_service.report.advice.reasons import reason_of
-from packer_service.report.advice.seconds import Estimate, PackSeconds
-from packer_service.report.advice.split import MOST, WHOLE, SplitChoice, possible_splits
-from schemas.config import PackConfig
+from preshard.packer_service.report.advice.assumptions import PREMISES, assumptions_of
+from preshard.packer_service.report.advice.figures import Advice, RankMemory, SplitAdvice, StepSeconds
+from preshard.packer_service.report.advice.loads import PackLoads
+from preshard.packer_service.report.advice.memory import RECOMPUTE, MemoryEstimate
+from preshard.packer_service.report.advice.model import ModelDimensions
+from preshard.packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.report.advice.reasons import reason_of
+from preshard.packer_service.report.advice.seconds import Estimate, PackSeconds
+from preshard.packer_service.report.advice.split import MOST, WHOLE, SplitChoice, possible_splits
+from preshard.schemas.config import PackConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

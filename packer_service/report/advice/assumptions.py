@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from packer_service.report.advice.figures import Assumption
-from packer_service.report.advice.hardware import Device
-from packer_service.report.advice.model import ModelDimensions
-from packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
+from preshard.packer_service.report.advice.figures import Assumption
+from preshard.packer_service.report.advice.hardware import Device
+from preshard.packer_service.report.advice.model import ModelDimensions
+from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 
 PREMISES = (
     "parameters, gradients and the optimiser's state are sharded over all devices, and each rank takes one pack a step",

@@ -7,8 +7,8 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from packer_service.report.advice.figures import Advice, SplitAdvice
-from packer_service.report.plain import plain
+from preshard.packer_service.report.advice.figures import Advice, SplitAdvice
+from preshard.packer_service.report.plain import plain
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.report.advice.answer import Advisor
-from packer_service.report.advice.derived import PackMask, not_derived, with_derived
-from packer_service.report.advice.figures import Advice
-from packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
-from packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
-from packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
-from packer_service.report.dataset import open_dataset
-from packer_service.report.loads import StoredLoads
-from packer_service.report.mismatch import warnings_of
-from packer_service.report.tables import open_balance, read_packs
-from packer_service.shards.store import Folder
-from schemas.balance import BalanceOrder
-from schemas.codec import sample_key, shard_name
-from schemas.config import PackConfig, stored_config
-from schemas.encoder import encoder_of
-from schemas.errors import ConfigError, PreshardError, ShardMissing
-from schemas.header import decode_header
-from schemas.manifest import SHARDS, ManifestHead
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.report.advice.answer import Advisor
+from preshard.packer_service.report.advice.derived import PackMask, not_derived, with_derived
+from preshard.packer_service.report.advice.figures import Advice
+from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
+from preshard.packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
+from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
+from preshard.packer_service.report.dataset import open_dataset
+from preshard.packer_service.report.loads import StoredLoads
+from preshard.packer_service.report.mismatch import warnings_of
+from preshard.packer_service.report.tables import open_balance, read_packs
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.balance import BalanceOrder
+from preshard.schemas.codec import sample_key, shard_name
+from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.encoder import encoder_of
+from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
+from preshard.schemas.header import decode_header
+from preshard.schemas.manifest import SHARDS, ManifestHead
 
 PLACE = ("offset", "header_size", "head_crc32c")
 """Columns of ``packs.parquet`` that say where a pack's mask lies."""

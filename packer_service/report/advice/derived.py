@@ -1,7 +1,7 @@
 """Loads of layouts that were not packed and that a reader derives, measured on the masks of some packs.
 
-Layouts with a definition exist at any degree that divides the pack (:mod:`schemas.schemes`). Balanced ones come from a
-search, which only packing makes.
+Layouts with a definition exist at any degree that divides the pack (:mod:`preshard.schemas.schemes`). Balanced ones
+come from a search, which only packing makes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import ring_step_maxima
-from packer_service.layout.needs import keys_fetched
-from packer_service.layout.tiles import tiles_by_rank
-from packer_service.report.advice.loads import PackLoads, SlowestRank
-from packer_service.report.advice.split import divisors
-from schemas.config import PackConfig
-from schemas.layout import BLOCK_SCHEMES, SCHEMES
-from schemas.manifest import DocumentSpan
-from schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import ring_step_maxima
+from preshard.packer_service.layout.needs import keys_fetched
+from preshard.packer_service.layout.tiles import tiles_by_rank
+from preshard.packer_service.report.advice.loads import PackLoads, SlowestRank
+from preshard.packer_service.report.advice.split import divisors
+from preshard.schemas.config import PackConfig
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.manifest import DocumentSpan
+from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
 
 MOST_RING = 64
 """Largest ring degree that is derived."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from packer_service.report.loads import Block
-from schemas.balance import BalanceOrder, LoadGroup
+from preshard.packer_service.report.loads import Block
+from preshard.schemas.balance import BalanceOrder, LoadGroup
 
 SAMPLED_ROWS = 1 << 22
 """Rows of ``balance.parquet`` that are read, which takes some tenths of a second."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer_service.report.advice.figures import RankMemory
-from packer_service.report.advice.loads import PackLoads
-from packer_service.report.advice.model import ModelDimensions
-from packer_service.report.advice.question import AdviceQuestion
-from packer_service.report.advice.split import SplitChoice
+from preshard.packer_service.report.advice.figures import RankMemory
+from preshard.packer_service.report.advice.loads import PackLoads
+from preshard.packer_service.report.advice.model import ModelDimensions
+from preshard.packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.report.advice.split import SplitChoice
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again, the least first."""

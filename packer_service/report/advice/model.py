@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packer_service.ingest.families.folder import load_family
-from packer_service.ingest.families.settings import ModelFolder
-from schemas.config import CostConfig, VisionConfig
-from schemas.encoder import VisionEncoder, encoder_of
-from schemas.errors import ConfigError
-from schemas.layout import TILE
+from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.families.settings import ModelFolder
+from preshard.schemas.config import CostConfig, VisionConfig
+from preshard.schemas.encoder import VisionEncoder, encoder_of
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import TILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

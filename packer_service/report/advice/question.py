@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from packer_service.report.advice.hardware import DEVICES, Device, DeviceName
-from schemas.config import CostConfig, Width
-from schemas.errors import ConfigError
-from schemas.validation import first_violation
+from preshard.packer_service.report.advice.hardware import DEVICES, Device, DeviceName
+from preshard.schemas.config import CostConfig, Width
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.validation import first_violation
 
 MAX_GPUS = 2**17
 """More than any job has; splits are found among its divisors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packer_service.report.advice.figures import SplitAdvice
+from preshard.packer_service.report.advice.figures import SplitAdvice
 
 NOTABLE = 0.005
 """Share of a step below which a loss is not named."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from packer_service.report.advice.loads import PackLoads
-from packer_service.report.advice.model import ModelDimensions
-from packer_service.report.advice.question import AdviceQuestion
-from packer_service.report.advice.split import SplitChoice
+from preshard.packer_service.report.advice.loads import PackLoads
+from preshard.packer_service.report.advice.model import ModelDimensions
+from preshard.packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.report.advice.split import SplitChoice
 
 PerPack = Float64[np.ndarray, "packs"]
 

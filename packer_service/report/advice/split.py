@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import lcm
 
-from packer_service.report.advice.figures import Kind
-from schemas.config import PackConfig
-from schemas.layout import SCHEMES
+from preshard.packer_service.report.advice.figures import Kind
+from preshard.schemas.config import PackConfig
+from preshard.schemas.layout import SCHEMES
 
 WHOLE = "contiguous"
 """The layout at ring degree 1, where all are the same."""

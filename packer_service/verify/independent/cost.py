@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.config import CostConfig, PackConfig, VisionConfig
-from schemas.encoder import VisionEncoder
-from schemas.layout import TILE
+from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
+from preshard.schemas.encoder import VisionEncoder
+from preshard.schemas.layout import TILE
 
 TRAINING = 6
 """Operations for each multiply-add of the forward pass: two, and three times as many in a training step."""

@@ -8,8 +8,8 @@ from itertools import groupby
 import numpy as np
 from jaxtyping import Int64
 
-from schemas.manifest import Unit
-from schemas.sequence import PackedSequence
+from preshard.schemas.manifest import Unit
+from preshard.schemas.sequence import PackedSequence
 
 
 def expected_positions(

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from packer_service.http.dataset.cache import Cache, size_of
-from packer_service.report.balance import image_balance
-from packer_service.report.loads import ImageLoadColumns
+from preshard.packer_service.http.dataset.cache import Cache, size_of
+from preshard.packer_service.report.balance import image_balance
+from preshard.packer_service.report.loads import ImageLoadColumns
 
 LONG = 60.0
 """Seconds until a test gives up."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from packer_service.http.dataset.id_search import rows_beginning_with, rows_with
+from preshard.packer_service.http.dataset.id_search import rows_beginning_with, rows_with
 
 
 def stored(ids: list[str]) -> tuple[np.ndarray, np.ndarray]:

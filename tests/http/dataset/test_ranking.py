@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.http.dataset.ranking import FEW, ranked
+from preshard.packer_service.http.dataset.ranking import FEW, ranked
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from packer_service.http.pool.cooling import FIRST_SECONDS, FORGET_SECONDS, MOST_SECONDS, Cooling
-from packer_service.http.problems import ProblemError
+from preshard.packer_service.http.pool.cooling import FIRST_SECONDS, FORGET_SECONDS, MOST_SECONDS, Cooling
+from preshard.packer_service.http.problems import ProblemError
 
 
 def test_the_wait_doubles_up_to_a_bound_and_is_the_keys_own() -> None:

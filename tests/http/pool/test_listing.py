@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from packer_service.http.answers.entries import entry_of
-from packer_service.http.dataset.unfinished import Unfinished
-from packer_service.http.pool.frames import Frame
-from packer_service.http.pool.listing import SETTLED_SECONDS, Listing
-from packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.answers.entries import entry_of
+from preshard.packer_service.http.dataset.unfinished import Unfinished
+from preshard.packer_service.http.pool.frames import Frame
+from preshard.packer_service.http.pool.listing import SETTLED_SECONDS, Listing
+from preshard.packer_service.http.settings import ServiceSettings
 
 LONG = 60.0
 SCAN_SECONDS = 0.05

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from packer_service.http.dataset.folder import ServedFolder
-from packer_service.http.settings import ServiceSettings
-from packer_service.http.workers.look import Look
+from preshard.packer_service.http.dataset.folder import ServedFolder
+from preshard.packer_service.http.settings import ServiceSettings
+from preshard.packer_service.http.workers.look import Look
 
 LONG = 60.0
 """Seconds until a test gives up; none of them waits for a moment."""

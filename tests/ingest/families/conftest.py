@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from model_oracle import VOCABULARY, Oracle
 
-from packer_service.demo.model import write_model_folder
-from packer_service.ingest.families.folder import READERS
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.ingest.families.folder import READERS
 
 
 @pytest.fixture(scope="session", params=sorted(READERS.keys() - {"qwen3_vl_moe"}))

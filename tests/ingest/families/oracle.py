@@ -16,9 +16,9 @@ from pathlib import Path
 from model_oracle import VOCABULARY, Document, Oracle, Refused, differences
 from photographs import photographs, write_clips
 
-from packer_service.demo.model import write_model_folder
-from packer_service.demo.model_configs import PUBLISHED
-from packer_service.ingest.document import Medium
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.demo.model_configs import PUBLISHED
+from preshard.packer_service.ingest.document import Medium
 
 
 def documents(n_photographs: int, n_clips: int, folder: Path, mixed: bool) -> Iterator[tuple[str, Document]]:

@@ -12,13 +12,13 @@ from model_oracle import Oracle
 from PIL import Image
 from transformers_alone import video_metadata
 
-from packer_service.ingest.document import Document, Medium, Message, Part
-from packer_service.ingest.families.place import place
-from packer_service.ingest.media.shape import ImageSize, MediumShape
-from packer_service.ingest.media.video import VideoFrames
-from packer_service.ingest.render import render
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.ingest.document import Document, Medium, Message, Part
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.media.shape import ImageSize, MediumShape
+from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.packs.rendered import RenderedDocument
 
 SIZES = {"small": (64, 48), "wide": (300, 100), "tall": (90, 400)}
 TIMES = [0.0, 0.25, 1.0, 1.5]

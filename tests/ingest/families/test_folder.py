@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from packer_service.demo.model import FAMILIES, write_model_folder
-from packer_service.ingest.families.folder import READERS, load_family
-from packer_service.ingest.families.text_only import TextFamily
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.demo.model import FAMILIES, write_model_folder
+from preshard.packer_service.ingest.families.folder import READERS, load_family
+from preshard.packer_service.ingest.families.text_only import TextFamily
+from preshard.schemas.errors import ConfigError, DocumentError
 
 IMAGES, VIDEOS, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
 

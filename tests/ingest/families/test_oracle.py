@@ -9,7 +9,7 @@ import pytest
 from model_oracle import Document, Made, Oracle, Refused, differences
 from photographs import photographs, write_clips
 
-from packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.document import Medium
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
 

@@ -10,13 +10,13 @@ import pytest
 from model_oracle import Oracle
 from photographs import LARGE_SIZES, ODD_SIZES
 
-from packer_service.demo.model import write_model_folder
-from packer_service.demo.model_configs import PUBLISHED
-from packer_service.ingest.families.folder import load_family
-from packer_service.ingest.families.internvl import InternVLFamily
-from packer_service.ingest.families.molmo2 import Molmo2Family
-from packer_service.ingest.families.qwen import QwenFamily
-from schemas.errors import DocumentError
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.demo.model_configs import PUBLISHED
+from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.families.internvl import InternVLFamily
+from preshard.packer_service.ingest.families.molmo2 import Molmo2Family
+from preshard.packer_service.ingest.families.qwen import QwenFamily
+from preshard.schemas.errors import DocumentError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
 

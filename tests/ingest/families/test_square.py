@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from packer_service.ingest.families.family import CropShape, Mark, Placement, Rows
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.text.marks import ImageFormat
-from schemas.config import VisionConfig
+from preshard.packer_service.ingest.families.family import CropShape, Mark, Placement, Rows
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.schemas.config import VisionConfig
 
 VISION = VisionConfig(image_size=28, patch_size=14, pool_size=2, max_crops=4)
 BEGIN, TOKEN, SEPARATOR, END = 1, 2, 3, 4

@@ -11,11 +11,11 @@ import av
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.demux import open_video
-from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.demux import open_video
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+from preshard.schemas.errors import DocumentError
 
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
 
@@ -133,7 +133,7 @@ def test_a_time_that_no_frame_has_fails_to_decode(make_video: Callable[..., Path
 def test_frames_above_the_limit_are_bad(make_video: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     # Fails when a header's size is believed: decoding such a frame would fill a worker's memory.
     path = make_video("plain.mp4")
-    monkeypatch.setattr("packer_service.ingest.media.demux.MAX_FRAME_PIXELS", 96 * 64 - 1)
+    monkeypatch.setattr("preshard.packer_service.ingest.media.demux.MAX_FRAME_PIXELS", 96 * 64 - 1)
     with pytest.raises(DocumentError, match="96 x 64 are above the limit of 6143 pixels") as caught:
         probe(path)
     assert caught.value.code == "bad_video"
@@ -147,7 +147,7 @@ def test_a_frame_that_grows_within_its_video_fails_to_decode(
     path = halves[0].with_name("grows.mkv")
     join(halves, path)
     assert len(decode(path, probe(path))) == 80, "the second half cannot be decoded at all"
-    monkeypatch.setattr("packer_service.ingest.media.demux.MAX_FRAME_PIXELS", 2 * 96 * 64)
+    monkeypatch.setattr("preshard.packer_service.ingest.media.demux.MAX_FRAME_PIXELS", 2 * 96 * 64)
     frames = probe(path)
     with pytest.raises(DocumentError, match="frame 40 of 80") as caught:
         decode(path, frames)

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.families.place import place
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.media import image as image_module
-from packer_service.ingest.media.grid import choose_grid
-from packer_service.ingest.media.image import decode_image, encode_image, probe_image
-from packer_service.ingest.media.shape import ImageSize, PlacedMedium
-from packer_service.ingest.text.marks import ImageFormat
-from schemas.config import VisionConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.media import image as image_module
+from preshard.packer_service.ingest.media.grid import choose_grid
+from preshard.packer_service.ingest.media.image import decode_image, encode_image, probe_image
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.schemas.config import VisionConfig
+from preshard.schemas.errors import DocumentError
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media import open as media_module
-from packer_service.ingest.media.open import open_media
-from schemas import filesystem
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media import open as media_module
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.schemas import filesystem
+from preshard.schemas.errors import DocumentError
 
 
 def image(uri: str | None = None, data: bytes | None = None) -> Medium:

@@ -11,15 +11,15 @@ import av
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media import passes
-from packer_service.ingest.media.image import encode_image
-from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.passes import SEEK_SECONDS, read_pictures
-from packer_service.ingest.media.pictures import LostPictureError
-from packer_service.ingest.media.shared import Picture, encoded_pictures
-from packer_service.ingest.media.video import VideoFrames, decode_video
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media import passes
+from preshard.packer_service.ingest.media.image import encode_image
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.passes import SEEK_SECONDS, read_pictures
+from preshard.packer_service.ingest.media.pictures import LostPictureError
+from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
+from preshard.packer_service.ingest.media.video import VideoFrames, decode_video
+from preshard.schemas.errors import DocumentError
 
 STEP = 200
 """Milliseconds from one picture to the next: a film of 150 pictures is half a minute long."""

@@ -11,12 +11,12 @@ import av
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media.demux import open_at
-from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.pictures import PictureReader, can_skip, is_dense
-from packer_service.ingest.media.video import VideoFrames, decode_video
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.demux import open_at
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.pictures import PictureReader, can_skip, is_dense
+from preshard.packer_service.ingest.media.video import VideoFrames, decode_video
+from preshard.schemas.errors import DocumentError
 
 X265 = "log-level=none:pools=1:frame-threads=1:keyint=40:min-keyint=40"
 CODECS: dict[str, tuple[bool, dict[str, Any]]] = {

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packer_service.ingest.media import shrink
-from packer_service.ingest.media.shrink import Shrunk
+from preshard.packer_service.ingest.media import shrink
+from preshard.packer_service.ingest.media.shrink import Shrunk
 
 CANVAS = (20, 15)
 

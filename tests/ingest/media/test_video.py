@@ -10,12 +10,12 @@ import av
 import numpy as np
 import pytest
 
-from packer_service.ingest.document import Medium
-from packer_service.ingest.media import video as video_module
-from packer_service.ingest.media.demux import open_at
-from packer_service.ingest.media.open import open_media
-from packer_service.ingest.media.pictures import PictureReader
-from packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media import video as video_module
+from preshard.packer_service.ingest.media.demux import open_at
+from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.pictures import PictureReader
+from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
 

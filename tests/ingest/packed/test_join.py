@@ -8,10 +8,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from packer_service.ingest.oversize import fit
-from packer_service.ingest.packed.join import joined
-from packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
-from packer_service.packs.units import Units
+from preshard.packer_service.ingest.oversize import fit
+from preshard.packer_service.ingest.packed.join import joined
+from preshard.packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
+from preshard.packer_service.packs.units import Units
 
 
 def made_document(seed: int, *, annotated: bool, axes: int) -> RenderedDocument:

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack, open_dataset
-from packer_service.ingest.packed.known import known_pack
-from packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from packer_service.ingest.packed.numbers import OwnNumbers
-from packer_service.ingest.packed.take import taken_document
-from packer_service.ingest.packed.units import StoredUnits
-from packer_service.packs.known import KnownPack
-from packer_service.packs.pack import Pack, build_pack
-from packer_service.packs.rendered import RenderedDocument
-from schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
-from schemas.config import PackConfig
-from schemas.errors import SampleHeadInvalid
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack, open_dataset
+from preshard.packer_service.ingest.packed.known import known_pack
+from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
+from preshard.packer_service.ingest.packed.numbers import OwnNumbers
+from preshard.packer_service.ingest.packed.take import taken_document
+from preshard.packer_service.ingest.packed.units import StoredUnits
+from preshard.packer_service.packs.known import KnownPack
+from preshard.packer_service.packs.pack import Pack, build_pack
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import SampleHeadInvalid
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from packer_service.ingest.packed.manifest import dataset_manifest
-from schemas.codec import encode_json
-from schemas.errors import ConfigError
-from schemas.manifest import Counts, ManifestHead, ShardEntry, TokenizerEntry
-from schemas.manifest_parts import manifest_parts
+from preshard.packer_service.ingest.packed.manifest import dataset_manifest
+from preshard.schemas.codec import encode_json
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import Counts, ManifestHead, ShardEntry, TokenizerEntry
+from preshard.schemas.manifest_parts import manifest_parts
 
 N_SHARDS = 150_000
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.ingest.packed.tables import StoredTable
-from schemas.errors import ConfigError
-from schemas.manifest import TableEntry
+from preshard.packer_service.ingest.packed.tables import StoredTable
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import TableEntry
 
 PACKS = [0, 0, 0, 1, 1, 1, 1, 1, 2, 4, 4]
 """The pack of each row, in row groups of four rows. Pack 1 lies in two of them, pack 3 has lost all of its rows."""

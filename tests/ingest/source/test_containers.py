@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from packer_service.ingest.source.containers import arrow_batches, compressed, json_array
-from packer_service.ingest.source.containers.compressed import keep_copy, spooled
-from packer_service.ingest.source.file import Fragment, SourceFile
-from packer_service.ingest.source.files import WHOLE, list_fragments, read_fragment, read_row
-from packer_service.ingest.source.listing import list_sources
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.source.containers import arrow_batches, compressed, json_array
+from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
+from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.ingest.source.files import WHOLE, list_fragments, read_fragment, read_row
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.schemas.errors import ConfigError, DocumentError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.ingest.source.file import Fragment, SourceFile
-from packer_service.ingest.source.files import list_fragments, read_fragment, read_row
-from packer_service.ingest.source.listing import list_sources
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.schemas.errors import ConfigError, DocumentError
 
 
 def rows_of(fragments: list[Fragment]) -> list[tuple[int, Any]]:

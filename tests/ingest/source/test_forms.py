@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.source.forms.detect import FORMS, detect, is_telling
-from packer_service.ingest.source.rows import parse_document
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.source.forms.detect import FORMS, detect, is_telling
+from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.schemas.errors import DocumentError
 
 Row = dict[str, Any]
 Place = tuple[str | int, ...]

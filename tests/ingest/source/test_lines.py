@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from packer_service.ingest.source.containers import lines
-from packer_service.ingest.source.containers.lines import Line, read_lines
+from preshard.packer_service.ingest.source.containers import lines
+from preshard.packer_service.ingest.source.containers.lines import Line, read_lines
 
 
 @pytest.mark.parametrize("step", [1, 3, 10, 1000])

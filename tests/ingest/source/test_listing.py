@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.config import load_config
-from packer_service.ingest.source.files import list_fragments, read_fragment
-from packer_service.ingest.source.forms.custom import source_hash
-from packer_service.ingest.source.listing import Sources, list_sources
-from packer_service.ingest.source.rows import parse_document
-from schemas.config import PackConfig
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
+from preshard.packer_service.ingest.source.forms.custom import source_hash
+from preshard.packer_service.ingest.source.listing import Sources, list_sources
+from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError, DocumentError
 
 TEXT, CHAT = {"text": "a"}, {"messages": [{"role": "assistant", "content": "a"}]}
 SHAREGPT = {"conversations": [{"from": "gpt", "value": "a"}], "model": "m"}

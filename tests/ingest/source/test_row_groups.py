@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packer_service.ingest.source.containers import row_groups
-from packer_service.ingest.source.containers.row_groups import RowGroups, rows_of
-from packer_service.ingest.source.file import RowReference
-from packer_service.ingest.source.files import list_fragments, read_fragment, read_row
-from packer_service.ingest.source.listing import list_sources
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.containers import row_groups
+from preshard.packer_service.ingest.source.containers.row_groups import RowGroups, rows_of
+from preshard.packer_service.ingest.source.file import RowReference
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row
+from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.schemas.errors import DocumentError
 
 
 def test_a_string_that_is_not_utf8_is_a_reject(tmp_path: Path) -> None:

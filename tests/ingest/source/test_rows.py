@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.ingest.document import Document, Medium, Message
-from packer_service.ingest.source.rows import parse_document, row_identity
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.source.rows import parse_document, row_identity
+from preshard.schemas.errors import DocumentError
 
 ANSWER = {"role": "assistant", "content": "yes"}
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from chats import STYLES, make_folder, our_tokenizer, renderer_of
 
-from packer_service.ingest.document import Document, Medium, Message, Part
-from packer_service.ingest.families.family import Family
-from packer_service.ingest.families.place import place
-from packer_service.ingest.families.square import SquareFamily
-from packer_service.ingest.media.shape import ImageSize
-from packer_service.ingest.media.video import VideoFrames
-from packer_service.ingest.render import render
-from packer_service.ingest.text.chat_template import ChatTemplate
-from packer_service.ingest.text.tokenizer import Tokenizer
-from packer_service.packs.rendered import RenderedDocument
-from schemas.config import VisionConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium, Message, Part
+from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.families.place import place
+from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.media.shape import ImageSize
+from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import VisionConfig
+from preshard.schemas.errors import DocumentError
 
 IMAGE = Medium(kind="image", uri="x.jpg")
 VIDEO = Medium(kind="video", uri="v.mp4")
@@ -196,7 +196,7 @@ def test_long_conversations_are_encoded_in_parts_with_the_same_tokens(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when a cut goes through a special token, or changes the tokens beside it."""
-    from packer_service.ingest.text import encoded, long_text
+    from preshard.packer_service.ingest.text import encoded, long_text
 
     tokenizer = load("mistral")
     turns = [turn for n in range(9) for turn in (user(f"one two three {n} " * 4), assistant("four, five " * 6))]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from chats import STYLES, Row, Style, draw_row, make_folder, our_tokenizer, renderer_of
 
-from packer_service.ingest.render import render
-from packer_service.ingest.source.rows import parse_document
-from schemas.sequence import IGNORE_INDEX
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.schemas.sequence import IGNORE_INDEX
 
 CONVERSATIONS = 200
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from packer_service.ingest.text import chat_render
-from packer_service.ingest.text.chat_process import chat_texts
-from packer_service.ingest.text.chat_render import check_template
-from packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
-from packer_service.ingest.text.chat_text import chat_text
-from packer_service.isolation.isolated import Isolated
-from packer_service.isolation.limits import Limits
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.text import chat_render
+from preshard.packer_service.ingest.text.chat_process import chat_texts
+from preshard.packer_service.ingest.text.chat_render import check_template
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
+from preshard.packer_service.ingest.text.chat_text import chat_text
+from preshard.packer_service.isolation.isolated import Isolated
+from preshard.packer_service.isolation.limits import Limits
+from preshard.schemas.errors import ConfigError, DocumentError
 
 LOOP = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<assistant>{% endif %}"

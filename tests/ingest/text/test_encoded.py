@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from packer_service.ingest.text import encoded
-from packer_service.ingest.text.encoded import Encoding, encode_with_specials
+from preshard.packer_service.ingest.text import encoded
+from preshard.packer_service.ingest.text.encoded import Encoding, encode_with_specials
 
 
 class Letters:

@@ -10,16 +10,16 @@ from chats import renderer_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_service.ingest import stream, written
-from packer_service.ingest.document import Document, Message
-from packer_service.ingest.render import Renderer, render
-from packer_service.ingest.text import long_text
-from packer_service.ingest.text.encoded import EncodedText
-from packer_service.ingest.text.long_text import PART, text_parts
-from packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
-from packer_service.ingest.written import MarkedPlace, WrittenText, run_of
-from schemas.config import SpecialTokensConfig
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest import stream, written
+from preshard.packer_service.ingest.document import Document, Message
+from preshard.packer_service.ingest.render import Renderer, render
+from preshard.packer_service.ingest.text import long_text
+from preshard.packer_service.ingest.text.encoded import EncodedText
+from preshard.packer_service.ingest.text.long_text import PART, text_parts
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from preshard.packer_service.ingest.written import MarkedPlace, WrittenText, run_of
+from preshard.schemas.config import SpecialTokensConfig
+from preshard.schemas.errors import DocumentError
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
 

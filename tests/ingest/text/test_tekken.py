@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from packer_service.ingest.text.tekken import TEKKEN_FILE, load_tekken
-from packer_service.ingest.text.tokenizer import Tokenizer
-from schemas.config import SpecialTokensConfig
+from preshard.packer_service.ingest.text.tekken import TEKKEN_FILE, load_tekken
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.schemas.config import SpecialTokensConfig
 
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer

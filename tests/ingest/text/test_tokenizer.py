@@ -10,11 +10,11 @@ from chats import renderer_of
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from packer_service.ingest.document import Document, Message
-from packer_service.ingest.render import render
-from packer_service.ingest.text.tokenizer import load_tokenizer
-from schemas.config import SpecialTokensConfig
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.document import Document, Message
+from preshard.packer_service.ingest.render import render
+from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.schemas.config import SpecialTokensConfig
+from preshard.schemas.errors import ConfigError, DocumentError
 
 PLAIN = SpecialTokensConfig()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from packer_service.ingest.families.family import Mark, Rows, Token
-from packer_service.ingest.text.chat_template import Span
-from packer_service.ingest.written import Slot, write
+from preshard.packer_service.ingest.families.family import Mark, Rows, Token
+from preshard.packer_service.ingest.text.chat_template import Span
+from preshard.packer_service.ingest.written import Slot, write
 
 PIECES = (Mark(0, "<a>"), Rows(0, 4, "<r>"), "then", Rows(1, 2, "<r>"), Mark(1, "<z>"))
 """What is written for two units: marks, rows, and text between the two."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import DocumentError
+from preshard.schemas.errors import DocumentError
 
 
 def aborts(*_: Any, **__: Any) -> None:

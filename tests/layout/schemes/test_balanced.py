@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.layout.blocks import BlockMap, block_map
-from packer_service.layout.deals import consecutive, head_tail, longest_first, round_robin, rounded
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.measures import ring_step_maxima
-from packer_service.layout.needs import keys_fetched
-from packer_service.layout.runs import runs_from_owners
-from packer_service.layout.schemes.balanced_gather import gather_owners
-from packer_service.layout.schemes.balanced_ring import ring_owners
-from packer_service.layout.tiles import tiles_by_rank
-from schemas.schemes import zigzag_runs
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.blocks import BlockMap, block_map
+from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first, round_robin, rounded
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.measures import ring_step_maxima
+from preshard.packer_service.layout.needs import keys_fetched
+from preshard.packer_service.layout.runs import runs_from_owners
+from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
+from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
+from preshard.packer_service.layout.tiles import tiles_by_rank
+from preshard.schemas.schemes import zigzag_runs
+from preshard.schemas.sequence import MaskArrays
 
 TILE = 8
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.layout.blocks import block_map
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.schemes import balanced_gather
-from packer_service.layout.schemes.balanced_gather import gather_owners
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.blocks import block_map
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.schemes import balanced_gather
+from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
+from preshard.schemas.sequence import MaskArrays
 
 TILE = 8
 

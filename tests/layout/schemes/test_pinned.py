@@ -7,15 +7,15 @@ import hashlib
 import numpy as np
 import pytest
 
-from packer_service.layout.blocks import block_map
-from packer_service.layout.deals import consecutive, head_tail, rounded
-from packer_service.layout.mask import MaskIndex
-from packer_service.layout.schemes.balanced_gather import gather_owners
-from packer_service.layout.schemes.balanced_ring import ring_owners
-from packer_service.layout.solve import solve_layouts
-from schemas.layout import SCHEMES
-from schemas.schemes import zigzag_runs
-from schemas.sequence import MaskArrays
+from preshard.packer_service.layout.blocks import block_map
+from preshard.packer_service.layout.deals import consecutive, head_tail, rounded
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
+from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
+from preshard.packer_service.layout.solve import solve_layouts
+from preshard.schemas.layout import SCHEMES
+from preshard.schemas.schemes import zigzag_runs
+from preshard.schemas.sequence import MaskArrays
 
 TILE = 4
 

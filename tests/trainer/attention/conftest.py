@@ -15,10 +15,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from schemas.layout import TokenLayout, rank_positions
-from schemas.sequence import MaskArrays
-from trainer.attention import MaskTensors, bind, reference_attention
-from trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.schemas.layout import TokenLayout, rank_positions
+from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention import MaskTensors, bind, reference_attention
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 
 sys.path.insert(0, str(Path(__file__).parent))  # for dense_kernel.py
 
@@ -163,8 +163,8 @@ def assert_same() -> Callable[[Results, Results], None]:
 def make_layout() -> Callable[..., TokenLayout]:
     """``make_layout(mask, scheme, ring, seed)``: a scheme of the packer, or ``random`` runs in any order."""
     # Imported here because the pool's ranks, which load this file, do not need a compiler.
-    from packer_service.layout.needs import key_blocks_needed
-    from packer_service.layout.solve import solve_layouts
+    from preshard.packer_service.layout.needs import key_blocks_needed
+    from preshard.packer_service.layout.solve import solve_layouts
 
     def make(
         mask: MaskArrays, scheme: str, ring: int, *, edges: np.ndarray | None = None, seed: int = 0

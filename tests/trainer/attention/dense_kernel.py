@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trainer.attention.kernels.from_forward import backward_from_forward
-from trainer.attention.kernels.whole import Whole, whole_by_autograd
-from trainer.attention.mask import MaskTensors, visible_block
-from trainer.attention.merge import accumulation_dtype
+from preshard.trainer.attention.kernels.from_forward import backward_from_forward
+from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
+from preshard.trainer.attention.mask import MaskTensors, visible_block
+from preshard.trainer.attention.merge import accumulation_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from schemas.layout import SCHEMES
-from schemas.sequence import dense_mask
+from preshard.schemas.layout import SCHEMES
+from preshard.schemas.sequence import dense_mask
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),

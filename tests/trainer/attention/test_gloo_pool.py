@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.mesh import Mesh
 
 
 def place_and_sum(mesh: Mesh, number: float) -> tuple[int, int, float]:

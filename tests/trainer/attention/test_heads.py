@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.errors import ConfigError
-from trainer.attention import KINDS, check_heads
-from trainer.attention.heads import repeated_kv_heads
-from trainer.attention.overlap import list_pieces
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention import KINDS, check_heads
+from preshard.trainer.attention.heads import repeated_kv_heads
+from preshard.trainer.attention.overlap import list_pieces
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from thread_ranks import run_ranks
 
-from schemas.errors import LayoutError
-from schemas.layout import TokenLayout
-from trainer.attention import MaskTensors, bind
-from trainer.distributed.mesh import ContextParallel
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import TokenLayout
+from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.distributed.mesh import ContextParallel
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),

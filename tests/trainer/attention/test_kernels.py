@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schemas.errors import ConfigError
-from schemas.sequence import MaskArrays, dense_mask
-from trainer.attention import MaskTensors, reference_attention
-from trainer.attention.kernels import Kernel, check_kernel, kernel_for
-from trainer.attention.kernels.flash_cpu import FlashCPU
-from trainer.attention.kernels.flex import Flex, block_mask, compiled_attention
-from trainer.attention.merge import accumulation_dtype, merge
-from trainer.attention.tiles import list_tiles
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.trainer.attention import MaskTensors, reference_attention
+from preshard.trainer.attention.kernels import Kernel, check_kernel, kernel_for
+from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
+from preshard.trainer.attention.kernels.flex import Flex, block_mask, compiled_attention
+from preshard.trainer.attention.merge import accumulation_dtype, merge
+from preshard.trainer.attention.tiles import list_tiles
 
 KERNELS = {
     "flash": FlashCPU(),
@@ -206,7 +206,7 @@ def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatc
     """Fails when FlexAttention goes on uncompiled once it was compiled too often, with a dense matrix of scores."""
     from torch._dynamo.exc import FailOnRecompileLimitHit  # here, since every process that runs tests reads this file
 
-    monkeypatch.setattr("trainer.attention.kernels.flex.MOST_COMPILATIONS", 1)
+    monkeypatch.setattr("preshard.trainer.attention.kernels.flex.MOST_COMPILATIONS", 1)
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:

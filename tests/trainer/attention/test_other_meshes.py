@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from schemas.errors import ConfigError
-from schemas.layout import rank_positions
-from trainer.attention import MaskTensors, bind
-from trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import rank_positions
+from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 
 
 def accelerate_mesh(sizes: dict[str, int]) -> DeviceMesh:

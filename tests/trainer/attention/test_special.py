@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from schemas.errors import ConfigError
-from schemas.sequence import dense_mask
-from trainer.attention import MaskTensors, bind
-from trainer.attention.kernels.flash_cpu import FlashCPU
-from trainer.attention.kernels.whole import Whole
-from trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.sequence import dense_mask
+from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
+from preshard.trainer.attention.kernels.whole import Whole
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.sequence import MaskArrays, dense_mask
-from trainer.attention import MaskTensors
-from trainer.attention.tiles import Tiles, list_tiles
+from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.trainer.attention import MaskTensors
+from preshard.trainer.attention.tiles import Tiles, list_tiles
 
 
 def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.layout import slice_positions
-from trainer.attention import MaskTensors, bind
-from trainer.attention.exchange import plan_exchange
-from trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.schemas.layout import slice_positions
+from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.exchange import plan_exchange
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 
 
 def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> tuple[int, int]:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-from trainer.data.dataset import PackedDataset
-from trainer.data.files import OPEN_SHARDS, DatasetFiles
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.files import OPEN_SHARDS, DatasetFiles
 
 
 class _RecordedFile:

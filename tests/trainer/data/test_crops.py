@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import ImagesInvalid
-from trainer.data.crops import read_crops
+from preshard.schemas.errors import ImagesInvalid
+from preshard.trainer.data.crops import read_crops
 
 
 @pytest.mark.parametrize(

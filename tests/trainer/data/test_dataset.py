@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.layout import SCHEMES
-from trainer.data.batch import RankBatch
-from trainer.data.dataset import PackedDataset
+from preshard.schemas.layout import SCHEMES
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 
 DEGREES = ((1, 1), (1, 2), (4, 1), (2, 2), (1, 8))
 

@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
-from schemas import errors
-from schemas.checksum import crc32c
-from schemas.codec import decode_manifest, encode_json, encode_table, seal_manifest
-from schemas.header import read_member
-from schemas.layout import TokenLayout
-from schemas.manifest import UNSEALED
-from schemas.tables import PACKS
-from trainer.data.crops import read_crops
-from trainer.data.dataset import PackedDataset
-from trainer.data.header import read_header, token_layout
-from trainer.data.split import plan_split
+from preshard.schemas import errors
+from preshard.schemas.checksum import crc32c
+from preshard.schemas.codec import decode_manifest, encode_json, encode_table, seal_manifest
+from preshard.schemas.header import read_member
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import UNSEALED
+from preshard.schemas.tables import PACKS
+from preshard.trainer.data.crops import read_crops
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.header import read_header, token_layout
+from preshard.trainer.data.split import plan_split
 
 SPLITS = [
     ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),

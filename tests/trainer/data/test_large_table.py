@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from made_records import TARGET, MadeRecords
 
-from packer_service.job.finish import finish
-from packer_service.runtime.executors import PlainExecutor
-from packer_service.shards.store import Folder
-from schemas.errors import TableChanged
-from trainer.data.files import DatasetFiles
+from preshard.packer_service.job.finish import finish
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.errors import TableChanged
+from preshard.trainer.data.files import DatasetFiles
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_large_table_is_known_by_its_size(dataset: Path, tmp_path: Path, monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     files = DatasetFiles(dataset)
     whole = list(files.packs())
-    monkeypatch.setattr("trainer.data.files.WHOLE_TABLE", 1000)
+    monkeypatch.setattr("preshard.trainer.data.files.WHOLE_TABLE", 1000)
     assert list(files.packs()) == whole
     table = dataset / "packs.parquet"
     size = table.stat().st_size

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from schemas.errors import MembersInvalid
-from trainer.data.batch import ON_HOST, RankBatch
-from trainer.data.dataset import PackedDataset
-from trainer.data.loader import PackStream, make_loader
-from trainer.data.order import epoch_order
-from trainer.data.worker import FEEDER, LONGEST_WAIT, let_feeders_end
+from preshard.schemas.errors import MembersInvalid
+from preshard.trainer.data.batch import ON_HOST, RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.loader import PackStream, make_loader
+from preshard.trainer.data.order import epoch_order
+from preshard.trainer.data.worker import FEEDER, LONGEST_WAIT, let_feeders_end
 
 IdsOnly = Callable[[PackedDataset], PackedDataset]
 
@@ -67,7 +67,7 @@ def _worker(dataset: PackedDataset, number: int, workers: int, monkeypatch: pyte
         id = number
         num_workers = workers
 
-    monkeypatch.setattr("trainer.data.worker.get_worker_info", lambda: _Info)
+    monkeypatch.setattr("preshard.trainer.data.worker.get_worker_info", lambda: _Info)
     stream = iter(PackStream(dataset))
     first = next(stream)
     return itertools.chain([first], stream)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.errors import ReaderError
-from schemas.manifest import UNSEALED
-from trainer.data.dataset import PackedDataset
-from trainer.data.loader import PackStream, make_loader
-from trainer.data.mixture import FINEST, MixedDatasets, parse_weighted, turns, whole_shares
-from trainer.data.order import EpochOrder
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.manifest import UNSEALED
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.loader import PackStream, make_loader
+from preshard.trainer.data.mixture import FINEST, MixedDatasets, parse_weighted, turns, whole_shares
+from preshard.trainer.data.order import EpochOrder
 
 WEIGHTS = (0.5, 0.3, 0.2)
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trainer.data.order import OneDataset, epoch_order
+from preshard.trainer.data.order import OneDataset, epoch_order
 
 
 @pytest.mark.parametrize(("n_packs", "window"), list(itertools.product(range(14), range(1, 6))))

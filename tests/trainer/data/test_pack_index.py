@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.codec import sample_key, shard_name
-from schemas.errors import ReaderError, TableInvalid
-from schemas.tables import PACKS
-from trainer.data.pack_index import PackIndex
-from trainer.data.pack_table import PackTable
-from trainer.data.shared_places import SharedPlaces
+from preshard.schemas.codec import sample_key, shard_name
+from preshard.schemas.errors import ReaderError, TableInvalid
+from preshard.schemas.tables import PACKS
+from preshard.trainer.data.pack_index import PackIndex
+from preshard.trainer.data.pack_table import PackTable
+from preshard.trainer.data.shared_places import SharedPlaces
 
 N_PACKS, PER_SHARD = 500, 3
 

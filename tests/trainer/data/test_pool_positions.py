@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.errors import PoolingInvalid
-from schemas.sequence import PackedSequence
-from trainer.data.dataset import PackedDataset
-from trainer.data.header import pool_positions
+from preshard.schemas.errors import PoolingInvalid
+from preshard.schemas.sequence import PackedSequence
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.header import pool_positions
 
 
 def _sequence(pool_ids: list[int]) -> PackedSequence:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from trainer.data.batch import RankBatch
-from trainer.data.dataset import PackedDataset
-from trainer.data.order import epoch_order
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.order import epoch_order
 
 IdsOnly = Callable[[PackedDataset], PackedDataset]
 

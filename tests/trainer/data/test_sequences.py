@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.errors import ReaderError
-from schemas.sequence import MaskArrays, dense_mask
-from trainer.data.dataset import PackedDataset
-from trainer.data.sequences import find_sequences
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.sequences import find_sequences
 
 
 def _mask(doc: list[int], branch: list[int] | None = None, group: list[int] | None = None) -> MaskArrays:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.tables import PACKS
-from trainer.data.pack_table import PackTable
-from trainer.data.shared_places import SharedPlaces
+from preshard.schemas.tables import PACKS
+from preshard.trainer.data.pack_table import PackTable
+from preshard.trainer.data.shared_places import SharedPlaces
 
 
 def test_the_file_is_this_users_alone(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer_service.packs.boundaries import image_boundaries
-from schemas.config import PackConfig
-from schemas.errors import LayoutsInvalid
-from schemas.header import SampleHeader
-from schemas.layout import BLOCK_SCHEMES, SCHEMES
-from trainer.data.dataset import PackedDataset
-from trainer.data.header import crop_edges, read_header, token_layout
-from trainer.data.split import plan_split
+from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import LayoutsInvalid
+from preshard.schemas.header import SampleHeader
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.header import crop_edges, read_header, token_layout
+from preshard.trainer.data.split import plan_split
 
 DEGREES = (1, 2, 4, 8)
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
-from trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
-from trainer.distributed.sharding import shard_model
+from preshard.trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
+from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
+from preshard.trainer.distributed.sharding import shard_model
 
 WAYS: tuple[CpFsdp, ...] = get_args(CpFsdp)
 WIDTH = 8

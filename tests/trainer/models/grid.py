@@ -35,8 +35,8 @@ from gloo_pool import GlooPool  # noqa: E402
 from packed_models import FAMILIES, TEXT_MODELS, Right, compare, make_model, right_answers  # noqa: E402
 from packed_ranks import train_on_packs  # noqa: E402
 
-from packer_service.runtime.progress import ConsoleProgress  # noqa: E402
-from trainer.distributed.mesh import CpFsdp  # noqa: E402
+from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
+from preshard.trainer.distributed.mesh import CpFsdp  # noqa: E402
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from schemas.errors import ConfigError
-from schemas.layout import TokenLayout, rank_positions
-from trainer.data.batch import RankBatch
-from trainer.distributed.mesh import ContextParallel, Mesh
-from trainer.models.features import WAYS, bind_features, token_places
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import TokenLayout, rank_positions
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.models.features import WAYS, bind_features, token_places
 
 HIDDEN = 5
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import decode_manifest
-from schemas.errors import ConfigError
-from schemas.manifest import Manifest
-from trainer.models.export import check_export
-from trainer.models.folder import check_dataset, identity, read_model_config
-from trainer.models.interface import register_attention
+from preshard.schemas.codec import decode_manifest
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import Manifest
+from preshard.trainer.models.export import check_export
+from preshard.trainer.models.folder import check_dataset, identity, read_model_config
+from preshard.trainer.models.interface import register_attention
 
 SEQ_LEN = 1024
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8, "num_hidden_layers": 1}

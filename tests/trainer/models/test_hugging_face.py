@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import ConfigError
-from trainer.data import PackedDataset
-from trainer.distributed.mesh import ContextParallel
-from trainer.models import PackedModel, load_model
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.data import PackedDataset
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models import PackedModel, load_model
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from packer_service.demo.model import write_model_folder
-from schemas.errors import ConfigError
-from trainer.distributed.mesh import Mesh
-from trainer.distributed.sharding import shard_model
-from trainer.models import PackedModel, load_model
-from trainer.models.interface import register_attention
-from trainer.models.load import Weights, load_sharded
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.interface import register_attention
+from preshard.trainer.models.load import Weights, load_sharded
 
 FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
 """A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one

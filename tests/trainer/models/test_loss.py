@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.models.loss import loss_sum, tokens_of_a_chunk
+from preshard.trainer.models.loss import loss_sum, tokens_of_a_chunk
 
 
 def _example(dtype: torch.dtype = torch.float64, tokens: int = 23, without: int = 9) -> tuple[Tensor, ...]:

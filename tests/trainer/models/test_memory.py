@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from schemas.errors import ConfigError
-from trainer.models.memory import save_memory
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.models.memory import save_memory
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.attention.kernels.flash_cpu import FlashCPU
-from trainer.attention.listed import TileLister
-from trainer.data import PackedDataset, RankBatch
-from trainer.data.loader import make_loader
-from trainer.distributed.mesh import ContextParallel
-from trainer.models import PackedModel, load_model
-from trainer.models.load import load_sharded
-from trainer.step import LocalTotals, apply_gradients, join_totals
-from trainer.throughput import StepWork
+from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
+from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.loader import make_loader
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import load_sharded
+from preshard.trainer.step import LocalTotals, apply_gradients, join_totals
+from preshard.trainer.throughput import StepWork
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 
@@ -165,7 +165,7 @@ def test_tiles_that_a_worker_listed_are_those_of_the_step(
         def never(*args: Any, **kwargs: Any) -> None:
             raise AssertionError("tiles are listed in the step")
 
-        monkeypatch.setattr("trainer.attention.kernels.flash_cpu.list_tiles", never)
+        monkeypatch.setattr("preshard.trainer.attention.kernels.flash_cpu.list_tiles", never)
         assert packed(listed, ContextParallel()).item() == right
         with pytest.raises(AssertionError, match="in the step"):
             packed(plain, ContextParallel())

@@ -29,13 +29,13 @@ import torch
 import torch.distributed as dist
 from planted import PLANTS
 
-from trainer.attention.exchange import Exchange
-from trainer.config import make_config
-from trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh, build_mesh
-from trainer.loop import run
-from trainer.metrics import StepFigures
-from trainer.models.interface import register_attention
-from trainer.setup import prepare
+from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.config import make_config
+from preshard.trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh, build_mesh
+from preshard.trainer.loop import run
+from preshard.trainer.metrics import StepFigures
+from preshard.trainer.models.interface import register_attention
+from preshard.trainer.setup import prepare
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")

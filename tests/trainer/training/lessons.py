@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from packer_service.demo.model import write_model_folder
+from preshard.packer_service.demo.model import write_model_folder
 
 SETTINGS = [
     "seq_len=512",
@@ -68,10 +68,10 @@ def make_texts(folder: Path, documents: int = 10) -> Path:
 def _pack(folder: Path, settings: list[str]) -> Path:
     """Packs ``folder/rows.jsonl`` for ``folder/model``."""
     # Imported here because each rank of the pool would import the packer with a file of tests, and packs nothing.
-    from packer_service.config import load_config
-    from packer_service.job.pack import pack
-    from packer_service.runtime.executors import PlainExecutor
-    from packer_service.runtime.progress import ConsoleProgress
+    from preshard.packer_service.config import load_config
+    from preshard.packer_service.job.pack import pack
+    from preshard.packer_service.runtime.executors import PlainExecutor
+    from preshard.packer_service.runtime.progress import ConsoleProgress
 
     config = load_config(None, [*settings, f"model={folder / 'model'}"])
     pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress())

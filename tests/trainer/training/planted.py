@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import torch
 
-import trainer.loop
-from schemas.sequence import IGNORE_INDEX
-from trainer.data.batch import RankBatch
+import preshard.trainer.loop
+from preshard.schemas.sequence import IGNORE_INDEX
+from preshard.trainer.data.batch import RankBatch
 
 Change = Callable[[RankBatch], RankBatch]
 
@@ -60,13 +60,13 @@ def _exchanged_images(batch: RankBatch) -> RankBatch:
 @contextmanager
 def _change_batches(change: Change, rank: int, world_size: int) -> Iterator[None]:
     """Changes the batches of the last rank only; the other ranks get the right ones."""
-    whole: Any = trainer.loop.make_loader
+    whole: Any = preshard.trainer.loop.make_loader
 
     def loader(*args: Any, **kwargs: Any) -> Any:
         return (change(batch) for batch in whole(*args, **kwargs))
 
     wrong = rank == world_size - 1
-    with patch.object(trainer.loop, "make_loader", loader) if wrong else nullcontext():
+    with patch.object(preshard.trainer.loop, "make_loader", loader) if wrong else nullcontext():
         yield
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from trainer.data import PackedDataset
-from trainer.distributed.mesh import ContextParallel
-from trainer.models import PackedModel, load_model
-from trainer.models.interface import register_attention
+from preshard.trainer.data import PackedDataset
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.interface import register_attention
 
 
 def test_an_annotation_sees_what_is_shared_and_no_other(lessons: Path, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.errors import ConfigError
-from trainer.config import make_config
-from trainer.data import PackedDataset
-from trainer.distributed.mesh import Mesh
-from trainer.loop import run
-from trainer.models import load_model
-from trainer.setup import prepare
-from trainer.throughput import StepWork
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.config import make_config
+from preshard.trainer.data import PackedDataset
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.loop import run
+from preshard.trainer.models import load_model
+from preshard.trainer.setup import prepare
+from preshard.trainer.throughput import StepWork
 
 
 def train_here(mesh: Mesh, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load thi
 
 import grid
 
-from trainer.data.dataset import PackedDataset
-from trainer.data.order import epoch_order
-from trainer.distributed.mesh import Mesh
-from trainer.metrics import StepFigures
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.order import epoch_order
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.metrics import StepFigures
 
 STEPS = 2
 """The loss of a step shows the parameters of the step before; more steps add time and no new code."""

@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
 
-from packer_service.demo.model import write_model_folder
-from schemas.errors import ConfigError
-from trainer.config import make_config
-from trainer.data import PackedDataset
-from trainer.distributed.mesh import Mesh
-from trainer.distributed.sharding import shard_model
-from trainer.export import export_checkpoint, main
-from trainer.loop import run
-from trainer.models import PackedModel, load_model
-from trainer.models.export import export_model
-from trainer.setup import prepare
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.config import make_config
+from preshard.trainer.data import PackedDataset
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.export import export_checkpoint, main
+from preshard.trainer.loop import run
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.export import export_model
+from preshard.trainer.setup import prepare
 
 
 def train(mesh: Mesh, options: dict[str, object]) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from trainer.config import TrainConfig
-from trainer.models import load_model
-from trainer.train import cli
+from preshard.trainer.config import TrainConfig
+from preshard.trainer.models import load_model
+from preshard.trainer.train import cli
 
 PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
 

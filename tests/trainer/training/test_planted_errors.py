@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load thi
 
 import grid
 
-from trainer.distributed.mesh import Mesh
-from trainer.metrics import StepFigures
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.metrics import StepFigures
 
 MISTAKES = ["label-shift", "loss-weight", "rope-position", "layout-run", "boundary-order"]
 EXACT = "ring/balanced_ring/u1r2d1"

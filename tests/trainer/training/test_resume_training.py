@@ -19,15 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load thi
 
 from lessons import TEXT_MODEL, VOCABULARY, make_texts
 
-from packer_service.demo.model import write_model_folder
-from schemas.errors import ConfigError
-from trainer.config import make_config
-from trainer.data.dataset import PackedDataset
-from trainer.distributed.checkpoint import find_checkpoint, read_run_state
-from trainer.distributed.mesh import Mesh
-from trainer.loop import run, whole_steps
-from trainer.metrics import MetricsFile, StepFigures
-from trainer.setup import Job, prepare
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.config import make_config
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.distributed.checkpoint import find_checkpoint, read_run_state
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.loop import run, whole_steps
+from preshard.trainer.metrics import MetricsFile, StepFigures
+from preshard.trainer.setup import Job, prepare
 
 STEPS, SAVED = 3, 1
 PACKS_PER_STEP = 2

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load thi
 
 from lessons import given
 
-from schemas.errors import PreshardError
-from trainer.config import TrainConfig, make_config, option
-from trainer.distributed.mesh import Mesh
-from trainer.loop import run
-from trainer.setup import Job, prepare
-from trainer.train import cli, main
+from preshard.schemas.errors import PreshardError
+from preshard.trainer.config import TrainConfig, make_config, option
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.loop import run
+from preshard.trainer.setup import Job, prepare
+from preshard.trainer.train import cli, main
 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def launch_in_copies(launch: list[str]) -> None:
 
     def in_copies(options: Any) -> tuple[Any, Callable[..., None], list[str]]:
         config, program, arguments = read_options(options)
-        assert [program, *arguments[:3]] == [sys.executable, "-u", "-m", "trainer.train"]
+        assert [program, *arguments[:3]] == [sys.executable, "-u", "-m", "preshard.train"]
         return replace(config, start_method="fork"), train, arguments[3:]
 
     torchrun.config_from_args = in_copies
@@ -107,7 +107,7 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     than their parts; when a preempted job loses what it did since its last checkpoint, or only one of its ranks stops.
     """
     metrics, common = tmp_path / "metrics.jsonl", {"dtype": "float64", "steps": 100000}
-    launch = ["--standalone", "--nproc-per-node=2", "-m", "trainer.train", *given(lessons), "--dtype", "float64"]
+    launch = ["--standalone", "--nproc-per-node=2", "-m", "preshard.train", *given(lessons), "--dtype", "float64"]
     launch += ["--steps", "100000", "--ring", "2", "--attention", "ring", "--layout", "zigzag", "--log-every", "1"]
     launch += ["--checkpoint", str(tmp_path / "kept"), "--metrics", str(metrics)]
     [(status, printed, said)] = gloo_pool.run_apart(torchrun_until_two_steps, launch, str(metrics), size=1)

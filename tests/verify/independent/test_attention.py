@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_service.verify.independent import attention
-from packer_service.verify.independent.attention import layout_loads, whole_mask
-from schemas.layout import TILE
-from schemas.sequence import MaskArrays, dense_mask
+from preshard.packer_service.verify.independent import attention
+from preshard.packer_service.verify.independent.attention import layout_loads, whole_mask
+from preshard.schemas.layout import TILE
+from preshard.schemas.sequence import MaskArrays, dense_mask
 
 RUN = st.tuples(st.integers(1, 90), st.integers(-1, 2), st.integers(0, 2), st.integers(-1, 2))
 

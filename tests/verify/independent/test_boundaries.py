@@ -7,8 +7,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from packer_service.verify.independent.boundaries import least_largest_load
-from schemas.boundaries import smallest_limit
+from preshard.packer_service.verify.independent.boundaries import least_largest_load
+from preshard.schemas.boundaries import smallest_limit
 
 
 def by_force(loads: list[int], parts: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer_service.plan.cost import CostModel, causal_area, document_tiles
-from packer_service.plan.cost import pack_cost as planned_cost
-from packer_service.verify.independent.cost import crop_work, pack_cost
-from packer_service.verify.independent.sample import MOST_PACKS, chosen_packs
-from packer_service.verify.independent.schemes import contiguous, zigzag
-from schemas.config import parse_config
-from schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles
+from preshard.packer_service.plan.cost import pack_cost as planned_cost
+from preshard.packer_service.verify.independent.cost import crop_work, pack_cost
+from preshard.packer_service.verify.independent.sample import MOST_PACKS, chosen_packs
+from preshard.packer_service.verify.independent.schemes import contiguous, zigzag
+from preshard.schemas.config import parse_config
+from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
 
 
 @pytest.mark.parametrize("seed", range(5))

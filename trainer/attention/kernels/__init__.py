@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from schemas.errors import ConfigError
-from trainer.attention.kernels.whole import Whole
-from trainer.attention.mask import MaskTensors
-from trainer.attention.tiles import TileList
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.kernels.whole import Whole
+from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.tiles import TileList
 
 
 class Prepared(Protocol):
@@ -83,11 +83,11 @@ def kernel_for(device_type: str) -> Kernel:
         ConfigError: there is none for this type.
     """
     if device_type == "cpu":
-        from trainer.attention.kernels.flash_cpu import FlashCPU
+        from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 
         return FlashCPU()
     if device_type == "cuda":
-        from trainer.attention.kernels.flex import Flex
+        from preshard.trainer.attention.kernels.flex import Flex
 
         return Flex()
     raise ConfigError(f"device is {device_type!r}; attention runs on cpu and cuda: take one of these")

@@ -18,12 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from schemas.layout import TILE
-from trainer.attention.kernels.from_forward import backward_from_forward
-from trainer.attention.kernels.whole import Whole, whole_by_autograd
-from trainer.attention.mask import MaskTensors, visible
-from trainer.attention.merge import accumulation_dtype
-from trainer.attention.tiles import TileList, Tiles, list_tiles
+from preshard.schemas.layout import TILE
+from preshard.trainer.attention.kernels.from_forward import backward_from_forward
+from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
+from preshard.trainer.attention.mask import MaskTensors, visible
+from preshard.trainer.attention.merge import accumulation_dtype
+from preshard.trainer.attention.tiles import TileList, Tiles, list_tiles
 
 # Otherwise slices of fewer than 128 tokens would use a kernel made for decoding.
 _OPTIONS = {"BACKEND": "TRITON"}

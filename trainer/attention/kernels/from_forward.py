@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from trainer.attention.merge import accumulation_dtype, share
+from preshard.trainer.attention.merge import accumulation_dtype, share
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from trainer.attention.merge import accumulation_dtype
+from preshard.trainer.attention.merge import accumulation_dtype
 
 Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]
 Inputs = tuple[Tensor, Tensor, Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.data.inputs.build import model_inputs
-from trainer.data.inputs.units import InputUnit
+from preshard.trainer.data.inputs.build import model_inputs
+from preshard.trainer.data.inputs.units import InputUnit
 
 __all__ = ["InputUnit", "model_inputs"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import ReaderError
-from trainer.data.inputs.internvl import internvl_inputs
-from trainer.data.inputs.molmo2 import molmo2_inputs
-from trainer.data.inputs.qwen_vl import qwen_vl_inputs
-from trainer.data.inputs.units import InputUnit
+from preshard.schemas.errors import ReaderError
+from preshard.trainer.data.inputs.internvl import internvl_inputs
+from preshard.trainer.data.inputs.molmo2 import molmo2_inputs
+from preshard.trainer.data.inputs.qwen_vl import qwen_vl_inputs
+from preshard.trainer.data.inputs.units import InputUnit
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any], Sequence[InputUnit]], dict[str, np.ndarray]]] = {
     "qwen_vl": qwen_vl_inputs,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.inputs.normalise import colours, normalised, still_table, torch_table
-from trainer.data.inputs.units import InputUnit
+from preshard.trainer.data.inputs.normalise import colours, normalised, still_table, torch_table
+from preshard.trainer.data.inputs.units import InputUnit
 
 
 def internvl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:

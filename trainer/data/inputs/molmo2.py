@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from trainer.data.inputs.normalise import Table, colours, normalised, torch_table
-from trainer.data.inputs.units import InputUnit, stills, videos
+from preshard.trainer.data.inputs.normalise import Table, colours, normalised, torch_table
+from preshard.trainer.data.inputs.units import InputUnit, stills, videos
 
 _NO_PATCH = -1
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from trainer.data.inputs.normalise import Table, colours, normalised, still_table, torch_table
-from trainer.data.inputs.units import InputUnit, stills, videos
+from preshard.trainer.data.inputs.normalise import Table, colours, normalised, still_table, torch_table
+from preshard.trainer.data.inputs.units import InputUnit, stills, videos
 
 
 def qwen_vl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:

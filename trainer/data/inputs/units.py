@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 from jaxtyping import UInt8
 
-from schemas.manifest import UnitKind
+from preshard.schemas.manifest import UnitKind
 
 Picture = UInt8[np.ndarray, "height width 3"]
 

@@ -8,12 +8,12 @@ import pyarrow as pa
 from cachetools import LRUCache
 from pyarrow import fs, ipc
 
-from packer_service.ingest.cache import recent_values
-from packer_service.ingest.source.containers.row_groups import DamagedGroupError
-from packer_service.ingest.source.containers.watched import Watched
-from packer_service.ingest.source.file import SourceFile
-from schemas.errors import ConfigError
-from schemas.filesystem import locate
+from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
+from preshard.packer_service.ingest.source.containers.watched import Watched
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import locate
 
 MAGIC = b"ARROW1"
 """A file of random access begins with it; without it, a file is a stream, which is what ``datasets`` writes."""

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
-from packer_service.ingest.cache import recent_values
-from packer_service.ingest.source.containers.watched import Watched
-from packer_service.ingest.source.file import SourceFile
-from schemas.filesystem import locate
+from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.source.containers.watched import Watched
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.schemas.filesystem import locate
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 FRAME_BYTES = 128 * 2**10

@@ -10,10 +10,10 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from packer_service.ingest.source.containers.found import Found
-from packer_service.ingest.source.containers.lines import MAX_LINE_BYTES
-from packer_service.ingest.source.file import SourceFile
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.containers.found import Found
+from preshard.packer_service.ingest.source.containers.lines import MAX_LINE_BYTES
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.schemas.errors import DocumentError
 
 FRAGMENT_BYTES = 64 * 2**20
 """Bytes that one task measures, after it has read what is before them: only a record's quotes show where it ends."""

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from packer_service.ingest.source.containers.found import Found
-from packer_service.ingest.source.containers.json_lines import parse_json
-from packer_service.ingest.source.containers.lines import MAX_LINE_BYTES
-from packer_service.ingest.source.file import SourceFile
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.containers.found import Found
+from preshard.packer_service.ingest.source.containers.json_lines import parse_json
+from preshard.packer_service.ingest.source.containers.lines import MAX_LINE_BYTES
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.schemas.errors import DocumentError
 
 FRAGMENT_BYTES = 64 * 2**20
 """Bytes that one task measures. It reads what is before them first, ten times faster than text is tokenised: only the

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from packer_service.ingest.source.containers.found import Found
-from packer_service.ingest.source.containers.lines import MAX_LINE_BYTES, Line, read_lines
-from packer_service.ingest.source.file import SourceFile
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.containers.found import Found
+from preshard.packer_service.ingest.source.containers.lines import MAX_LINE_BYTES, Line, read_lines
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.schemas.errors import DocumentError
 
 FRAGMENT_BYTES = 8 * 2**20
 """Bytes that one task measures: a few seconds of tokenising. No result depends on it, since rows are numbered by

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
-from packer_service.ingest.cache import recent_values
-from packer_service.ingest.source.containers.watched import Watched
-from schemas.errors import DocumentError
-from schemas.filesystem import locate
+from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.source.containers.watched import Watched
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.filesystem import locate
 
 Columns = tuple[str, ...] | None
 

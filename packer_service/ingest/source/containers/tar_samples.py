@@ -8,11 +8,11 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from packer_service.ingest.source.containers.found import Found
-from packer_service.ingest.source.containers.json_lines import parse_json
-from packer_service.ingest.source.file import SourceFile
-from packer_service.ingest.source.forms.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.containers.found import Found
+from preshard.packer_service.ingest.source.containers.json_lines import parse_json
+from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.ingest.source.forms.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from preshard.schemas.errors import DocumentError
 
 MAX_SAMPLE_BYTES = 512 * 2**20
 """Largest sample that is read: a task holds one at a time."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from packer_service.ingest.document import Document, Message
-from packer_service.ingest.source.forms.fields import bad, kind_of, listed, parsed_json, string
-from packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
-from packer_service.ingest.source.forms.form import Form
-from packer_service.ingest.source.forms.messages import template_columns, with_loss
+from preshard.packer_service.ingest.document import Document, Message
+from preshard.packer_service.ingest.source.forms.fields import bad, kind_of, listed, parsed_json, string
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.source.forms.messages import template_columns, with_loss
 
 COLUMNS = ("instruction", "input", "output", "system", "history", "tools", *MEDIA_COLUMNS)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from packer_service.ingest.document import Document, MediumKind
-from packer_service.ingest.source.forms.fields import bad, string
-from packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, PLACEHOLDERS, Supply
-from packer_service.ingest.source.forms.form import Form
-from packer_service.ingest.source.forms.media import kind_by_name
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, MediumKind
+from preshard.packer_service.ingest.source.forms.fields import bad, string
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, PLACEHOLDERS, Supply
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.source.forms.media import kind_by_name
+from preshard.schemas.errors import DocumentError
 
 TEXTS = ("caption", "text", "txt", "description")
 """Names of the text's column, the one that is taken first in front; img2dataset has both ``caption`` and ``txt``."""

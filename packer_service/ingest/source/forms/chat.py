@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from packer_service.ingest.document import Document, Medium
-from packer_service.ingest.source.forms.fields import bad, kind_of, listed, parsed_json
-from packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
-from packer_service.ingest.source.forms.form import Form
-from packer_service.ingest.source.forms.media import medium
-from packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS, messages, template_columns, with_loss
-from packer_service.ingest.source.forms.text import text_document
+from preshard.packer_service.ingest.document import Document, Medium
+from preshard.packer_service.ingest.source.forms.fields import bad, kind_of, listed, parsed_json
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.source.forms.media import medium
+from preshard.packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS, messages, template_columns, with_loss
+from preshard.packer_service.ingest.source.forms.text import text_document
 
 ALTERNATIVES = ("text", "messages", "annotations")
 COLUMNS = (*ALTERNATIVES, "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS)

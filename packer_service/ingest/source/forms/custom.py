@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.source.forms import chat
-from packer_service.ingest.source.forms.fields import bad, kind_of
-from packer_service.ingest.source.forms.form import Form
-from schemas.errors import ConfigError, DocumentError
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.source.forms import chat
+from preshard.packer_service.ingest.source.forms.fields import bad, kind_of
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.schemas.errors import ConfigError, DocumentError
 
 SHOWN_REASON = 200
 """Most characters of a function's own error that a reject repeats."""

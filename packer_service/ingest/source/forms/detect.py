@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from packer_service.ingest.source.forms import (
+from preshard.packer_service.ingest.source.forms import (
     alpaca,
     caption,
     chat,
@@ -14,9 +14,9 @@ from packer_service.ingest.source.forms import (
     sharegpt,
     text,
 )
-from packer_service.ingest.source.forms.custom import custom_form, is_custom
-from packer_service.ingest.source.forms.form import Form
-from schemas.errors import ConfigError
+from preshard.packer_service.ingest.source.forms.custom import custom_form, is_custom
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.schemas.errors import ConfigError
 
 AUTO = "auto"
 """Asks for the form that the columns show."""

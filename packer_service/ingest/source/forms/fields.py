@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from schemas.errors import DocumentError
+from preshard.schemas.errors import DocumentError
 
 SHOWN_CHARACTERS = 80
 """Most characters of a value or key that a message repeats."""

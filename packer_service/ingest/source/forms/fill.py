@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packer_service.ingest.document import Medium, MediumKind, Message, Part
-from packer_service.ingest.source.forms.fields import bad
-from packer_service.ingest.source.forms.media import references
+from preshard.packer_service.ingest.document import Medium, MediumKind, Message, Part
+from preshard.packer_service.ingest.source.forms.fields import bad
+from preshard.packer_service.ingest.source.forms.media import references
 
 PLACEHOLDERS: dict[MediumKind, str] = {"image": "<image>", "video": "<video>"}
 COLUMNS: dict[MediumKind, tuple[str, ...]] = {"image": ("image", "images"), "video": ("video", "videos")}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from packer_service.ingest.document import Document
+from preshard.packer_service.ingest.document import Document
 
 IDENTITY = ("id", "source")
 """Columns that every form has."""

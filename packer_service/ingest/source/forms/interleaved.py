@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from packer_service.ingest.document import Document, Medium, Part
-from packer_service.ingest.source.forms.fields import bad, listed, shown, strict_object, string
-from packer_service.ingest.source.forms.form import Form
-from packer_service.ingest.source.forms.media import reference
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document, Medium, Part
+from preshard.packer_service.ingest.source.forms.fields import bad, listed, shown, strict_object, string
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.source.forms.media import reference
+from preshard.schemas.errors import DocumentError
 
 OBELICS, MMC4 = ("texts", "images"), ("text_list", "image_info")
 FILE_KEYS = ("image", "path", "bytes", "image_name", "raw_url", "url")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 from urllib.parse import unquote_to_bytes
 
-from packer_service.ingest.document import Medium, MediumKind
-from packer_service.ingest.source.forms.fields import (
+from preshard.packer_service.ingest.document import Medium, MediumKind
+from preshard.packer_service.ingest.source.forms.fields import (
     bad,
     kind_of,
     listed,
@@ -19,7 +19,7 @@ from packer_service.ingest.source.forms.fields import (
     string,
     whole_number,
 )
-from schemas.config import MAX_FRAMES
+from preshard.schemas.config import MAX_FRAMES
 
 MAX_URI = 8000
 """Most characters of an image's or video's path or URI, which messages repeat."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from packer_service.ingest.document import Document, Message, Part, Role
-from packer_service.ingest.source.forms.fields import (
+from preshard.packer_service.ingest.document import Document, Message, Part, Role
+from preshard.packer_service.ingest.source.forms.fields import (
     bad,
     json_text,
     kind_of,
@@ -15,8 +15,8 @@ from packer_service.ingest.source.forms.fields import (
     strict_object,
     string,
 )
-from packer_service.ingest.source.forms.media import medium
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.forms.media import medium
+from preshard.schemas.errors import DocumentError
 
 ROLES = get_args(Role)
 TEXTS = ("tool_call_id", "name", "reasoning_content", "reasoning", "thinking")

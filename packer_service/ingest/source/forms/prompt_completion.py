@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.source.forms.fields import bad, kind_of, parsed_json, string
-from packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
-from packer_service.ingest.source.forms.form import Form
-from packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS, messages, template_columns, with_loss
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.source.forms.fields import bad, kind_of, parsed_json, string
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS, messages, template_columns, with_loss
+from preshard.schemas.errors import DocumentError
 
 PREFERENCES = ("chosen", "rejected")
 """Columns of preference data, which has no place in packs: nothing says which of both is to be learnt."""

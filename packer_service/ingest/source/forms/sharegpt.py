@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from packer_service.ingest.document import Document, Message
-from packer_service.ingest.source.forms.fields import (
+from preshard.packer_service.ingest.document import Document, Message
+from preshard.packer_service.ingest.source.forms.fields import (
     bad,
     kind_of,
     listed,
@@ -15,9 +15,9 @@ from packer_service.ingest.source.forms.fields import (
     strict_object,
     string,
 )
-from packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
-from packer_service.ingest.source.forms.form import Form
-from packer_service.ingest.source.forms.messages import message, messages, template_columns, with_loss
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.source.forms.messages import message, messages, template_columns, with_loss
 
 SPEAKERS = {
     "system": "system",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from packer_service.ingest.document import Document
-from packer_service.ingest.source.forms.fields import bad, string
-from packer_service.ingest.source.forms.form import Form
-from schemas.errors import DocumentError
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.source.forms.fields import bad, string
+from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.schemas.errors import DocumentError
 
 NAMES = ("text", "content", "raw_content", "contents", "body", "txt")
 """Names of the text's column, the usual one first: RedPajama has ``raw_content``, collections of code ``content``."""
