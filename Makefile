@@ -35,13 +35,13 @@ help:
 demo: .venv/installed
 	@echo "==> making a source of real videos, photographs and text in $(DEMO)/source"
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
-	@echo "==> packing it into $(DEMO)/dataset, for a model of your own"
-	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/dataset --set packs_per_shard=4
+	@echo "==> packing it into $(DEMO)/dataset, for a model of your own (8% of its rows are broken on purpose)"
+	@$(BIN)/preshard pack $(DEMO)/source --max-rejects 0.1 --out $(DEMO)/dataset --set packs_per_shard=4
 	@echo "==> verifying every byte of it"
 	@$(BIN)/preshard verify $(DEMO)/dataset
 	@echo "==> making a tiny Qwen3-VL in $(DEMO)/model, and packing for it into $(DEMO)/qwen3_vl"
 	@test -f $(DEMO)/model/config.json || $(BIN)/preshard demo-model $(DEMO)/model --family qwen3_vl
-	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/qwen3_vl --set model=$(DEMO)/model --set packs_per_shard=4
+	@$(BIN)/preshard pack $(DEMO)/source --max-rejects 0.1 --out $(DEMO)/qwen3_vl --set model=$(DEMO)/model --set packs_per_shard=4
 	@$(BIN)/preshard verify $(DEMO)/qwen3_vl
 	@echo "==> reporting on it"
 	@$(BIN)/preshard report $(DEMO)/qwen3_vl
@@ -54,7 +54,7 @@ train: .venv/installed
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
 	@test -f $(DEMO)/model/config.json || $(BIN)/preshard demo-model $(DEMO)/model --family qwen3_vl
 	@echo "==> packing $(DEMO)/source into short packs for the tiny Qwen3-VL, in $(DEMO)/short"
-	@$(BIN)/preshard pack $(DEMO)/source --out $(DEMO)/short $(addprefix --set ,$(SHORT))
+	@$(BIN)/preshard pack $(DEMO)/source --max-rejects 0.1 --out $(DEMO)/short $(addprefix --set ,$(SHORT))
 	@echo "==> training on 2 processes, each with half of every pack; the figures of each step go to $(DEMO)/metrics.jsonl"
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m preshard.train --data $(DEMO)/short \
 		--model $(DEMO)/model --from-scratch --ring 2 --layout balanced_gather --steps 100 --lr 3e-3 --log-every 10 \

@@ -253,3 +253,25 @@ def test_a_source_of_which_nothing_can_be_packed_has_failed(
     assert "40 bad_row" in output
     status, output, _ = run(capsys, "report", words[2], "--json")
     assert [reason["documents"] for reason in json.loads(output)["reject_reasons"]] == [40]
+
+
+def test_too_many_rejects_are_another_exit_status(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_settings: list[str], tiny_config: PackConfig, progress: Any
+) -> None:
+    """Fails when a source that loses a tenth of its rows packs with status 0, or one within the limit does not."""
+    rows = [f'{{"id": "r{i}", "text": "word {i}"}}' for i in range(18)] + ['{"id": "r1", "text": "other"}', '{"x": 1}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    words = [str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
+    pack(words[:1], words[2], tiny_config, PlainExecutor(), progress)
+    words += [word for setting in tiny_settings for word in ("--set", setting)]
+    status, output, error = run(capsys, "pack", *words)
+    assert status == 3
+    assert "already packed" in output
+    assert error.startswith(
+        f"preshard: {tmp_path}/out: the dataset is whole, but 2 of 20 rows (10.00%) were rejected, "
+    )
+    assert "1 duplicate_id (an earlier row has the same id)" in error
+    assert error.endswith("or allow more with --max-rejects 0.1\n")
+    assert run(capsys, "pack", *words, "--max-rejects", "0.1")[0] == 0
+    assert run(capsys, "pack", *words, "--max-rejects", "0.09")[0] == 3
+    assert run(capsys, "verify", words[2])[0] == 0

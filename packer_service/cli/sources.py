@@ -27,24 +27,38 @@ if TYPE_CHECKING:
     from preshard.schemas.config import PackConfig
     from preshard.schemas.manifest import ManifestHead
 
+TOO_MANY_REJECTS = 3
+"""Exit status of ``pack`` when the dataset is whole and more rows were rejected than ``--max-rejects`` allows."""
+
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or a URI.")
+@click.option(
+    "--max-rejects",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    help="Largest share of rows that may be rejected; beyond it, the exit status is 3.",
+)
 @source_options
 @config_options
 @ray_options
 def pack(
     sources: tuple[str, ...],
     out: str,
+    max_rejects: float,
     form: str | None,
     ignore: tuple[str, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
     ray_address: str | None,
     num_cpus: int | None,
-) -> None:
-    """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped."""
+) -> int:
+    """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped.
+
+    Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected.
+    """
     from preshard.packer_service.job.pack import pack as run_job
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
@@ -53,14 +67,13 @@ def pack(
     counts = outcome.manifest.counts
     if outcome.already_done:
         click.echo(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
-        _say_lost(out, outcome.manifest)
-        return
-    seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
-    click.echo(
-        f"{out}: {counts.documents} documents in {counts.packs} packs and {outcome.n_shards} shards, "
-        f"{counts.rejected} rejected ({seconds})"
-    )
-    _say_lost(out, outcome.manifest)
+    else:
+        seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
+        click.echo(
+            f"{out}: {counts.documents} documents in {counts.packs} packs and {outcome.n_shards} shards, "
+            f"{counts.rejected} rejected ({seconds})"
+        )
+    return _say_lost(out, outcome.manifest, max_rejects)
 
 
 @click.command()
@@ -159,18 +172,29 @@ def _tasks(ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[RayO
         yield RayOnUse(stack, ray_address, num_cpus, progress), progress
 
 
-def _say_lost(out: str, manifest: ManifestHead) -> None:
-    """What was not read, and why documents were rejected; a job that packed none has failed."""
-    from preshard.packer_service.report.console import reason_lines, unread_lines
+def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
+    """Says what was not read, and why documents were rejected.
+
+    Returns:
+        The exit status: ``TOO_MANY_REJECTS`` if more than this share of them was.
+
+    Raises:
+        PreshardError: no document was packed.
+    """
+    from preshard.packer_service.report.console import reason_lines, too_many_rejects, unread_lines
     from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
 
     counts = manifest.counts
     lines = unread_lines(manifest.unused_columns, manifest.unread_files)
-    if counts.rejected:
-        lines += reason_lines(dataset_reject_reasons(out), counts.rejected, join(out, REJECTS_FILE))
-    for line in lines:
+    reasons = dataset_reject_reasons(out) if counts.rejected else []
+    for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
         click.echo(line)
     _require_documents(out, counts.documents, counts.source_documents)
+    if counts.rejected <= max_rejects * counts.source_documents:
+        return 0
+    why = too_many_rejects(reasons, counts.rejected, counts.source_documents, max_rejects)
+    click.echo(f"preshard: {out}: the dataset is whole, but {why}", err=True)
+    return TOO_MANY_REJECTS
 
 
 def _require_documents(what: str, documents: int, of: int) -> None:

@@ -15,6 +15,9 @@ from preshard.packer_service.report.plain import plain
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""
 
+TOP_REASONS, REASON_CHARACTERS = 3, 100
+"""Reasons in the line of a job that rejected too many rows, and characters of each."""
+
 SHOWN_NAMES = 20
 """Columns and patterns of files that are named; the manifest has all of them."""
 
@@ -81,6 +84,29 @@ def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: s
     if others > 0:
         lines.append(f"  {others:,} for other reasons")
     return [*lines, f"  every reject: {rejects_file}"] if rejects_file else lines
+
+
+def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, allowed: float) -> str:
+    """A line for a job that rejected a larger share of its rows than was allowed: the most frequent reasons, and what
+    to do.
+    """
+    shown = "; ".join(
+        f"{reason.documents:,} {reason.code} ({plain(_shortened(reason.message))})" for reason in reasons[:TOP_REASONS]
+    )
+    return (
+        f"{rejected:,} of {rows:,} rows ({rejected / rows:.2%}) were rejected, more than --max-rejects {allowed:g}: "
+        f"{shown}; mend the rows, or allow more with --max-rejects {_allowance(rejected, rows):g}"
+    )
+
+
+def _shortened(message: str | None) -> str:
+    words = " ".join((message or "no message").split())
+    return words if len(words) <= REASON_CHARACTERS else f"{words[:REASON_CHARACTERS]}..."
+
+
+def _allowance(rejected: int, rows: int) -> float:
+    """The share of rejects in whole percent, rounded up."""
+    return -(-100 * rejected // rows) / 100
 
 
 def unread_lines(columns: Mapping[str, int], files: Mapping[str, int]) -> list[str]:

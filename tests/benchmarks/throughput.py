@@ -236,6 +236,8 @@ def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
         str(out),
         "--num-cpus",
         "2",
+        "--max-rejects",
+        "1",
     ]
     settings = ["--set", f"packs_per_shard={config.packs_per_shard}"]
     for what in ("an empty remainder, Ray's start included", "a finished dataset"):

@@ -77,7 +77,9 @@ def pack(folder: Path, *extra: str) -> list[str]:
     places = [str(folder / "corpus"), "--out", str(folder / "dataset")]
     begin = time.monotonic()
     job = subprocess.Popen(
-        [*program, "pack", *places, "--num-cpus", "2", *settings], cwd=ROOT, stdout=subprocess.DEVNULL
+        [*program, "pack", *places, "--max-rejects", "1", "--num-cpus", "2", *settings],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
     )
     peaks = PeakMemory(job.pid)
     status = peaks.watch_until_end(job)

@@ -279,6 +279,8 @@ def _on_ray(source: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
         str(out),
         "--num-cpus",
         "2",
+        "--max-rejects",
+        "1",
     ]
     with log.open("wb") as sink:
         return subprocess.Popen([*command, *words], cwd=ROOT, stdout=sink, stderr=sink)

@@ -134,8 +134,8 @@ def _pack_faults(job: Object, objects: list[Object]) -> Iterator[str]:
     [line] = [line for line in files[script].splitlines() if line.strip().startswith("preshard ")]
     values = environment(container, objects)
     given = [re.sub(r"\$(\w+)", lambda match: values.get(match[1], match[0]), word) for word in shlex.split(line)]
-    options = parse(given[1:])
-    if options["command"] != "pack" or "$" in " ".join(given):
+    options = {} if "$" in " ".join(given) else parse(given[1:])
+    if options.get("command") != "pack":
         yield f"{title(job)}: runs {' '.join(given)}"
         return
     config = str(options["config_file"])

@@ -31,6 +31,7 @@ def packed(tmp_path: Path, statuses: Sequence[int]) -> tuple[int, int]:
         "SOURCE": "/a b",
         "DATASET": "s3://a?b&c",
         "PRESHARD_PAUSE": "0",
+        "MAX_REJECTS": "0.05",
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     done = subprocess.run(["sh", str(SCRIPT)], env={**os.environ, **places}, check=False)
@@ -39,7 +40,15 @@ def packed(tmp_path: Path, statuses: Sequence[int]) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("statuses", "ends"),
-    [([0], (0, 1)), ([2], (2, 1)), ([1, 2], (2, 2)), ([1, 0], (0, 2)), ([1, 1, 1], (1, 3)), ([143], (143, 1))],
+    [
+        ([0], (0, 1)),
+        ([2], (2, 1)),
+        ([3], (3, 1)),
+        ([1, 2], (2, 2)),
+        ([1, 0], (0, 2)),
+        ([1, 1, 1], (1, 3)),
+        ([143], (143, 1)),
+    ],
 )
 def test_packing_is_tried_again_only_after_an_outage(
     tmp_path: Path, statuses: list[int], ends: tuple[int, int]

@@ -42,7 +42,12 @@ def volume(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Path:
 @pytest.mark.usefixtures("can_confine")
 def test_a_whole_job_packs_as_in_a_pod(volume: Path, progress: Any) -> None:
     """Fails when Ray, a decoder or a compiled loop needs root, or writes outside /tmp and the volumes."""
-    places = {"SOURCE": f"{WRITABLE}/tiny", "DATASET": f"{WRITABLE}/dataset", "PRESHARD_PAUSE": "0"}
+    places = {
+        "SOURCE": f"{WRITABLE}/tiny",
+        "DATASET": f"{WRITABLE}/dataset",
+        "PRESHARD_PAUSE": "0",
+        "MAX_REJECTS": "0.3",
+    }
     process = confined(["sh", f"{WRITABLE}/pack.sh"], volume, PATH=f"{WRITABLE}:/usr/bin:/bin", **places)
     _, said = process.communicate(timeout=240)
     assert process.returncode == 0, said

@@ -47,7 +47,7 @@ def test_a_ray_that_is_there_is_used(
     from preshard.packer_service.cli import main
 
     with pytest.raises(SystemExit) as ended:
-        main(command(tiny_source, tmp_path / "out", tiny_settings)[3:])
+        main(command(tiny_source, tmp_path / "out", tiny_settings, "--max-rejects", "0.3")[3:])
     assert ended.value.code == 0
     said = capfd.readouterr()
     assert "29 documents" in said.out

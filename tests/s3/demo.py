@@ -38,11 +38,11 @@ def main() -> None:
         source, out = given.source or Path(temporary) / "source", Path(temporary) / "dataset"
         if given.source is None:
             preshard("demo-source", str(source))
-        local = preshard("pack", str(source), "--out", str(out))
+        local = preshard("pack", str(source), "--max-rejects", "0.1", "--out", str(out))
         begin = time.monotonic()
         remote_source = store.upload(source, source.resolve().name)  # its name is in the locations of rejects
         upload = time.monotonic() - begin
-        remote = preshard("pack", remote_source, "--out", store.uri("dataset"))
+        remote = preshard("pack", remote_source, "--max-rejects", "0.1", "--out", store.uri("dataset"))
         verify = preshard("verify", store.uri("dataset"))
         files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
         del files["run.json"]

@@ -41,7 +41,7 @@ def test_the_command_packs_from_bucket_to_bucket(
     """Fails when a byte depends on where source or dataset lie, or Ray's workers cannot reach the store."""
     words = [word for setting in tiny_settings for word in ("--set", setting)]
     with pytest.raises(SystemExit) as ended:
-        main(["pack", remote_source, "--out", store.uri("command"), *words])
+        main(["pack", remote_source, "--out", store.uri("command"), "--max-rejects", "0.3", *words])
     assert ended.value.code == 0
     assert store.files("command") == local_files(tiny_dataset)
 
