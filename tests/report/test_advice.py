@@ -120,11 +120,14 @@ def test_a_gather_waits_for_its_slowest_rank_and_a_ring_at_every_step() -> None:
     assert ring.attention[0] + ring.attention_waiting[0] == pytest.approx((30 + 20) * TILE_SECONDS * 4.5)
 
 
-def test_gathered_keys_are_not_hidden_and_gradients_travel_in_float32() -> None:
-    """Fails when keys are sent once, as in a forward pass alone, or gradients in the width of keys."""
-    found = seconds(split(ring=2, kind="gather"), asked(node_gb_per_s=1.0))
+@pytest.mark.parametrize(("recompute", "sends"), [("none", 2), ("selective", 2), ("full", 3)])
+def test_gathered_keys_are_not_hidden_and_gradients_travel_in_float32(recompute: str, sends: int) -> None:
+    """Fails when keys are sent once, as in a forward pass alone, again for attention that is kept, or gradients in the
+    width of keys.
+    """
+    found = seconds(split(ring=2, kind="gather"), asked(node_gb_per_s=1.0), recompute=recompute)
     keys = 100 * 2 * 2 * 16 * 2  # tokens, keys and values, heads, width, layers
-    assert found.exchange[0] == pytest.approx(keys * (2 + 2 + 4) / 1e9)
+    assert found.exchange[0] == pytest.approx(keys * (sends * 2 + 4) / 1e9)
 
 
 def test_a_ring_hides_what_is_shorter_than_its_steps() -> None:

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.attention.exchange import Exchange, KeyExchange, plan_exchange
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
+from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.merge import accumulation_dtype
@@ -73,15 +74,17 @@ def gather_attention(
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan) -> Tensor:
-        keys = plan.exchange.gather(k, v)
-        ctx.plan, ctx.call = plan, None
-        if plan.gathered.empty:
-            ctx.save_for_backward(q, k, v)
-            return torch.zeros_like(q)
-        call = plan.kernel.whole(q, *keys, plan.gathered)
-        ctx.call = call.backward
-        ctx.save_for_backward(q, k, v, *call.saved)
-        return call.out
+        def compute() -> tuple[Tensor, tuple[Tensor, ...], Any]:
+            keys = plan.exchange.gather(k, v)
+            if plan.gathered.empty:
+                return torch.zeros_like(q), (), None
+            call = plan.kernel.whole(q, *keys, plan.gathered)
+            return call.out, call.saved, call.backward
+
+        out, saved, ctx.call = once(compute)
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, *saved)
+        return out
 
     @staticmethod
     @once_differentiable

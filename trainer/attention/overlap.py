@@ -12,6 +12,7 @@ message for each rank. A message has its receivers first: x_UGLD.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.heads import repeated_kv_heads
+from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.merge import accumulation_dtype
 
@@ -104,7 +106,7 @@ class _Overlapped(torch.autograd.Function):
                 after = pieces[number + 1]
                 keys = [x[:, after.keys] for x in (k_UGLD, v_UGLD)] if after.first_of_keys else []
                 coming = _Sent([q_UGLD[:, after.queries], *keys], plan)
-            out_GSD, kept, call = _compute(q_GSD, *held, plan)
+            out_GSD, kept, call = once(partial(_compute, q_GSD, *held, plan))
             ctx.calls.append((call, len(kept)))
             saved += [q_GSD, *held, *kept]
             returns.append(_Sent([_for_ranks(out_GSD, plan.degree)], plan))

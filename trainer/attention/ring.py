@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
+from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.merge import accumulation_dtype, merge, nothing_seen
@@ -66,8 +67,11 @@ def ring_attention(
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: RingPlan) -> Tensor:
-        out, lse = _forward(q, torch.stack([k, v]), plan)
-        out = out.to(q.dtype)
+        def compute() -> tuple[Tensor, Tensor]:
+            out, lse = _forward(q, torch.stack([k, v]), plan)
+            return out.to(q.dtype), lse
+
+        out, lse = once(compute)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.plan = plan
         return out

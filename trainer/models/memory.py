@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.kept import KeptResults
 
 Recompute = Literal["none", "full", "selective"]
 Offload = Literal["none", "host", "disk"]
@@ -39,11 +40,10 @@ KEPT: frozenset[Any] = frozenset(
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
-        torch.ops.higher_order.flex_attention,
-        inductor_compiled_code,  # what compiling makes of FlexAttention
     }
 )
-"""What ``selective`` does not compute again: attention, whose work grows with the square of a document's length."""
+"""What ``selective`` does not compute again besides the attention of packs: that of vision encoders, and of any model.
+"""
 
 
 def save_memory(
@@ -93,7 +93,7 @@ def check_saving(recompute: str, offload: str, device_type: str) -> None:
 def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
     settings: dict[str, Any] = {"use_reentrant": False}
     if selective:
-        settings["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        settings["context_fn"] = all_but_attention
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings, offload=offload == "host")
     if offload == "disk":
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -103,8 +103,34 @@ def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
                 DiskOffload().around(module)
 
 
-def _policy(_context: Any, function: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if function in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+class _Both:
+    """Two contexts as one, to be entered as often as they can be."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self.outer, self.inner = outer, inner
+
+    def __enter__(self) -> None:
+        self.outer.__enter__()
+        self.inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)
+        self.outer.__exit__(*error)
+
+
+def all_but_attention() -> tuple[_Both, _Both]:
+    """The contexts of a block's forward and of its repetition: attention, whose work grows with the square of a
+    document's length, is kept.
+    """
+    kept = KeptResults()
+
+    def policy(_context: Any, function: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        # The repetition skips the operators inside of kept attention, and torch tells operators by their number.
+        is_kept = function in KEPT and not kept.forward.calls
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    modes = create_selective_checkpoint_contexts(policy)
+    return _Both(kept.forward, modes[0]), _Both(kept.again, modes[1])
 
 
 class DiskOffload:

@@ -90,7 +90,7 @@ class Estimate:
 
         Args:
             split: the split.
-            recompute: ``none``, ``selective`` (all but attention) or ``full``.
+            recompute: ``none``, ``selective`` (all but attention and its exchange of keys) or ``full``.
         """
         linear = np.full(self.loads.sampled, self._linear(split, recompute))
         even, path, exchange = self._attention(split, recompute)
@@ -143,7 +143,7 @@ class Estimate:
         key = self._key_bytes(split)
         if split.kind == "gather":
             near = self._near_in_ring(split)
-            links, sends = Links(question=asked), 2 + (recompute != "none")
+            links, sends = Links(question=asked), 2 + again
             sent = layout.most_keys * (key * (sends * asked.compute_bytes + asked.sum_bytes))
             waiting = links.spread(sent, split.ring, near) + (sends + 1) * self.sizes.layers * asked.latency_us * 1e-6
             return even, layout.gather_path * tile * once, np.where(layout.most_keys > 0, waiting, 0.0)
@@ -170,7 +170,7 @@ class Estimate:
         hops = np.full(split.ring, keys + gradients)
         hops[0], hops[-1] = keys, gradients
         backward = np.maximum(hops[:, None] - steps * tile * asked.ring_backward, 0).sum(axis=0) + gradients
-        return layers * (forward * (1 if recompute == "none" else 2) + backward)
+        return layers * (forward * (2 if recompute == "full" else 1) + backward)
 
     def _heads(self, split: SplitChoice, recompute: str) -> float:
         """The heads of queries, keys, values and outputs, dealt among the ranks of Ulysses and back."""
