@@ -170,7 +170,7 @@ def draw_row(style: Style, draw: random.Random) -> Row:
             turns += _call(style, draw)
         turns.append({"role": "assistant", "content": _content(style, draw)})
         if style.name == "qwen" and draw.random() < 0.3:
-            turns[-1]["reasoning_content"] = _text(draw)
+            turns[-1]["reasoning_content"] = draw_text(draw)
         if draw.random() < 0.15:
             turns[-1]["weight"] = 0
     turns[-1].pop("weight", None)
@@ -187,15 +187,17 @@ TOOL = {
 }
 
 
+def draw_call(draw: random.Random) -> Row:
+    """A call of the tool."""
+    return {
+        "type": "function",
+        "id": f"call{draw.randint(10_000, 99_999)}",
+        "function": {"name": "weather", "arguments": {"town": draw_text(draw), "days": draw.randint(0, 9)}},
+    }
+
+
 def _call(style: Style, draw: random.Random) -> list[Row]:
-    calls = [
-        {
-            "type": "function",
-            "id": f"call{draw.randint(10_000, 99_999)}",
-            "function": {"name": "weather", "arguments": {"town": _text(draw), "days": draw.randint(0, 9)}},
-        }
-        for _ in range(draw.randint(1, 2))
-    ]
+    calls = [draw_call(draw) for _ in range(draw.randint(1, 2))]
     said: Any = None if draw.random() < 0.6 else _content(style, draw)
     results = [{"role": "tool", "tool_call_id": call["id"], "content": _content(style, draw)} for call in calls]
     return [{"role": "assistant", "content": said, "tool_calls": calls}, *results]
@@ -203,9 +205,10 @@ def _call(style: Style, draw: random.Random) -> list[Row]:
 
 def _content(style: Style, draw: random.Random) -> Any:
     if not style.strings or draw.random() < 0.3:
-        return [{"type": "text", "text": _text(draw)}]
-    return _text(draw)
+        return [{"type": "text", "text": draw_text(draw)}]
+    return draw_text(draw)
 
 
-def _text(draw: random.Random) -> str:
+def draw_text(draw: random.Random) -> str:
+    """A few words and marks of all kinds."""
     return "a" + draw.choice(["", " "]).join(draw.choices(WORDS, k=draw.randint(1, 12)))

@@ -27,10 +27,14 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatTemplate:
-    """A template's source, with the tokenizer's special tokens by their names in it, as JSON text."""
+    """A template's source, with the tokenizer's special tokens by their names in it, as JSON text.
+
+    ``tokens`` are those besides the vocabulary, special or not: a text is never cut inside of one.
+    """
 
     source: str
     special_tokens: str = "{}"
+    tokens: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:

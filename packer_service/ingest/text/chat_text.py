@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from preshard.packer_service.ingest.text.chat_render import render_turns, takes
+from preshard.packer_service.ingest.text.chat_spans import answer_spans
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, Span, Turn
 from preshard.schemas.errors import DocumentError
 
@@ -15,21 +16,27 @@ ANSWERS_REMEDY = "put {% generation %} around what an assistant writes in a copy
 def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
     """Renders a conversation, and finds what in it carries loss.
 
-    Where the template has ``{% generation %}``, that is what stands inside. Elsewhere an assistant's turn is what comes
-    between two prefixes of the text: the turns before it, with the beginning of an assistant's turn, and the turns up
-    to it. Each must be a prefix of the next and of the whole.
+    Where the template has ``{% generation %}``, that is what stands inside. Elsewhere it is what an assistant's turn
+    has after the prompt for it (``add_generation_prompt``), to the end of the turn.
 
     Raises:
-        DocumentError: ``bad_row``: the template cannot write the conversation, leaves some of it out, or writes turns
-            differently once others follow; ``too_long``.
+        DocumentError: ``bad_row``: the template cannot write the conversation, leaves some of it out, or writes a turn
+            so that its place is unknown; ``too_long``.
     """
     chat = _in_shape(template, chat)
     whole = render_turns(template, chat, chat.turns)
     _refuse_what_is_left_out(template, chat, whole.text)
     if template.marks_answers:
-        spans = _without_turns(template, chat, whole.text, [span for span in whole.generated if span[0] < span[1]])
+        without = [i for i, turn in enumerate(chat.turns) if turn["role"] == "assistant" and not chat.has_loss[i]]
+        silent = _answers(template, chat, whole.text, without, "leave its weight out")
+        spans = [
+            (start, end)
+            for start, end in whole.generated
+            if all(end <= first or start >= last for first, last in silent)
+        ]
     else:
-        spans = [_answer(template, chat, number, whole.text) for number, has in enumerate(chat.has_loss) if has]
+        with_loss = [number for number, has in enumerate(chat.has_loss) if has]
+        spans = _answers(template, chat, whole.text, with_loss, ANSWERS_REMEDY)
     return ChatText(text=whole.text, loss=_joined(spans), marked=template.marks_answers)
 
 
@@ -50,36 +57,17 @@ def _turn_in_shape(template: ChatTemplate, turn: Turn) -> Turn:
     return turn
 
 
-def _answer(template: ChatTemplate, chat: Conversation, number: int, whole: str) -> Span:
-    """The characters of one assistant's turn, by the difference of prefixes."""
-    before = render_turns(template, chat, chat.turns[:number], prompt=True).text
-    after = whole
-    if number + 1 < len(chat.turns):
-        after = render_turns(template, chat, chat.turns[: number + 1]).text
-    if not (after.startswith(before) and whole.startswith(after)):
-        raise DocumentError(
-            "bad_row",
-            f"turn {number + 1}: the chat template writes earlier turns differently once later ones follow, so where "
-            f"this answer lies is unknown; {ANSWERS_REMEDY}",
-        )
-    return len(before), len(after)
-
-
-def _without_turns(template: ChatTemplate, chat: Conversation, whole: str, spans: list[Span]) -> list[Span]:
-    """The spans but for those in turns of an assistant that are to carry no loss."""
-    for number, turn in enumerate(chat.turns):
-        if turn["role"] != "assistant" or chat.has_loss[number]:
-            continue
-        before = render_turns(template, chat, chat.turns[:number]).text if number else ""
-        after = render_turns(template, chat, chat.turns[: number + 1]).text
-        if not (after.startswith(before) and whole.startswith(after)):
+def _answers(template: ChatTemplate, chat: Conversation, whole: str, numbers: list[int], remedy: str) -> list[Span]:
+    """The characters of turns of the assistant."""
+    found = answer_spans(template, chat, whole, numbers)
+    for number in numbers:
+        if number not in found:
             raise DocumentError(
                 "bad_row",
-                f"turn {number + 1} is to carry no loss, but the chat template writes earlier turns differently once "
-                "later ones follow, so where it lies is unknown; leave its weight out",
+                f"turn {number + 1}: the chat template writes it differently once later turns follow, or not as it "
+                f"asks for an answer, so where this answer lies is unknown; {remedy}",
             )
-        spans = [span for span in spans if span[1] <= len(before) or span[0] >= len(after)]
-    return spans
+    return [found[number] for number in numbers]
 
 
 def _refuse_what_is_left_out(template: ChatTemplate, chat: Conversation, whole: str) -> None:

@@ -68,15 +68,10 @@ def folder_tokenizer(folder: str, special: SpecialTokensConfig, given: FolderTok
         sha256=hashlib.sha256(content).hexdigest(),
         special_tokens=given.special_tokens,
     )
-    templates = dict(given.templates)
-    default, tools = templates.get("default"), templates.get("tool_use")
-    if default is None:
+    templates = {name: _template(tokenizer, source) for name, source in given.templates}
+    if "default" not in templates:
         return tokenizer
-    return replace(
-        tokenizer,
-        template=ChatTemplate(source=default, special_tokens=given.special_tokens),
-        tool_template=None if tools is None else ChatTemplate(source=tools, special_tokens=given.special_tokens),
-    )
+    return replace(tokenizer, template=templates["default"], tool_template=templates.get("tool_use"))
 
 
 def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
@@ -89,8 +84,12 @@ def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
         raise ConfigError(
             "chat_template: tekken writes Mistral's own form of a chat; set tokenizer to a Hugging Face folder or file"
         )
-    template = ChatTemplate(source=source, special_tokens=tokenizer.special_tokens)
-    return replace(tokenizer, template=template, tool_template=None)
+    return replace(tokenizer, template=_template(tokenizer, source), tool_template=None)
+
+
+def _template(tokenizer: Tokenizer, source: str) -> ChatTemplate:
+    tokens = tuple(sorted(tokenizer.token_ids))
+    return ChatTemplate(source=source, special_tokens=tokenizer.special_tokens, tokens=tokens)
 
 
 def _read(path: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from preshard.packer_service.ingest.text import chat_render
 from preshard.packer_service.ingest.text.chat_process import chat_texts
-from preshard.packer_service.ingest.text.chat_render import check_template
+from preshard.packer_service.ingest.text.chat_render import check_template, render_turns
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
 from preshard.packer_service.ingest.text.chat_text import chat_text
 from preshard.packer_service.isolation.isolated import Isolated
@@ -68,14 +68,98 @@ def test_marks_in_a_comment_mark_nothing() -> None:
     assert losses(written("{# no {% generation %} here #}" + LOOP + PROMPT, QUESTION, answer())) == ["a;"]
 
 
-def test_turns_that_change_once_others_follow_are_refused() -> None:
-    """Fails when the place of an answer is guessed: here reasoning is kept in the last turn alone."""
-    source = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}(hm){% endif %}{{ m.content }};{% endfor %}"
-    reason = refusal(source, QUESTION, answer(), QUESTION, answer("b"))
-    assert "turn 2: the chat template writes earlier turns differently once later ones follow" in reason
+LATEST_THINKS = (
+    "{%- set n = namespace(asked=0) %}{% for m in messages if m.role == 'user' %}{% set n.asked = n.asked + 1 %}"
+    "{% endfor %}{% set n.seen = 0 %}{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' %}"
+    "{% set n.seen = n.seen + 1 %}{% endif %}{% if m.role == 'assistant' and n.seen == n.asked %}"
+    "<think>{{ (m.thinking or '') | trim }}</think>{% endif %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+    "<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Writes the reasoning of the turns after the last question alone, and an empty one where they have none."""
+
+
+def test_turns_that_change_once_others_follow_have_their_places() -> None:
+    """Fails when a template that leaves out the reasoning of earlier turns cannot be packed, or the place is wrong."""
+    turns = (QUESTION, answer(thinking="x" * 50), QUESTION, answer("b", thinking="hm"))
+    text = written(LATEST_THINKS, *turns)
+    assert text.text == "<user>q<end><assistant>a<end><user>q<end><assistant><think>hm</think>b<end>"
+    assert losses(text) == ["a<end>", "<think>hm</think>b<end>"]
+    assert losses(written(LATEST_THINKS, *turns, without_loss=(3,))) == ["a<end>"]
+    last = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}(hm){% endif %}{{ m.content }};{% endfor %}" + PROMPT
+    assert losses(written(last, QUESTION, answer(), QUESTION, answer("b"))) == ["a;", "(hm)b;"]
+
+
+def test_calls_without_content_have_their_places() -> None:
+    """Fails when a turn is found by its content alone: a call has none, and its reasoning is left out of the text."""
+    calls = {"role": "assistant", "thinking": "hm", "tool_calls": [CALL, CALL]}
+    result = {"role": "tool", "content": "f says 7"}
+    text = written(LATEST_THINKS, QUESTION, calls, result, answer("f!"), QUESTION, calls, result, answer("7"))
+    both = "<call>f {}<call>f {}<end>"
+    assert losses(text) == [both, "f!<end>", f"<think>hm</think>{both}", "<think></think>7<end>"]
+
+
+def test_what_a_prompt_opens_and_a_turn_leaves_out_is_no_part_of_it() -> None:
+    """Fails when a prompt that opens the reasoning hides earlier answers, which begin without it."""
+    opens = LATEST_THINKS.replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
+    turns = (QUESTION, answer("<thorn>", thinking="x"), QUESTION, answer("b", thinking="hm"))
+    given = conversation(*turns)
+    text = chat_text(ChatTemplate(source=opens, tokens=("<assistant>", "<end>", "<think>", "</think>")), given)
+    assert losses(text) == ["<thorn><end>", "hm</think>b<end>"]
+    # a turn that begins in another way than its prompt has no place that is known
+    assert "turn 2: " in refusal(LOOP + "{% if add_generation_prompt %}<robot>{% endif %}", QUESTION, answer())
+
+
+def test_a_turn_that_ends_in_another_way_at_the_end_has_its_place() -> None:
+    """Fails when the token that ends the last turn alone is looked for behind each, or a token is cut."""
+    returns = (
+        "{% for m in messages %}<start>{{ m.role }}:{{ m.content }}"
+        "{{ '<e-return>' if loop.last and m.role == 'assistant' and not add_generation_prompt else '<e-nd>' }}"
+        "{% endfor %}{% if add_generation_prompt %}<start>assistant:{% endif %}"
+    )
+    tokens = ("<start>", "<e-return>", "<e-nd>")
+    given = conversation(QUESTION, answer(), QUESTION, answer("b"))
+    text = chat_text(ChatTemplate(source=returns, tokens=tokens), given)
+    assert losses(text) == ["a<e-nd>", "b<e-return>"]
+    closes = LOOP + "{{ '<|assistant|>' if add_generation_prompt else '<|endoftext|>' }}"
+    closes = closes.replace("<{{ m.role }}>", "<|{{ m.role }}|>")
+    given = conversation(QUESTION, answer(), QUESTION, answer("b"))
+    tokens = ("<|assistant|>", "<|user|>", "<|endoftext|>")
+    assert losses(chat_text(ChatTemplate(source=closes, tokens=tokens), given)) == ["a;", "b;<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "m.content | trim",
+        "m.content if m.content.endswith('q') else m.content | upper",
+        "m.content.split('|')[-1]",
+        "m.content[:9] ~ m.content[9:]",
+        "m.content[0] ~ m.content[1:] | lower",
+        "m.content | tojson",
+    ],
+)
+def test_templates_that_look_at_contents_keep_their_text(shown: str) -> None:
+    """Fails when a mark that shows where a field went changes the text, or an answer is not found for it."""
+    source = LATEST_THINKS.replace("m.content or ''", shown)
+    turns = (QUESTION, answer(" a|a "), {"role": "user", "content": "?|q"}, answer("b"))
+    text = written(source, *turns)
+    plain = render_turns(ChatTemplate(source=source), conversation(*turns), turns).text
+    assert text.text == plain
+    [first, second] = losses(text)
+    assert first.endswith("<end>")
+    assert "<" not in first.removesuffix("<end>")
+    assert second.startswith("<think></think>")
+    assert plain.endswith(f"<assistant>{second}")
+    assert f"<assistant>{first}<user>" in plain
+
+
+def test_a_place_that_marks_cannot_show_is_refused() -> None:
+    """Fails when the place of an answer is guessed: this template writes how long the marked contents are."""
+    counts = LATEST_THINKS.replace("m.content or ''", "m.content ~ (m.content | length)")
+    reason = refusal(counts, QUESTION, answer(), QUESTION, answer("b"))
+    assert "turn 2: the chat template writes it differently once later turns follow" in reason
     assert "{% generation %}" in reason
-    # the prompt that the answers really have is also part of the check
-    assert "turn 2" in refusal(LOOP + "{% if add_generation_prompt %}<robot>{% endif %}", QUESTION, answer())
 
 
 def test_an_answer_at_the_start_has_its_place_too() -> None:
