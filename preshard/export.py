@@ -1,6 +1,23 @@
 """Writes the model of a checkpoint as a folder for ``from_pretrained``: ``python -m preshard.export CHECKPOINT``."""
 
-from runpy import run_module
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command. Without the extra ``train``, one line says so.
+
+    Args:
+        arguments: as on the command line, which is where they come from by default.
+
+    Raises:
+        SystemExit: status 2: something does not fit or cannot be written.
+    """
+    from preshard.trainer.export import main as run
+
+    run(arguments)
+
 
 if __name__ == "__main__":
-    run_module("preshard.trainer.export", run_name="__main__", alter_sys=True)
+    main()

@@ -230,8 +230,7 @@ class SampleHead(_Record):
 
     ``cum_image_bounds`` and ``cum_token_pooling_bounds`` count crops and pooled rows up to and including each unit.
     ``crc32c`` has the checksums of the other two members of the header part, by their extensions.
-    ``image_shard_boundaries`` maps CP size, then rank, to that rank's part (see
-    ``preshard.schemas.layout.RankImages``).
+    ``image_shard_boundaries`` maps CP size, then rank, to that rank's part: ``preshard.schemas.layout.RankImages``.
     """
 
     pack_id: Natural

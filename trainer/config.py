@@ -25,7 +25,7 @@ Paths = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isi
 
 
 class TrainConfig(BaseModel):
-    """One run of ``trainer.train``. Each field is the option of the same name."""
+    """One run of ``preshard.train``. Each field is the option of the same name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 

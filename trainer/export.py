@@ -1,4 +1,4 @@
-"""Writes the model of a checkpoint as a folder for ``from_pretrained``: ``python -m trainer.export CHECKPOINT``."""
+"""The command ``preshard.export``: the model of a checkpoint as a folder for ``from_pretrained``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from preshard.extras import needed
 from preshard.schemas.errors import ConfigError, PreshardError
 
-try:
+with needed("trainer", "exporting", "train"):
     import click
-except ModuleNotFoundError as missing:
-    if __name__ != "__main__" or missing.name != "click":
-        raise
-    print("trainer: exporting needs the package click, which is not installed: pip install 'preshard[train]'",
-          file=sys.stderr)  # fmt: skip
-    sys.exit(2)
 
 from preshard.trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
 from preshard.trainer.models.export import check_export, write_folder
@@ -43,7 +38,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
     check_export(out, "--out")
     found = checkpoint if (checkpoint / "run.json").is_file() else find_checkpoint(checkpoint)
     if found is None:
-        raise ConfigError(f"{checkpoint} holds no checkpoint; name a folder that --checkpoint of trainer.train named")
+        raise ConfigError(f"{checkpoint} holds no checkpoint; name a folder that --checkpoint of preshard.train named")
     read_model_config(model)
     trained, given = read_run_state(found).model, identity(model)
     if trained != given:
@@ -69,7 +64,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
 def cli(checkpoint: Path, model: Path, out: Path) -> None:
     """Writes the model of CHECKPOINT as a folder that from_pretrained loads.
 
-    CHECKPOINT is one checkpoint of trainer.train, or the folder that --checkpoint named, whose newest is taken.
+    CHECKPOINT is one checkpoint of preshard.train, or the folder that --checkpoint named, whose newest is taken.
     """
     click.echo(f"{out}: the model of {export_checkpoint(checkpoint, model, out)}")
 
@@ -77,7 +72,7 @@ def cli(checkpoint: Path, model: Path, out: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done; 2 something does not fit or cannot be written."""
     try:
-        cli.main(args=None if arguments is None else list(arguments), prog_name="trainer.export", standalone_mode=False)
+        cli.main(args=arguments, prog_name="python -m preshard.export", standalone_mode=False)
     except click.ClickException as error:
         problem = f"{error.format_message()} (--help lists the options)"
     except PreshardError as error:

@@ -1,4 +1,4 @@
-"""The trainer's command: ``torchrun --nproc-per-node N -m trainer.train``. One process needs no torchrun."""
+"""The trainer's command, ``preshard.train``; in a checkout also ``python -m trainer.train``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from preshard.extras import needed
 from preshard.schemas.errors import ConfigError, PreshardError
 
-try:
+with needed("trainer", "training", "train"):
     import click
 
     from preshard.trainer.config import TrainConfig, make_config, option
-except ModuleNotFoundError as missing:
-    if __name__ != "__main__" or missing.name != "click":
-        raise
-    remedy = "pip install 'preshard[train]'"
-    print(f"trainer: training needs the package {missing.name}, which is not installed: {remedy}", file=sys.stderr)
-    sys.exit(2)
 
 import torch.distributed as dist
 
@@ -175,9 +170,7 @@ def _parse(arguments: Sequence[str] | None) -> TrainConfig:
         ConfigError: an option is unknown, missing or not legal.
     """
     try:
-        config = cli.main(
-            args=None if arguments is None else list(arguments), prog_name="trainer.train", standalone_mode=False
-        )
+        config = cli.main(args=arguments, prog_name="python -m preshard.train", standalone_mode=False)
     except click.ClickException as error:
         raise ConfigError(f"{error.format_message()} (--help lists the options)") from None
     if not isinstance(config, TrainConfig):  # --help has been printed

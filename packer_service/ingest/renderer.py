@@ -13,7 +13,7 @@ from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Chat
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
-"""Renders conversations; :func:`packer_service.ingest.text.chat_process.chat_texts` does so in a process of its own."""
+"""Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_process.chat_texts` does in a process."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The helper process: ``python -m packer_service.isolation.helper``. Confines itself, then answers calls one by one."""
+"""The helper process, run with ``python -m``. Confines itself, then answers calls one by one."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HALVES = ("schemas", "packer_service", "trainer")
+HALVES = ("preshard", "schemas", "packer_service", "trainer")
 PARTS_OF_ONE_ROOM = ("packer_service/http/static/",)
 """Folders below these are named in the row of the room itself."""
 

@@ -174,7 +174,7 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
 def test_searches_find_the_same_on_every_machine(case: str) -> None:
     """Fails when a plan or a layout changes without a new version, or differs between machines.
 
-    When the change is meant: raise ``preshard.schemas.version.VERSION`` and write what this test prints to
+    When the change is meant: raise ``VERSION`` in ``schemas/version.py``, and write what this test prints to
     ``plans.json``.
     """
     found = np.ascontiguousarray(CASES[case](), np.int64)

@@ -78,7 +78,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "reading": (["trainer/data/*.py"], ["tests/trainer/data"]),
     "attention": (["trainer/attention/**/*.py"], ["tests/trainer/attention"]),
 }
-"""Files and tests of each room."""
+"""Files, below ``preshard``, and tests of each room."""
 
 LOOPS = ("plan", "layout")
 """Rooms with loops that Numba compiles."""
@@ -135,7 +135,7 @@ def _logged(log: Path | None, *, again: bool) -> dict[str, str]:
 
 
 def _files(patterns: Sequence[str]) -> list[str]:
-    found = (path for pattern in patterns for path in sorted(CHECKOUT.glob(pattern)))
+    found = (path for pattern in patterns for path in sorted(CHECKOUT.glob(f"preshard/{pattern}")))
     return [path.relative_to(CHECKOUT).as_posix() for path in found]
 
 

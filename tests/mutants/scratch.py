@@ -27,7 +27,8 @@ NO_TESTS = 5
 BROKEN = (3, 4, IMPORTED_OUTSIDE)
 """Exit statuses that say nothing about a mutant: an error inside pytest, a wrong test, or our code of another tree."""
 
-SOURCES = ("schemas", "packer_service", "trainer")
+SOURCES = ("preshard/schemas", "preshard/packer_service", "preshard/trainer")
+"""The rooms by the links to them, so that a file's path is its module's name."""
 
 FORK = multiprocessing.get_context("fork")
 
@@ -49,9 +50,9 @@ class Scratch:
         )  # fmt: skip
         shutil.rmtree(self.tree, ignore_errors=True)
         for name in filter(None, listed.stdout.decode().split("\0")):
-            if (checkout / name).is_file():
+            if (checkout / name).is_file() or (checkout / name).is_symlink():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(checkout / name, self.tree / name)
+                shutil.copy2(checkout / name, self.tree / name, follow_symlinks=False)
         self.warm.mkdir(parents=True, exist_ok=True)
         self.times = {path: path.stat().st_mtime_ns for path in self.sources()}
         self.importers = self._importers()
@@ -118,9 +119,8 @@ class Scratch:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit), resource.RLIM_INFINITY))
         status = self.run_pytest(tests, [_Noted(self._killer)], cache=self.cache, interpreted=interpreted)
-        loaded = {Path(str(module.__file__)) for key, module in list(sys.modules.items()) if key in SOURCES}
-        outside = [path for path in loaded if not path.is_relative_to(self.tree)]
-        os._exit(IMPORTED_OUTSIDE if outside else status)
+        ours = sys.modules.get("preshard")
+        os._exit(IMPORTED_OUTSIDE if ours and not Path(str(ours.__file__)).is_relative_to(self.tree) else status)
 
     def run_pytest(self, tests: Sequence[str], plugins: list[object], *, cache: Path, interpreted: bool) -> int:
         """Runs in a fork that has imported libraries only, and nothing of ours yet."""

@@ -29,8 +29,8 @@ class PackedModel(nn.Module):
 
     Each rank encodes its own units; features travel to the ranks of their tokens, and attention is that of
     :mod:`preshard.trainer.attention`. Every rank runs the same collectives and gives every parameter a gradient,
-    whatever its part of a pack holds: a rank without a unit encodes the smallest image there is, of which no feature is
-    used.
+    whatever its part of a pack holds: a rank without a unit encodes the smallest image there is, and uses no feature
+    of it.
 
     To shard it, shard each of :attr:`blocks`, then the whole, as all else is used inside its own forward.
 

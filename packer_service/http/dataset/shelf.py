@@ -14,8 +14,7 @@ from preshard.packer_service.http.settings import ServiceSettings
 
 
 class Shelf:
-    """Stands in for a :class:`~preshard.packer_service.http.dataset.catalog.Catalog` where another process does the
-    looking.
+    """Stands in for a ``Catalog`` (:mod:`preshard.packer_service.http.dataset.catalog`) where another process looks.
 
     A dataset's stamps are looked at again when the last look is older than ``rescan_seconds``.
 

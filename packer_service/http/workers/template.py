@@ -1,5 +1,4 @@
-"""``python -m preshard.packer_service.http.workers.template``: imports what reading takes, then forks processes that
-have it.
+"""A process, run with ``python -m``, that imports what reading takes and then forks processes that have it.
 
 A Python process that imports all of it takes more than a second of processor time to start; a fork takes some
 milliseconds, and a process that is ended whenever a dataset hangs it must be cheap to replace. Nothing here starts a

@@ -56,7 +56,7 @@ def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> Vi
     The rule of :func:`~preshard.packer_service.ingest.media.sampling.sample_frames` is applied to the times at which
     the frames are really shown, so variable frame rates, reordered frames, late starts and edit lists come out exactly.
     Second 0 is the video's first frame. Only what the clip needs is read: from the key frame before ``medium.start``
-    until packets are decoded after ``medium.end``. Pictures before the stream's first key frame cannot be decoded and
+    until packets are decoded after ``medium.end``. Pictures before the stream's first key frame cannot be decoded; they
     do not count.
 
     Args:
@@ -134,8 +134,7 @@ def decode_video(
 ) -> Iterator[Image.Image]:
     """Decodes the chosen frames once, in order, each as an RGB image of one size.
 
-    On the way to each, :func:`~preshard.packer_service.ingest.media.passes.read_pictures` decodes no more than it has
-    to.
+    On the way to each, :func:`~preshard.packer_service.ingest.media.passes.read_pictures` decodes only what it must.
 
     Args:
         medium: the video that was probed.

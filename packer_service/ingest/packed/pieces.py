@@ -20,8 +20,7 @@ LIMITS = ("seq_len", "max_images", "max_patches", "oversize")
 def stored_pieces(
     file: SourceFile, place: RowReference, doc_id: str, config: PackConfig
 ) -> list[tuple[RenderedDocument, int]]:
-    """The pieces of a stored document, as :func:`preshard.packer_service.ingest.pieces.render_pieces` gives those of a
-    row.
+    """The pieces of a stored document, as :func:`~preshard.packer_service.ingest.pieces.render_pieces` gives a row's.
 
     A document that was split is joined first. What a document lost before it was packed is not counted here.
 

@@ -29,7 +29,7 @@ class SplitChoice:
         return self.ulysses * self.ring
 
     def options(self, recompute: str) -> str:
-        """Options of ``trainer.train`` for this split; what its defaults are is left out."""
+        """Options of ``preshard.train`` for this split; what its defaults are is left out."""
         named = {
             "ulysses": str(self.ulysses) if self.ulysses > 1 else "",
             "ring": str(self.ring) if self.ring > 1 else "",
