@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -268,7 +269,7 @@ def tiny_dataset(made_once: MadeOnce, tiny_source: Path, tiny_config: PackConfig
 
 @pytest.fixture(scope="session")
 def wheel(made_once: MadeOnce) -> Path:
-    """The project's wheel, built from the files that git tracks."""
+    """The project's wheel, built from the files and links that git tracks."""
     [built] = made_once("wheel", _build_wheel).glob("preshard-*.whl")
     return built
 
@@ -276,10 +277,10 @@ def wheel(made_once: MadeOnce) -> Path:
 def _build_wheel(folder: Path) -> None:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
     for name in filter(None, tracked.decode().split("\0")):
-        if (REPOSITORY / name).is_file():
+        if (REPOSITORY / name).is_file() or (REPOSITORY / name).is_symlink():
             target = folder / "source" / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((REPOSITORY / name).read_bytes())
+            shutil.copy2(REPOSITORY / name, target, follow_symlinks=False)
     build = ["wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run(
         [sys.executable, "-m", "pip", *build, "--wheel-dir", str(folder), str(folder / "source")], check=True

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -55,26 +56,61 @@ def _link(distributions: dict[str, Distribution], site_packages: Path) -> None:
                 target.symlink_to(root / name)
 
 
+def _environment(folder: Path, needed: list[Requirement], wheels: list[Path]) -> Environment:
+    """Runs programs of a new virtual environment, in its folder unless told otherwise: wheels, and what they need.
+
+    The dependencies are links to those installed here, so nothing is downloaded; pip itself finds that they are all
+    that the wheels ask for, since it has no index to look elsewhere.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    [site_packages] = (folder / "venv" / "lib").glob("python*/site-packages")
+    _link(_closure(needed), site_packages)
+    python = str(folder / "venv" / "bin" / "python")
+    install = ["--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    subprocess.run([sys.executable, "-m", "pip", *install, "--no-compile", *map(str, wheels)], check=True)
+    environment = {name: value for name, value in os.environ.items() if not re.match("PYTHON|VIRTUAL_ENV", name)}
+
+    def run(*arguments: str, program: str = "python", cwd: Path = folder) -> subprocess.CompletedProcess[str]:
+        command = [str(folder / "venv" / "bin" / program), *arguments]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def bare(
     tmp_path_factory: pytest.TempPathFactory, wheel: Path, requirements: dict[str, list[Requirement]]
 ) -> Environment:
-    """``bare("-c", "...")`` runs Python in a new environment: the wheel and its base dependencies, nothing else.
+    """``bare("-c", "...")`` runs Python in a new environment: the wheel and its base dependencies, nothing else."""
+    return _environment(tmp_path_factory.mktemp("bare"), requirements[""], [wheel])
 
-    The dependencies are links to those installed here, so nothing is downloaded; pip itself finds that they are all
-    that the wheel asks for, since it has no index to look elsewhere.
+
+@pytest.fixture(scope="session")
+def crowded(
+    tmp_path_factory: pytest.TempPathFactory, wheel: Path, requirements: dict[str, list[Requirement]]
+) -> Environment:
+    """The same with the extras ``train`` and ``pack``, where others have the names of our folders.
+
+    The folder holds files of a user's own, and a distribution of another project has the top-level name ``trainer``, as
+    the one of that name on PyPI. Each ends the process that imports it.
     """
-    folder = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
-    [site_packages] = (folder / "venv" / "lib").glob("python*/site-packages")
-    _link(_closure(requirements[""]), site_packages)
-    python = str(folder / "venv" / "bin" / "python")
-    install = ["--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index"]
-    subprocess.run([sys.executable, "-m", "pip", *install, "--no-compile", str(wheel)], check=True)
-    environment = {name: value for name, value in os.environ.items() if not re.match("PYTHON|VIRTUAL_ENV", name)}
+    folder = tmp_path_factory.mktemp("crowded")
+    for name in ("trainer", "schemas", "packer_service", "data", "train"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('a {name}.py of the user was imported')\n", "utf-8")
+    needed = [one for extra in ("", "train", "pack") for one in requirements[extra]]
+    return _environment(folder, needed, [wheel, _trainer_of_others(folder)])
 
-    def run(*arguments: str, program: str = "python") -> subprocess.CompletedProcess[str]:
-        command = [str(folder / "venv" / "bin" / program), *arguments]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
-    return run
+def _trainer_of_others(folder: Path) -> Path:
+    """A wheel with the package ``trainer``, which is not ours."""
+    path, info = folder / "trainer-0.0.36-py3-none-any.whl", "trainer-0.0.36.dist-info"
+    files = {
+        "trainer/__init__.py": "raise SystemExit('the package trainer of others was imported')\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: trainer\nVersion: 0.0.36\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(name, text)
+    return path

@@ -31,6 +31,7 @@ PROCESS_FOLDERS = (
     "tests/ingest/families",
     "tests/ingest/text/test_chat_oracle",
     "tests/install/test_bare",
+    "tests/install/test_names",
     "tests/interop",
     "tests/isolation",
     "tests/job",

@@ -1,0 +1,118 @@
+"""Installed, the project has one name: neither a user's files nor other packages stand in its way, nor it in theirs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "training"))
+
+from lessons import given, make_texts
+
+Environment = Callable[..., "CompletedProcess[str]"]
+
+REPOSITORY = Path(__file__).parents[2]
+
+READ = """
+import sys
+from preshard.data import PackedDataset
+
+print(sum(len(batch.tokens) for batch in PackedDataset(sys.argv[1])))
+"""
+
+BOTH_NAMES = """
+import pickle
+import packer_service.plan, preshard, schemas.errors, trainer.data
+from preshard.packer_service import plan
+from preshard.schemas.errors import ReaderError
+from preshard.trainer.data import PackedDataset
+
+print(preshard.__file__)
+print(schemas.errors.ReaderError is ReaderError, trainer.data.PackedDataset is PackedDataset)
+print(packer_service.plan is plan, pickle.loads(pickle.dumps(schemas.errors.ReaderError)) is ReaderError)
+"""
+
+
+def test_the_wheel_has_one_name(wheel: Path) -> None:
+    """Fails when a name beside ``preshard`` is installed, or when the wheel lacks the folders that are links."""
+    with zipfile.ZipFile(wheel) as whole:
+        names = whole.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"preshard"}
+    assert len(tops) == 2
+    folders = ("schemas", "packer_service", "trainer")
+    ours = [path.relative_to(REPOSITORY).as_posix() for top in folders for path in (REPOSITORY / top).rglob("*.py")]
+    assert len(ours) > 100
+    assert {f"preshard/{name}" for name in ours} <= set(names)
+
+
+@pytest.mark.parametrize("name", ["trainer", "schemas", "packer_service", "data"])
+def test_what_stands_in_the_way_ends_who_imports_it(crowded: Environment, name: str) -> None:
+    """Fails when the tests below show nothing, since the user's files are not found first."""
+    assert crowded("-c", f"import {name}").stderr == f"a {name}.py of the user was imported\n"
+
+
+def test_the_package_of_others_stands_in_the_way(crowded: Environment, tmp_path: Path) -> None:
+    """Fails when the tests below show nothing of the other package: it is found where the user has no such file."""
+    assert crowded("-c", "import trainer", cwd=tmp_path).stderr == "the package trainer of others was imported\n"
+
+
+def test_a_dataset_is_read_beside_files_of_the_same_names(crowded: Environment, tiny_dataset: Path) -> None:
+    """Fails when reading imports a user's ``trainer.py`` or ``schemas.py`` in place of the project's."""
+    done = crowded("-c", READ, str(tiny_dataset))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) % 1024 == 0 < int(done.stdout)
+
+
+def test_the_packer_s_command_starts_beside_files_of_the_same_names(crowded: Environment) -> None:
+    """Fails when `preshard` or `python -m preshard` imports a user's ``packer_service.py``."""
+    installed, module = crowded("--help", program="preshard"), crowded("-m", "preshard", "--help")
+    assert (installed.returncode, installed.stderr) == (0, "")
+    assert "Commands:" in installed.stdout
+    assert module.stdout == installed.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "in_checkout"),
+    [
+        pytest.param(["torch.distributed.run", "--standalone", "-m", "preshard.train"], False, id="torchrun-installed"),
+        pytest.param(["trainer.train"], True, id="checkout"),
+    ],
+)
+def test_training_starts(
+    crowded: Environment, made_once: Any, tmp_path: Path, command: list[str], in_checkout: bool
+) -> None:
+    """Fails when the trainer or its loader's process imports a user's file or another package in place of the
+    project's, or when `python -m trainer.train` no longer trains in a checkout.
+    """
+    texts, metrics = made_once("texts", make_texts) / "dataset", tmp_path / "metrics.jsonl"
+    cwd = {"cwd": REPOSITORY} if in_checkout else {}
+    more = ["--steps", "1", "--workers", "1", "--metrics", str(metrics)]
+    done = crowded("-m", *command, *given(texts), *more, **cwd)
+    assert done.returncode == 0, done.stderr
+    [step] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    assert step["loss"] > 0
+
+
+def test_in_a_checkout_the_folders_names_are_the_same_modules(crowded: Environment) -> None:
+    """Fails when a module is there twice in a checkout, so that an exception or class of one is not that of the other,
+    or when a package of others is taken for the folder.
+    """
+    done = crowded("-c", BOTH_NAMES, cwd=REPOSITORY)
+    assert done.stderr == ""
+    where, same, pickled = done.stdout.splitlines()
+    assert where == str(REPOSITORY / "preshard" / "__init__.py")
+    assert (same, pickled) == ("True True", "True True")
+
+
+def test_in_a_checkout_the_packer_s_folder_is_its_command(crowded: Environment) -> None:
+    """Fails when `python -m packer_service` no longer works in a checkout."""
+    done = crowded("-m", "packer_service", "pack", "/nowhere", "--out", "/nowhere/out", cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (2, "preshard: SOURCE /nowhere: no such file or folder\n")
