@@ -20,7 +20,7 @@ def test_what_is_uploaded_is_what_packs(
     project to be installed, or is megabytes of what packing does not need. That these files pack is what test_head.py
     finds with the wheel; that a head runs the command, and that its workers find what was uploaded, test_submit.py.
     """
-    assert machine.run([machine.python, "-P", "-c", "import packer_service"]).returncode, "not from the upload"
+    assert machine.run([machine.python, "-P", "-c", "import preshard"]).returncode, "not from the upload"
     words = submitted(UPLOADING, tiny_source, tmp_path / "uploaded", options)
     with dashboard() as (address, taken):
         status, said = machine.submit(address, words)
@@ -29,9 +29,12 @@ def test_what_is_uploaded_is_what_packs(
     assert len(taken.package) < MOST_BYTES
     checkout = taken.unpack(tmp_path / "checkout")
     with zipfile.ZipFile(wheel) as whole:
-        ours = [name for name in whole.namelist() if name.startswith(("packer_service/", "schemas/"))]
+        ours = [name for name in whole.namelist() if name.startswith(("preshard/packer_service/", "preshard/schemas/"))]
         packed = {name: whole.read(name) for name in ours}
-    pack = [machine.python, "-m", "preshard.packer_service", "pack", "/nowhere", "--out", str(tmp_path / "out")]
-    assert machine.run(pack, checkout).stderr == "preshard: SOURCE /nowhere: no such file or folder\n"
     assert any(name.endswith("/job/pack.py") for name in packed)
     assert {name: (checkout / name).read_bytes() for name in packed if (checkout / name).is_file()} == packed
+    for module in ("preshard", "packer_service"):  # the folder's name works where it was uploaded, too
+        pack = [machine.python, "-m", module, "pack", "/nowhere", "--out", str(tmp_path / "out")]
+        assert machine.run(pack, checkout).stderr == "preshard: SOURCE /nowhere: no such file or folder\n"
+    once = [path.relative_to(checkout).as_posix() for path in checkout.rglob("errors.py")]
+    assert once == ["preshard/schemas/errors.py"]
