@@ -41,6 +41,10 @@ Degree = Annotated[int, Field(ge=1, le=4096)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=1000)]
+IgnorableFields = Annotated[
+    tuple[Literal["documents", "name", "reasoning", "reasoning_content", "thinking", "tool_call_id", "tools"], ...],
+    BeforeValidator(_as_tuple),
+]
 
 
 def _as_weights(given: Any) -> Any:
@@ -186,6 +190,9 @@ class PackConfig(_Section):
     )
     ignore: Names = Field((), description="Patterns of files in a source's folders that are left out.")
     ignore_columns: Names = Field((), description="Columns of the source that are left out.")
+    ignore_fields: IgnorableFields = Field(
+        (), description="Fields beside the content of messages that are left out, as if no row had them."
+    )
     oversize: Literal["reject", "truncate", "split"] = Field(
         "reject", description="What happens to a document above seq_len, max_images or max_patches."
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
 MediumKind = Literal["image", "video"]
@@ -85,6 +86,17 @@ class Document:
         """Whether it is a text and nothing else, as nearly all documents of a text corpus are."""
         beside = self.prompt or self.interleaved or self.shared or self.branches or self.annotated
         return self.text is not None and not (beside or self.tools or self.documents or self.template_kwargs)
+
+    def without(self, fields: Collection[str]) -> Document:
+        """The document without some fields for its chat template, of its own or of its messages."""
+        if not fields or not self.branches:
+            return self
+        bare = tuple(
+            tuple(replace(turn, fields=tuple(pair for pair in turn.fields if pair[0] not in fields)) for turn in branch)
+            for branch in self.branches
+        )
+        tools, documents = (None if name in fields else getattr(self, name) for name in ("tools", "documents"))
+        return replace(self, branches=bare, tools=tools, documents=documents)
 
     def media(self) -> list[Medium]:
         """Every image and video, in the order in which its tokens lie."""

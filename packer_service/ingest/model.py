@@ -30,6 +30,7 @@ def configured_renderer(config: PackConfig, tokenizer: Tokenizer) -> Renderer:
         family=_family(config, tokenizer),
         bidirectional=config.bidirectional,
         annotation_weight=config.annotation_weight,
+        ignore_fields=config.ignore_fields,
         write_chats=chat_texts,
     )
 

@@ -37,6 +37,7 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     """
     if document.is_plain:
         return render_plain(renderer, document.text or "")
+    document = document.without(renderer.ignore_fields)
     renderer.family.check([medium.kind for medium in document.media()])
     placements = [medium.placement for medium in placed]
     units = [(unit, number) for number, placement in enumerate(placements) for unit in placement.units]

@@ -25,6 +25,7 @@ class Renderer:
         family: what a model makes of images and videos.
         bidirectional: as in the configuration, where the family leaves it open.
         annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
+        ignore_fields: fields for chat templates that are left out.
         write_chats: renders conversations by the template.
     """
 
@@ -32,6 +33,7 @@ class Renderer:
     family: Family
     bidirectional: str = "within_image"
     annotation_weight: str = "none"
+    ignore_fields: tuple[str, ...] = ()
     write_chats: WriteChats
 
     @property

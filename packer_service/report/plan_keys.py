@@ -27,6 +27,7 @@ UNANSWERED = {
     "form": NO_ROW,
     "ignore": NO_ROW,
     "ignore_columns": NO_ROW,
+    "ignore_fields": NO_ROW,
     "packs_per_shard": NO_FILE,
     "cost.vision_num_attention_heads": "the encoder's work depends on its width, not on how many heads share it",
 }

@@ -34,7 +34,11 @@ def main() -> None:
         found = judge.compare(name, of_each) if name in judge.pairs else judge.count_by_hand(name, of_each)
         answers = sum(found[relation] for relation in RELATIONS)
         others = ", ".join(f"{found[relation]} {relation}" for relation in RELATIONS[1:] if found[relation])
-        refused = ", ".join(what.removeprefix("refused ") for what in found if what.startswith("refused"))
+        refused = ", ".join(
+            what.removeprefix("refused ") + (f" ({number})" if number < of_each else "")
+            for what, number in found.items()
+            if what.startswith("refused")
+        )
         n_conversations += found["compared"]
         print(f"| `{name}` | {found['compared']} | {answers} | {found['equal']} | {others} | {refused} |")
     print(f"{n_conversations} conversations of {len(judge.pairs) + len(judge.by_hand)} templates")

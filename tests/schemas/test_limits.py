@@ -36,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "form": "auto",
     "ignore": [],
     "ignore_columns": [],
+    "ignore_fields": [],
     "oversize": "reject",
     "mixture": {},
     "epochs": 1,

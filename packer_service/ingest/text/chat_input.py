@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
@@ -125,6 +126,9 @@ def _values(text: str | None) -> list[str]:
         value = waiting.pop()
         if isinstance(value, str):
             found.append(value)
+            if value.startswith("{"):  # arguments of a call, which a template may get as the object that they spell
+                with suppress(ValueError, RecursionError):
+                    waiting.append(json.loads(value))
         elif isinstance(value, dict):
             waiting += [*value, *value.values()]
         elif isinstance(value, list):

@@ -112,6 +112,30 @@ def takes(template: ChatTemplate, role: str) -> tuple[bool, bool]:
     return _writes(template, role, SENTINEL), _writes(template, role, [{"type": "text", "text": SENTINEL}])
 
 
+@lru_cache(maxsize=64)
+def takes_arguments(template: ChatTemplate) -> tuple[bool, bool]:
+    """Whether the template writes arguments of calls that are JSON text, and arguments that are an object.
+
+    Found by trying both: a template that turns them into JSON would escape a text, one that joins them would fail on an
+    object or print it as Python does.
+    """
+    text = _with_arguments(template, json.dumps({SENTINEL: "v"}))
+    strings = f'"{SENTINEL}"' in text and f'\\"{SENTINEL}' not in text
+    text = _with_arguments(template, {SENTINEL: "v"})
+    return strings, f"'{SENTINEL}': 'v'" not in text
+
+
+def _with_arguments(template: ChatTemplate, arguments: str | Turn) -> str:
+    """What a template writes of a call, or an object as Python prints it where the template fails."""
+    user, call = BEFORE["tool"]
+    called = {**call["tool_calls"][0], "function": {"name": "f", "arguments": arguments}}
+    turns = (user, {**call, "tool_calls": [called]})
+    try:
+        return render_turns(template, Conversation(turns=turns, has_loss=(False, False)), turns).text
+    except DocumentError:
+        return str({SENTINEL: "v"})
+
+
 def _writes(template: ChatTemplate, role: str, content: str | list[Turn]) -> bool:
     before = tuple({**turn, "content": _like(turn["content"], content)} for turn in BEFORE[role])
     extra = {"tool_call_id": "a1b2c3d4e", "name": "f"} if role == "tool" else {}

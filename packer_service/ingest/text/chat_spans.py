@@ -70,7 +70,7 @@ class _Finder:
     template: ChatTemplate
     chat: Conversation
     turns: tuple[Turn, ...]
-    owners: Sequence[int]
+    owners: Sequence[tuple[int, str]]
     mark: re.Pattern[str]
     whole: Marked
 
@@ -81,7 +81,7 @@ class _Finder:
         if start is None or end is None or not start <= end:
             return None
         # Its own marks lie in it and those of other turns do not. Later turns may repeat a text, as a called name.
-        first = [(self.owners[index], at) for (index, times), at in self.whole.at.items() if times == 1]
+        first = [(self.owners[index][0], at) for (index, times), at in self.whole.at.items() if times == 1]
         fits = all(start <= at <= end if owner == number else not start < at < end for owner, at in first)
         return (start, end) if fits else None
 
@@ -160,13 +160,19 @@ def answer_spans(template: ChatTemplate, chat: Conversation, whole: str, numbers
     return found
 
 
+def shown_fields(template: ChatTemplate, chat: Conversation, whole: str) -> set[tuple[int, str]]:
+    """Fields of turns that are seen to stand in a conversation's text, each by the number of its turn and its name."""
+    finder = next(_finders(template, chat, whole))
+    return {finder.owners[index] for index, _ in finder.whole.at}
+
+
 def _finders(template: ChatTemplate, chat: Conversation, whole: str) -> Iterator[_Finder]:
     """The conversation marked in each way that leaves its text as it is, and at last without any mark."""
     given = (whole + json.dumps(chat.turns)).lower()
     salt = next(str(number) for number in count() if f"q{number}z" not in given)
     mark = re.compile(rf"q{salt}z(\d{{6}})z", re.IGNORECASE)
     for place, names in PLACES:
-        owners: list[int] = []
+        owners: list[tuple[int, str]] = []
         turns = tuple(_with_marks(turn, number, owners, place, names, salt) for number, turn in enumerate(chat.turns))
         try:
             shown = Marked.of(render_turns(template, chat, turns).text, mark)
@@ -178,30 +184,32 @@ def _finders(template: ChatTemplate, chat: Conversation, whole: str) -> Iterator
     yield _Finder(template=template, chat=chat, turns=chat.turns, owners=(), mark=mark, whole=nothing)
 
 
-def _with_marks(turn: Turn, number: int, owners: list[int], place: Place, names: bool, salt: str) -> Turn:
-    """A turn with a mark in each of its texts; ``owners`` gets the turn's number for each."""
+def _with_marks(turn: Turn, number: int, owners: list[tuple[int, str]], place: Place, names: bool, salt: str) -> Turn:
+    """A turn with a mark in each of its texts; ``owners`` gets the turn's number and the field for each."""
 
-    def marked(text: str) -> str:
+    def marked(text: str, field: str) -> str:
         length = len(text.rstrip())
         if not length:
             return text
-        owners.append(number)
+        owners.append((number, field))
         at = place(length)
         return f"{text[:at]}q{salt}z{len(owners) - 1:06}z{text[at:]}"
 
     def in_call(call: Turn) -> Turn:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return {**call, "function": {**function, "name": marked(function["name"])}}
-        return {**call, "name": marked(call["name"])} if isinstance(call.get("name"), str) else call
+            return {**call, "function": {**function, "name": marked(function["name"], "tool_calls")}}
+        return {**call, "name": marked(call["name"], "tool_calls")} if isinstance(call.get("name"), str) else call
 
     out = dict(turn)
     for field in MARKED:
         value = turn.get(field)
         if isinstance(value, str):
-            out[field] = marked(value)
+            out[field] = marked(value, field)
         elif field == "content" and isinstance(value, list):
-            out[field] = [{**part, "text": marked(part["text"])} if part["type"] == "text" else part for part in value]
+            out[field] = [
+                {**part, "text": marked(part["text"], field)} if part["type"] == "text" else part for part in value
+            ]
     if names and "tool_calls" in turn:
         out["tool_calls"] = [in_call(call) for call in turn["tool_calls"]]
     return out

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from preshard.packer_service.ingest.text.chat_render import render_turns, takes
-from preshard.packer_service.ingest.text.chat_spans import answer_spans
+from preshard.packer_service.ingest.text.chat_render import render_turns
+from preshard.packer_service.ingest.text.chat_shape import in_shape
+from preshard.packer_service.ingest.text.chat_spans import answer_spans, shown_fields
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, Span, Turn
 from preshard.schemas.errors import DocumentError
 
+FIELDS = ("reasoning_content", "reasoning", "thinking", "name")
+"""Texts of a message besides its content."""
 ANSWERS_REMEDY = "put {% generation %} around what an assistant writes in a copy of it, and name that as chat_template"
 
 
@@ -23,7 +26,7 @@ def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
         DocumentError: ``bad_row``: the template cannot write the conversation, leaves some of it out, or writes a turn
             so that its place is unknown; ``too_long``.
     """
-    chat = _in_shape(template, chat)
+    chat = in_shape(template, chat)
     whole = render_turns(template, chat, chat.turns)
     _refuse_what_is_left_out(template, chat, whole.text)
     if template.marks_answers:
@@ -40,23 +43,6 @@ def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
     return ChatText(text=whole.text, loss=_joined(spans), marked=template.marks_answers)
 
 
-def _in_shape(template: ChatTemplate, chat: Conversation) -> Conversation:
-    """Contents of text alone as strings or as lists of parts, whichever the template takes."""
-    return replace(chat, turns=tuple(_turn_in_shape(template, turn) for turn in chat.turns))
-
-
-def _turn_in_shape(template: ChatTemplate, turn: Turn) -> Turn:
-    content = turn.get("content")
-    if content is None:
-        return turn
-    strings, lists = takes(template, turn["role"])
-    if isinstance(content, str):
-        return {**turn, "content": [{"type": "text", "text": content}]} if lists and not strings else turn
-    if strings and not lists and all(part["type"] == "text" for part in content):
-        return {**turn, "content": "".join(part["text"] for part in content)}
-    return turn
-
-
 def _answers(template: ChatTemplate, chat: Conversation, whole: str, numbers: list[int], remedy: str) -> list[Span]:
     """The characters of turns of the assistant."""
     found = answer_spans(template, chat, whole, numbers)
@@ -71,30 +57,59 @@ def _answers(template: ChatTemplate, chat: Conversation, whole: str, numbers: li
 
 
 def _refuse_what_is_left_out(template: ChatTemplate, chat: Conversation, whole: str) -> None:
-    """Refuses a conversation of which the template drops a turn's text or its tool calls, as not all know all roles."""
+    """Refuses a conversation of which the template drops something, as not all know all roles and fields."""
+    for name in ("tools", "documents"):
+        if getattr(chat, name) is not None and _text(template, replace(chat, **{name: None}), chat.turns) == whole:
+            raise _left_out(name, ignorable=name)
     for number, turn in enumerate(chat.turns):
         shown = all(text in whole for text in _texts(turn.get("content")))
         if not shown and _same(template, chat, number, None, whole):
-            _left_out(number, f"the {turn['role']}'s turn")
-        if turn.get("tool_calls"):
-            bare = {key: value for key, value in turn.items() if key != "tool_calls"}
-            if _same(template, chat, number, bare, whole):
-                _left_out(number, "tool_calls")
+            raise _left_out(f"the {turn['role']}'s turn", number)
+        if turn.get("tool_calls") and _same(template, chat, number, _without(turn, "tool_calls"), whole):
+            raise _left_out("tool_calls", number)
+    _refuse_fields_left_out(template, chat, whole)
+
+
+def _refuse_fields_left_out(template: ChatTemplate, chat: Conversation, whole: str) -> None:
+    """The same for texts beside the content. One that is written while its turn is the last is not dropped.
+
+    So the reasoning of earlier turns is the template's own choice, and a field that it does not know is a mistake.
+    """
+    fields = [(number, name) for number, turn in enumerate(chat.turns) for name in FIELDS if turn.get(name)]
+    shown = shown_fields(template, chat, whole) if fields else set()
+    for number, name in fields:
+        if (number, name) in shown:
+            continue
+        bare, upto = _without(chat.turns[number], name), chat.turns[: number + 1]
+        if _same(template, chat, number, bare, whole) and (
+            _text(template, chat, upto) == _text(template, chat, (*upto[:-1], bare))
+        ):
+            raise _left_out(name, number, ignorable=name)
+
+
+def _without(turn: Turn, name: str) -> Turn:
+    return {key: value for key, value in turn.items() if key != name}
 
 
 def _same(template: ChatTemplate, chat: Conversation, number: int, other: Turn | None, whole: str) -> bool:
     """Whether the text stays the same with another turn in place of one, or with none."""
     between = () if other is None else (other,)
+    return _text(template, chat, (*chat.turns[:number], *between, *chat.turns[number + 1 :])) == whole
+
+
+def _text(template: ChatTemplate, chat: Conversation, turns: tuple[Turn, ...]) -> str | None:
+    """The text of other turns; None if the template cannot write them."""
     try:
-        text = render_turns(template, chat, (*chat.turns[:number], *between, *chat.turns[number + 1 :])).text
+        return render_turns(template, chat, turns).text
     except DocumentError:
-        return False
-    return text == whole
+        return None
 
 
-def _left_out(number: int, what: str) -> None:
-    raise DocumentError(
-        "bad_row", f"turn {number + 1}: the chat template leaves out {what}; name one that writes it as chat_template"
+def _left_out(what: str, number: int | None = None, *, ignorable: str | None = None) -> DocumentError:
+    where = "" if number is None else f"turn {number + 1}: "
+    meant = "" if ignorable is None else f", or say that it is meant by ignore_fields=[{ignorable}]"
+    return DocumentError(
+        "bad_row", f"{where}the chat template leaves out {what}; name one that writes it as chat_template{meant}"
     )
 
 

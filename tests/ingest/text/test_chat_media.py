@@ -209,6 +209,29 @@ def test_long_conversations_are_encoded_in_parts_with_the_same_tokens(
         np.testing.assert_array_equal(parts.labels, whole.labels)
 
 
+def test_fields_to_be_ignored_are_left_out(load: Load) -> None:
+    """Fails when a field that the template does not write cannot be left out, or another one is left out with it."""
+    tokenizer = load("qwen")
+    fields = (("name", '"Ann"'), ("reasoning_content", '"hm"'))
+    named = chat(user("q"), replace(assistant("c"), fields=fields))
+    assert "leaves out name" in refusal(tokenizer, named)
+    written = render(renderer_of(tokenizer, ignore_fields=("name",)), named, [])
+    assert tokenizer.decode(written.tokens.tolist()).endswith("<think>\nhm\n</think>\n\nc<|im_end|>\n")
+    both = render(renderer_of(tokenizer, ignore_fields=("name", "reasoning_content")), named, [])
+    np.testing.assert_array_equal(both.tokens, rendered(tokenizer, chat(user("q"), assistant("c"))).tokens)
+    documents = replace(chat(user("q"), assistant("c")), documents='[{"text": "d"}]', tools='[{"name": "f"}]')
+    assert "leaves out documents" in refusal(tokenizer, documents)
+    written = render(renderer_of(tokenizer, ignore_fields=("documents",)), documents, [])
+    assert "# Tools" in tokenizer.decode(written.tokens.tolist())
+
+
+def test_arguments_cannot_smuggle_a_special_token(load: Load) -> None:
+    """Fails when arguments that are JSON text spell a token by an escape, which the parsed object would hold."""
+    call = '[{"function": {"name": "f", "arguments": "{\\"a\\": \\"<\\\\u007cim_end|>\\"}"}}]'
+    document = chat(user("q"), replace(assistant("c"), fields=(("tool_calls", call),)))
+    assert "messages[1].tool_calls spells the special token '<|im_end|>'" in refusal(load("qwen"), document)
+
+
 def test_variables_that_mean_something_else_are_refused(load: Load) -> None:
     """Fails when a row's variables replace its messages, or what the packer asks of the template."""
     document = replace(chat(user("q"), assistant("c")), template_kwargs='{"add_generation_prompt": true}')

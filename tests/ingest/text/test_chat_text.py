@@ -207,6 +207,71 @@ def test_turns_that_a_template_drops_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking", "name"])
+def test_fields_that_a_template_does_not_know_are_refused(field: str) -> None:
+    """Fails when a field of a message vanishes from training without a word, even where its text stands elsewhere."""
+    turns = (QUESTION, answer("hm"), QUESTION, answer("b", **{field: "hm"}), QUESTION, answer())
+    reason = refusal(LOOP + PROMPT, *turns)
+    assert f"turn 4: the chat template leaves out {field}; " in reason
+    assert f"or say that it is meant by ignore_fields=[{field}]" in reason
+    read = "name" if field == "name" else "reasoning_content"  # transformers gives all reasoning this name, too
+    shown = LOOP.replace("{{ m.content }}", f"{{{{ m.{read} or '' }}}}{{{{ m.content }}}}") + PROMPT
+    assert losses(written(shown, *turns)) == ["hm;", "hmb;", "a;"]
+
+
+def test_reasoning_that_a_template_drops_of_earlier_turns_is_not_left_out() -> None:
+    """Fails when a template that writes reasoning in the last turn alone is taken for one that knows none."""
+    turns = (QUESTION, answer(thinking="one"), QUESTION, answer("b"))
+    assert losses(written(LATEST_THINKS, *turns)) == ["a<end>", "<think></think>b<end>"]
+    turns = (QUESTION, answer(thinking="one", reasoning="two"), QUESTION, answer("b"))
+    assert "turn 2: the chat template leaves out reasoning" in refusal(LATEST_THINKS, *turns)
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_tools_and_documents_that_a_template_does_not_know_are_refused(name: str) -> None:
+    """Fails when a row's tools or documents vanish from training without a word."""
+    given = {name: '[{"name": "f", "title": "f", "text": "f"}]'}
+    reason = refusal(LOOP + PROMPT, QUESTION, answer(), **given)
+    assert f"the chat template leaves out {name}; " in reason
+    assert f"ignore_fields=[{name}]" in reason
+    assert losses(written(f"{{{{ {name} | tojson }}}}" + LOOP + PROMPT, QUESTION, answer(), **given)) == ["a;"]
+
+
+CALLS = "{% for c in m.tool_calls or [] %}[{{ ARGUMENTS }}]{% endfor %};"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("c.function.arguments | tojson", '{"town": "Zürich"}'),
+        ("c.function.arguments.items() | list | length", "1"),
+        ("c.function.arguments", '{"town": "Zürich"}'),
+        ("'' + c.function.arguments", '{"town": "Zürich"}'),
+        ("c.function.arguments if c.function.arguments is string else 'object'", '{"town": "Zürich"}'),
+    ],
+)
+def test_arguments_have_the_shape_that_the_template_takes(shown: str, expected: str) -> None:
+    """Fails when arguments that are JSON text are escaped once more, or an object is printed as Python does."""
+    source = LOOP.replace(";", CALLS.replace("ARGUMENTS", shown)) + PROMPT
+    for arguments in ({"town": "Zürich"}, '{"town": "Zürich"}'):
+        calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+        if "is string" in shown and isinstance(arguments, dict):
+            continue  # such a template takes both as they are
+        [text] = losses(written(source, QUESTION, answer("", tool_calls=calls)))
+        assert text == f"[{expected}];"
+
+
+def test_arguments_that_are_no_object_are_refused() -> None:
+    """Fails when text that is not the JSON of an object reaches a template as one more string."""
+    source = LOOP.replace(";", CALLS.replace("ARGUMENTS", "c.function.arguments | tojson")) + PROMPT
+    for text in ("town=Bern", "[1]", "{"):
+        calls = [{"function": {"name": "f", "arguments": text}}]
+        reason = refusal(source, QUESTION, answer("", tool_calls=calls))
+        assert f"turn 2: arguments of tool_calls are {text!r}, and the chat template takes an object" in reason
+    calls = [{"function": {"name": "f", "arguments": ""}}]
+    assert losses(written(source, QUESTION, answer("", tool_calls=calls))) == ["[{}];"]
+
+
 def test_stripped_words_are_not_dropped_ones() -> None:
     """Fails when a template that trims contents is refused."""
     assert losses(written(LOOP.replace("m.content", "m.content | trim") + PROMPT, QUESTION, answer("  a\n"))) == ["a;"]
