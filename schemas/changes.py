@@ -15,6 +15,7 @@ NEEDS_SOURCE = {
     "image_format": "crops are copied as they are stored",
     "jpeg_quality": "crops are copied as they are stored",
     "bidirectional": "documents keep the mask that they were rendered with",
+    "turns": "documents keep the turns that they were rendered with",
     "annotation_weight": "documents keep the loss weights that they were rendered with",
 }
 """Keys (or sections) whose change would ask for the source again, and why."""

@@ -193,6 +193,11 @@ class PackConfig(_Section):
     ignore_fields: IgnorableFields = Field(
         (), description="Fields beside the content of messages that are left out, as if no row had them."
     )
+    turns: Literal["whole", "last", "each"] = Field(
+        "whole",
+        description="Which turns of an assistant are learnt: all as the whole conversation shows them, the last alone, "
+        "or `each` as the end of a conversation of its own.",
+    )
     oversize: Literal["reject", "truncate", "split"] = Field(
         "reject", description="What happens to a document above seq_len, max_images or max_patches."
     )

@@ -98,8 +98,32 @@ class Document:
         tools, documents = (None if name in fields else getattr(self, name) for name in ("tools", "documents"))
         return replace(self, branches=bare, tools=tools, documents=documents)
 
+    def with_turns(self, turns: str) -> Document:
+        """The document with the turns of its conversations that are to be learnt.
+
+        Args:
+            turns: ``whole`` for all of them; ``last`` for the last turn of an assistant alone; ``each`` for a branch
+                of its own for each, which ends with it. A branch sees no other, so that the model is shown what it is
+                shown when it answers.
+        """
+        if turns == "whole":
+            return self
+        learnt: list[tuple[Message, ...]] = []
+        for branch in self.branches:
+            answers = [i for i, turn in enumerate(branch) if turn.role == "assistant"]
+            if turns == "last":
+                learnt.append(_only(branch, answers[-1] if answers else -1))
+            else:
+                learnt += [_only(branch[: i + 1], i) for i in answers if branch[i].has_loss]
+        return replace(self, branches=tuple(learnt), annotated=self.annotated or len(learnt) > 1)
+
     def media(self) -> list[Medium]:
         """Every image and video, in the order in which its tokens lie."""
         inside = (part for branch in self.branches for message in branch for part in message.parts)
         parts = (*self.shared, *self.prompt, *(self.interleaved or ()), *inside)
         return [part for part in parts if isinstance(part, Medium)]
+
+
+def _only(turns: tuple[Message, ...], number: int) -> tuple[Message, ...]:
+    """Turns of which one alone carries loss, if it did before."""
+    return tuple(replace(turn, has_loss=turn.has_loss and i == number) for i, turn in enumerate(turns))

@@ -31,6 +31,7 @@ def render_pieces(
         OSError: the file system failed; no document is at fault.
     """
     renderer = configured_renderer(config, tokenizer)
+    document = document.with_turns(config.turns)
     media = () if document.is_plain else document.media()
     placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in media]
     return fit_pack(render(renderer, document, placed), config)

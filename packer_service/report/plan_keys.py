@@ -28,6 +28,7 @@ UNANSWERED = {
     "ignore": NO_ROW,
     "ignore_columns": NO_ROW,
     "ignore_fields": NO_ROW,
+    "turns": NO_TEXT,
     "packs_per_shard": NO_FILE,
     "cost.vision_num_attention_heads": "the encoder's work depends on its width, not on how many heads share it",
 }

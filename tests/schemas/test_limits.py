@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "ignore": [],
     "ignore_columns": [],
     "ignore_fields": [],
+    "turns": "whole",
     "oversize": "reject",
     "mixture": {},
     "epochs": 1,

@@ -106,9 +106,10 @@ def draw(kind: str, number: int, name: str) -> Row:
         return {"role": "assistant", "content": draw_text(chance), **thinks, **others}
 
     turns: list[Row] = [{"role": "system", "content": draw_text(chance)}] if kind == "system" else []
-    for _ in range(1 if kind == "plain" else chance.randint(2, 4)):
+    calls_tools = kind in ("tools", "parallel", "thinking_tools")
+    for _ in range(1 if kind == "plain" else chance.randint(1, 3) if calls_tools else chance.randint(2, 4)):
         turns.append({"role": "user", "content": draw_text(chance)})
-        if kind in ("tools", "parallel", "thinking_tools"):
+        if calls_tools:
             for _ in range(chance.randint(1, 2)):
                 calls = [draw_call(chance) for _ in range(2 if kind == "parallel" else 1)]
                 turns.append(answer(tool_calls=calls, content=""))
@@ -116,8 +117,7 @@ def draw(kind: str, number: int, name: str) -> Row:
         turns.append(answer())
     if name in LISTS:
         turns = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
-    has_tools = kind in ("tools", "parallel", "thinking_tools") and name not in WITHOUT_TOOLS
-    return {"messages": turns, **({"tools": [TOOL]} if has_tools else {})}
+    return {"messages": turns, **({"tools": [TOOL]} if calls_tools and name not in WITHOUT_TOOLS else {})}
 
 
 def _with_arguments_as_text(row: Row) -> Row:

@@ -58,8 +58,11 @@ def _answers(template: ChatTemplate, chat: Conversation, whole: str, numbers: li
 
 def _refuse_what_is_left_out(template: ChatTemplate, chat: Conversation, whole: str) -> None:
     """Refuses a conversation of which the template drops something, as not all know all roles and fields."""
-    for name in ("tools", "documents"):
-        if getattr(chat, name) is not None and _text(template, replace(chat, **{name: None}), chat.turns) == whole:
+    for name, given, bare in (
+        ("tools", chat.tools, replace(chat, tools=None)),
+        ("documents", chat.documents, replace(chat, documents=None)),
+    ):
+        if given is not None and _text(template, bare, chat.turns) == whole:
             raise _left_out(name, ignorable=name)
     for number, turn in enumerate(chat.turns):
         shown = all(text in whole for text in _texts(turn.get("content")))
