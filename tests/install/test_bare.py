@@ -13,8 +13,8 @@ Environment = Callable[..., "CompletedProcess[str]"]
 
 READ = """
 import sys
-from preshard.trainer.attention import reference_attention
-from preshard.trainer.data import PackedDataset
+from preshard.attention import reference_attention
+from preshard.data import PackedDataset
 
 dataset = PackedDataset(sys.argv[1], ring_degree=2, cp_rank=1, layout="zigzag")
 batches = list(dataset)
@@ -58,9 +58,10 @@ def test_a_command_without_its_extra_says_what_to_install(
     assert done.stderr.endswith(f"which is not installed: pip install 'preshard[{extra}]'\n")
 
 
-def test_the_trainer_without_its_extra_says_what_to_install(bare: Environment) -> None:
-    """Fails when `python -m trainer.train` of a bare install ends in a traceback."""
-    done = bare("-m", "preshard.train", "--help")
+@pytest.mark.parametrize("module", ["preshard.train", "preshard.export"])
+def test_the_trainer_without_its_extra_says_what_to_install(bare: Environment, module: str) -> None:
+    """Fails when `python -m preshard.train` of a bare install ends in a traceback."""
+    done = bare("-m", module, "--help")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

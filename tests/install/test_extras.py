@@ -14,15 +14,23 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).parents[2]
 
 PARTS = {
-    "": ["preshard.schemas", "preshard.trainer.data", "preshard.trainer.attention"],
-    "train": ["preshard.trainer"],
+    "": [
+        "preshard.schemas",
+        "preshard.data",
+        "preshard.attention",
+        "preshard.trainer.data",
+        "preshard.trainer.attention",
+    ],
+    "train": ["preshard.train", "preshard.export", "preshard.models", "preshard.trainer"],
     "serve": [
+        "preshard.service",
         "preshard.packer_service.cli",
         "preshard.packer_service.http",
         "preshard.packer_service.report",
         "preshard.packer_service.verify",
     ],
     "pack": [
+        "preshard.documents",
         "preshard.packer_service.cli",
         "preshard.packer_service.job",
         "preshard.packer_service.report",

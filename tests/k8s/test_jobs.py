@@ -32,7 +32,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Path:
     text = SCRIPT.read_text(encoding="utf-8")
     assert "/etc/preshard/" in text
     program = folder / "preshard"  # the environment's own may be closed to other users
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m packer_service "$@"\n', encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m preshard "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     (folder / "pack.sh").write_text(text.replace("/etc/preshard/", f"{SCRIPT.parent}/"), encoding="utf-8")
     return folder
