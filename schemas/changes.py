@@ -11,6 +11,7 @@ from preshard.schemas.errors import ConfigError
 NEEDS_SOURCE = {
     "special_tokens": "text is not tokenised again",
     "vision": "crops are not cut again",
+    "images": "pictures are not scaled again",
     "video": "frames are not sampled again",
     "image_format": "crops are copied as they are stored",
     "jpeg_quality": "crops are copied as they are stored",
@@ -49,6 +50,6 @@ def refuse_changes(config: PackConfig, label: str, stored: PackConfig, *, names:
 
 def leaves(path: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
     """Keys with dots, each with its value now and before."""
-    if not isinstance(now, Mapping) or not isinstance(before, Mapping):
+    if not isinstance(now, Mapping) or not isinstance(before, Mapping) or now.keys() != before.keys():
         return [(path, now, before)]
     return [leaf for key in now for leaf in leaves(f"{path}.{key}", now[key], before[key])]

@@ -40,6 +40,8 @@ def _as_tuple(given: Any) -> Any:
 Degree = Annotated[int, Field(ge=1, le=4096)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
+ImageBackend = Literal["torchvision", "pil"]
+"""A backend of image processors, by its name in ``transformers``."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=1000)]
 IgnorableFields = Annotated[
     tuple[Literal["documents", "name", "reasoning", "reasoning_content", "thinking", "tool_call_id", "tools"], ...],
@@ -101,6 +103,16 @@ class VisionConfig(_Section):
                 f"nearest that are: {nearest_multiples(self.image_size, self.patch_size)}"
             )
         return self
+
+
+class ImagesConfig(_Section):
+    """How still images are scaled and normalised for a model."""
+
+    backend: ImageBackend = Field(
+        "torchvision",
+        description="Whose pixels the stills of a `model` have: `torchvision`, the image processors that "
+        "`transformers` takes where torchvision is installed, or `pil`, those that it takes elsewhere.",
+    )
 
 
 class VideoConfig(_Section):
@@ -176,6 +188,7 @@ class PackConfig(_Section):
     tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or a tokenizer.json, or a folder with one.")
     special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
+    images: ImagesConfig = Field(ImagesConfig(), description="How still images are scaled for a model.")
     video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")
     image_format: Literal["jpeg", "png"] = Field("jpeg", description="How crops are stored.")
     jpeg_quality: int = Field(90, ge=1, le=100, description="Quality of stored JPEG crops.")
@@ -223,6 +236,10 @@ class PackConfig(_Section):
     @model_validator(mode="after")
     def _model_decides(self) -> PackConfig:
         if self.model is None:
+            if self.images != ImagesConfig():
+                raise ValueError(
+                    f"images.backend {self.images.backend!r} is of the processors of a model; give model, too"
+                )
             return self
         for name in ("tokenizer", "special_tokens.image", "bidirectional", *(f"vision.{key}" for key in _VISION_KEYS)):
             if _at(self, name) != _at(type(self)(), name):
@@ -286,7 +303,11 @@ def stored_config(manifest: ManifestHead) -> PackConfig:
     except ConfigError as error:
         raise ManifestInvalid(MANIFEST, f"config.{error}") from None
     if missing := _not_written_out(config.model_dump(mode="json"), manifest.config):
-        raise ManifestInvalid(MANIFEST, f"config.{missing[0]} is not written out; a manifest has every key")
+        raise ManifestInvalid(
+            MANIFEST,
+            f"config.{missing[0]} is not written out; a manifest has every key; if an earlier preshard wrote it, pack "
+            "its sources again",
+        )
     return config
 
 

@@ -56,11 +56,11 @@ def packed_for(config: PackConfig) -> PackedFor:
             has a setting that is not followed; or the tokenizer lacks a token that the model needs.
     """
     if config.model is not None:
-        load_family(config.model)  # says more of a folder that is none than the tokenizer can
+        load_family(config.model, config.images.backend)  # says more of a folder that is none than the tokenizer can
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)
-    model = _model_entry(config.model, tokenizer)
+    model = _model_entry(load_family(config.model, config.images.backend), tokenizer)
     entry = tokenizer.entry
     is_new = entry.image_id not in tokenizer.token_ids.values()  # an id after the vocabulary, which no model has
     fitting = {
@@ -70,8 +70,7 @@ def packed_for(config: PackConfig) -> PackedFor:
     return PackedFor(tokenizer=entry.model_copy(update=fitting), model=model)
 
 
-def _model_entry(folder: str, tokenizer: Tokenizer) -> ModelEntry:
-    found = load_family(folder)
+def _model_entry(found: FolderFamily, tokenizer: Tokenizer) -> ModelEntry:
     family = found.family
     _check_tokens(found, tokenizer)
     return ModelEntry(
@@ -87,7 +86,7 @@ def _model_entry(folder: str, tokenizer: Tokenizer) -> ModelEntry:
 
 def _family(config: PackConfig, tokenizer: Tokenizer) -> Family:
     if config.model is not None:
-        return load_family(config.model).family
+        return load_family(config.model, config.images.backend).family
     return SquareFamily(config.vision, tokenizer.image, CostModel.of(config).vision_work_per_crop)
 
 

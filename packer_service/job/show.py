@@ -79,7 +79,7 @@ def show_document(
         source=source,
         location=found.location,
         form=find_form(found.fragment.file.form).title,
-        media=[_medium(medium, placed) for medium, placed in probed],
+        media=[_medium(medium, placed, config) for medium, placed in probed],
         pieces=[_piece(piece, lost, tokenizer) for piece, lost in pieces],
     )
 
@@ -104,7 +104,7 @@ def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None)
     raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, and blank lines are none")
 
 
-def _medium(medium: Medium, placed: PlacedMedium) -> ShownMedium:
+def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMedium:
     return ShownMedium(
         kind=medium.kind,
         name=medium.label,
@@ -112,6 +112,7 @@ def _medium(medium: Medium, placed: PlacedMedium) -> ShownMedium:
         height=placed.shape.height,
         clip=(medium.start, medium.end) if medium.kind == "video" else None,
         units=placed.n_units,
+        backend=config.images.backend if config.model is not None and medium.kind == "image" else None,
     )
 
 

@@ -20,6 +20,7 @@ UNANSWERED = {
     "tokenizer": NO_TEXT,
     "special_tokens": NO_TEXT,
     "vision.max_crops": "a plan knows how many crops each document has, but not their sizes",
+    "images": "a plan scales no pictures",
     "video": "a plan samples no frames",
     "image_format": NO_FILE,
     "jpeg_quality": NO_FILE,

@@ -10,6 +10,7 @@ from jaxtyping import Float32, Int32, Int64
 from pydantic import Field
 
 from preshard.packer_service.report.figures import Figures
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.sequence import IGNORE_INDEX
 
@@ -52,6 +53,7 @@ class ShownMedium(Figures):
     width: int = Field(description="Pixels, upright.")
     height: int
     clip: tuple[float | None, float | None] | None = Field(description="Start and end in seconds, if given; of videos.")
+    backend: ImageBackend | None = Field(description="`images.backend`, of the still images of a model; else null.")
     units: int = Field(description="Units of the whole document that show it.")
 
 

@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=140)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--backend", choices=["torchvision", "pil"], default="torchvision", help="of stills")
     parser.add_argument("--preshard", default="preshard", help="the command")
     chosen = parser.parse_args()
     for family in chosen.families:
@@ -34,15 +35,22 @@ def main() -> None:
             source.mkdir()
             rows = write_source(source, chosen.documents, takes=FAMILIES[family])
             subprocess.run([*chosen.preshard.split(), "demo-model", str(model), "--family", family], check=True)
-            settings = [word for setting in [f"model={model}", *SETTINGS] for word in ("--set", setting)]
+            settings = [
+                word
+                for setting in [f"model={model}", f"images.backend={chosen.backend}", *SETTINGS]
+                for word in ("--set", setting)
+            ]
             command = [*chosen.preshard.split(), "pack", str(source / "rows.jsonl"), "--out", str(dataset), *settings]
             subprocess.run(command, check=True)
-            oracle, counts = Transformers(model), Counter[str]()
+            oracle, counts = Transformers(model, chosen.backend), Counter[str]()
             for what, found in compared(dataset, source, rows, oracle):
                 counts["different" if found else "equal"] += 1
                 if found:
                     print(f"{family}, {what}: {'; '.join(found)}", flush=True)
-        print(f"{family}: {dict(counts)}, {time.process_time() - begin:.0f} s of processor time", flush=True)
+        print(
+            f"{family}, {chosen.backend}: {dict(counts)}, {time.process_time() - begin:.0f} s of processor time",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

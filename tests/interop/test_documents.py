@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared_documents import FAMILIES, SETTINGS, compared, differences, media_of
+from compared_documents import FAMILIES, SETTINGS, compared, conversations, differences, media_of
 from made_by_transformers import Transformers
 from mixed_source import Row, write_source
 from taken_documents import taken_documents
@@ -18,6 +18,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
+from preshard.trainer.data import PackedDataset
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
@@ -44,7 +45,26 @@ def test_every_document_of_a_pack_is_what_transformers_makes_of_it_alone(
     kinds = {unit["kind"] for taken in taken_documents(dataset) for unit in taken.units}
     assert len(kinds) == (0 if family == "qwen3" else 2), "the packs hold images and a video"
     if family != "qwen3":
+        _check_inputs_of_batches(dataset, source, rows, oracle)
         _check_that_changes_are_found(dataset, source, rows, oracle)
+
+
+def _check_inputs_of_batches(dataset: Path, source: Path, rows: dict[str, Row], oracle: Transformers) -> None:
+    """What the trainer rebuilds from stored PNGs is what the processor makes of the files that were packed."""
+    theirs: dict[str, list[np.ndarray]] = {}
+    for taken in taken_documents(dataset):
+        row = rows[taken.doc_id]
+        for messages in conversations(row)[:1]:
+            for name, array in oracle.conversation(messages, list(media_of(taken, row, source))).inputs.items():
+                theirs.setdefault(name, []).append(array)
+    ours: dict[str, list[np.ndarray]] = {}
+    for batch in sorted(PackedDataset(str(dataset)), key=lambda batch: batch.pack_id):
+        for name, tensor in batch.model_inputs().items():
+            ours.setdefault(name, []).append(tensor.numpy())
+    assert ours.keys() == theirs.keys()
+    for name, arrays in theirs.items():
+        if name.startswith("pixel_values"):
+            np.testing.assert_array_equal(np.concatenate(ours[name]), np.concatenate(arrays))
 
 
 def _check_that_changes_are_found(dataset: Path, source: Path, rows: dict[str, Row], oracle: Transformers) -> None:

@@ -20,7 +20,8 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError, ReaderError
+from preshard.trainer.data import PackedDataset
 
 OTHER = ["cp_sizes=[1,4]", "ring_degrees=[1,2]", "layouts=[contiguous,balanced_ring]", "order.seed=7", "max_images=40"]
 """A job that differs from the first in everything that can change without the source."""
@@ -243,6 +244,27 @@ def test_a_model_folder_is_not_needed_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "model")
     again = packed(old, tmp_path / "again", ["seq_len=512"])
     assert shards(again) == shards(old)
+
+
+def test_stills_of_two_backends_are_not_mixed(
+    in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path
+) -> None:
+    """Fails when stills that Pillow scaled get beside those of torchvision, or are read as them, with nothing said."""
+    folder, first = in_pieces("qwen3_vl")
+    old, pil = folder / "old", packed(folder / "source", tmp_path / "pil", [*first, "images.backend=pil"])
+    assert shards(pil) != shards(old)
+    with pytest.raises(
+        ConfigError, match=r"images.backend: 'pil' .* from old, .*'torchvision': pictures are not scaled"
+    ):
+        packed(old, tmp_path / "new", ["images.backend=pil"])
+    differ = r"images.backend: is 'torchvision' in .*old and 'pil' in .*pil: pictures are not scaled again; pack one"
+    with pytest.raises(ConfigError, match=differ):
+        load_config(None, [], [str(old), str(pil)])
+    through = packed(pil, tmp_path / "through", ["order.seed=1"])
+    manifest = json.loads((through / "manifest.json").read_text())
+    assert (manifest["config"]["images"], manifest["model"]["settings"]["image_backend"]) == ({"backend": "pil"}, "pil")
+    with pytest.raises(ReaderError, match=r"pil cannot be mixed with .*old: images.backend is pil, not torchvision"):
+        PackedDataset([(old, 1), (pil, 1)])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ def test_what_is_stored_is_what_packed(manifest: Manifest, tiny_config: PackConf
         (lambda config: config.pop("seq_len"), "config.seq_len is not written out"),
         (lambda config: config["order"].pop("window"), "config.order.window is not written out"),
         (lambda config: config.pop("vision"), "config.vision is not written out"),
+        (
+            lambda config: config.pop("images"),
+            "config.images is not written out.*earlier preshard.*pack its sources again",
+        ),
         (lambda config: config.update(extra=1), "config.extra: unknown key; legal here: seq_len"),
         (lambda config: config["video"].update(rate=1), "config.video.rate: unknown key; legal here: fps, max_frames"),
         (lambda config: config.update(seq_len="1024"), "config.seq_len: '1024' is not legal: input should be"),

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "tokenizer": "tekken",
     "special_tokens": {"bos": None, "eos": None, "image": None},
     "vision": {"image_size": 378, "patch_size": 14, "pool_size": 3, "max_crops": 1},
+    "images": {"backend": "torchvision"},
     "video": {"fps": 2.0, "max_frames": 384},
     "image_format": "jpeg",
     "jpeg_quality": 90,

@@ -38,11 +38,19 @@ def compared(
             yield taken.doc_id, differences(taken, oracle.conversation(row["messages"], media), oracle)
         else:
             assert branches == len(row["annotations"])
-            for number, turns in enumerate(row["annotations"], start=1):
-                first, *rest = turns
-                asked = {"role": "user", "content": [*row["media"], {"type": "text", "text": first["content"]}]}
-                made = oracle.conversation([asked, *rest], media)
+            for number, messages in enumerate(conversations(row), start=1):
+                made = oracle.conversation(messages, media)
                 yield f"{taken.doc_id}, annotation {number}", differences(taken.conversation(number), made, oracle)
+
+
+def conversations(row: Row) -> list[list[Row]]:
+    """A row's conversation, or each of its annotations after the images and videos that they share."""
+    if "annotations" not in row:
+        return [row["messages"]] if "messages" in row else []
+    return [
+        [{"role": "user", "content": [*row["media"], {"type": "text", "text": first["content"]}]}, *rest]
+        for first, *rest in row["annotations"]
+    ]
 
 
 def media_of(taken: Taken, row: Row, source: Path) -> Iterator[Medium]:

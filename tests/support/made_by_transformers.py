@@ -72,13 +72,13 @@ def open_clip(path: Path, times: Sequence[float]) -> Clip:
 class Transformers:
     """The tokenizer, the processors and the core of the model of a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str = "torchvision") -> None:
         self.folder = folder
         self.model_type: str = json.loads((folder / "config.json").read_text())["model_type"]
         self.tokenizer = load_transformers().AutoTokenizer.from_pretrained(folder)
         self.processor = None
         if (folder / "preprocessor_config.json").exists():
-            self.processor = load_processor(folder, self.model_type)
+            self.processor = load_processor(folder, backend)
 
     @cached_property
     def model(self) -> Any:

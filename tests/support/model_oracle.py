@@ -31,6 +31,7 @@ from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from preshard.packer_service.ingest.media.video import decode_video, probe_video
 from preshard.packer_service.packs.positions import grid_positions
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
 from preshard.trainer.data.inputs import InputUnit, model_inputs
@@ -76,13 +77,13 @@ class Refused:
 
 
 class Oracle:
-    """A model folder, with the processor and the model that ``transformers`` makes of it."""
+    """A model folder, with the processor of a backend and the model that ``transformers`` makes of it."""
 
-    def __init__(self, folder: Path, fps: float = 1000.0) -> None:
+    def __init__(self, folder: Path, backend: ImageBackend = "torchvision", fps: float = 1000.0) -> None:
         self.folder = folder
         self.fps = fps
-        self.family: Family = load_family(str(folder)).family
-        self.processor = load_processor(folder, self.family.model_type)
+        self.family: Family = load_family(str(folder), backend).family
+        self.processor = load_processor(folder, backend)
 
     @cached_property
     def model(self) -> Any:

@@ -33,12 +33,13 @@ def load_transformers() -> Any:
     return transformers
 
 
-def load_processor(folder: Path, model_type: str) -> Any:
-    """The folder's processor, which scales stills with Pillow where it can."""
+def load_processor(folder: Path, backend: str = "torchvision") -> Any:
+    """The folder's processor, with an image processor of this backend; by default the one that people get."""
     transformers = load_transformers()
     processor = transformers.AutoProcessor.from_pretrained(folder)
-    if model_type != "molmo2":  # which has no processor on Pillow
-        processor.image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    if backend != "torchvision":
+        processor.image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
+    assert processor.image_processor.backend == backend
     return processor
 
 

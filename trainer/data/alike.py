@@ -44,6 +44,7 @@ def _properties(manifest: ManifestHead, config: PackConfig) -> dict[str, Any]:
     model = manifest.model
     return {
         "the model's type": None if model is None else model.model_type,
+        "images.backend": None if model is None else config.images.backend,
         **{f"the model's {name}": None if model is None else getattr(model, name) for name in SAME_INPUTS},
         **{f"the tokenizer's {name}": getattr(manifest.tokenizer, name) for name in SAME_TOKENS},
         "seq_len": config.seq_len,

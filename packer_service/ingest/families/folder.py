@@ -14,9 +14,10 @@ from preshard.packer_service.ingest.families.qwen2_5_vl import read_qwen2_5_vl
 from preshard.packer_service.ingest.families.qwen3_vl import read_qwen3_vl
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.packer_service.ingest.families.text_only import TextFamily, is_text_only
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError
 
-READERS: dict[str, Callable[[ModelFolder], Family]] = {
+READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "qwen3_vl": read_qwen3_vl,
     "qwen3_vl_moe": read_qwen3_vl,
     "qwen2_5_vl": read_qwen2_5_vl,
@@ -35,17 +36,21 @@ class FolderFamily:
 
 
 @lru_cache(maxsize=2)
-def load_family(path: str) -> FolderFamily:
+def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamily:
     """The family of a model folder, once per process. No weights are read, and nothing is imported for it.
 
+    Args:
+        path: the folder.
+        backend: of the image processor whose pixels stills have.
+
     Raises:
-        ConfigError: the folder is not a model folder, its ``model_type`` is of no family, or its processors have
-            settings that the family does not follow.
+        ConfigError: the folder is not a model folder, its ``model_type`` is of no family, its processors have
+            settings that the family does not follow, or it has no image processor of this backend.
     """
     folder = ModelFolder(Path(path))
     reader = READERS.get(folder.model_type)
     if reader is not None:
-        return FolderFamily(family=reader(folder), sha256=folder.sha256)
+        return FolderFamily(family=reader(folder, backend), sha256=folder.sha256)
     if is_text_only(folder):
         return FolderFamily(family=TextFamily(folder.model_type), sha256=folder.sha256)
     raise ConfigError(

@@ -8,9 +8,18 @@ from typing import Any, Literal
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
-from preshard.packer_service.ingest.families.qwen import BICUBIC
-from preshard.packer_service.ingest.families.settings import CLIP, CONFIG, STEPS, ModelFolder, Section
+from preshard.packer_service.ingest.families.settings import (
+    BACKEND_KEY,
+    BICUBIC,
+    BICUBIC_OF,
+    CLIP,
+    CONFIG,
+    STEPS,
+    ModelFolder,
+    Section,
+)
 from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.encoder import ENCODER_KEY
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import UnitKind
@@ -82,7 +91,7 @@ class InternVLFamily:
         crops = (*tiles, CropShape.whole(wide, high)) if len(tiles) > 1 else tuple(tiles)
         unit = self._unit("image", crops, (1, rows * self.grid[0], cols * self.grid[1]))
         pieces = (Mark(0, self.start), Rows(0, unit.rows, self.row_token), Mark(0, self.end))
-        return Placement(pieces=pieces, units=(unit,), scaling="bicubic")
+        return Placement(pieces=pieces, units=(unit,), scaling=BICUBIC_OF[self.settings[BACKEND_KEY]])
 
     def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:  # noqa: ARG002
         """``Frame1:`` and so on before each frame, on a line of its own; the model is told no times."""
@@ -122,7 +131,7 @@ class InternVLFamily:
         return UnitShape(kind=kind, grid=grid, patches=patches, rows=rows, load=load, crops=crops, time_step=0.0)
 
 
-def read_internvl(folder: ModelFolder) -> InternVLFamily:
+def read_internvl(folder: ModelFolder, backend: ImageBackend) -> InternVLFamily:
     """The family with a model folder's settings.
 
     Raises:
@@ -157,7 +166,7 @@ def read_internvl(folder: ModelFolder) -> InternVLFamily:
         video_token=folder.named_token("video_token", "<video>"),
         start=folder.named_token("start_image_token", "<img>"),
         end=folder.named_token("end_image_token", "</img>"),
-        settings={"inputs": "internvl", ENCODER_KEY: entry, **colours, **moving},
+        settings={"inputs": "internvl", ENCODER_KEY: entry, BACKEND_KEY: backend, **colours, **moving},
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from preshard.packer_service.ingest.families.molmo2 import END, FRAME_END, FRAME_START, LOW_START, START, Molmo2Family
-from preshard.packer_service.ingest.families.settings import HALVES, STEPS, ModelFolder, Section
+from preshard.packer_service.ingest.families.settings import BACKEND_KEY, HALVES, STEPS, ModelFolder, Section
 from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.encoder import ENCODER_KEY
 from preshard.schemas.errors import ConfigError
 
@@ -33,12 +34,14 @@ IMAGE_POOLING, VIDEO_POOLING = (2, 2), (3, 3)
 """The processors' own windows of patches that become one row, along height and width."""
 
 
-def read_molmo2(folder: ModelFolder) -> Molmo2Family:
+def read_molmo2(folder: ModelFolder, backend: ImageBackend) -> Molmo2Family:
     """The family with a model folder's settings.
 
     Raises:
-        ConfigError: a file is missing, or a setting is not followed.
+        ConfigError: a file is missing, a setting is not followed, or another backend is asked for than there is.
     """
+    if backend != "torchvision":
+        raise ConfigError(f"images.backend: {backend!r} is not to be had: molmo2 has torchvision alone; leave it out")
     image = folder.image_processor(("Molmo2ImageProcessor",))
     video = folder.video_processor(("Molmo2VideoProcessor",))
     processor = folder.processor()
@@ -54,6 +57,7 @@ def read_molmo2(folder: ModelFolder) -> Molmo2Family:
     work = _encoder(folder)
     settings = {
         ENCODER_KEY: work.entry(patch=(patch, patch)),
+        BACKEND_KEY: backend,
         **{"inputs": "molmo2", "side": side, "patch_size": patch, "overlap_margins": list(margins)},
         **{"image_pooling": list(image_pooling), "video_pooling": list(video_pooling)},
         **{"image_mean": image.numbers("image_mean", HALVES[0]), "image_std": image.numbers("image_std", HALVES[1])},

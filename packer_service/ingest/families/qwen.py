@@ -9,13 +9,20 @@ from typing import Any, Literal
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import CropShape, Placement, Rows, UnitShape
 from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, one_size, window_pairs
-from preshard.packer_service.ingest.families.settings import CLIP, STEPS, Colours, ModelFolder, Section
+from preshard.packer_service.ingest.families.settings import (
+    BACKEND_KEY,
+    BICUBIC,
+    BICUBIC_OF,
+    CLIP,
+    STEPS,
+    Colours,
+    ModelFolder,
+    Section,
+)
 from preshard.packer_service.ingest.families.work import EncoderWork
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.encoder import ENCODER_KEY
 from preshard.schemas.manifest import UnitKind
-
-BICUBIC = 3
-"""Pillow's number of the filter that the processors scale with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +119,8 @@ class QwenFamily:
         geometry = self.geometry
         size = fitted(width, height, geometry.images, factor=geometry.factor, code="bad_image")
         unit = geometry.unit("image", size, [None], 1.0)
-        return Placement(pieces=(Rows(0, unit.rows, self.image_token),), units=(unit,), scaling="bicubic")
+        pieces = (Rows(0, unit.rows, self.image_token),)
+        return Placement(pieces=pieces, units=(unit,), scaling=BICUBIC_OF[self.settings[BACKEND_KEY]])
 
 
 def read_geometry(
@@ -201,7 +209,9 @@ def _read_work(folder: ModelFolder, section: Section, sizes: Mapping[str, int]) 
     return work, window
 
 
-def input_settings(geometry: Geometry, image: Section, video: Section, video_colours: Colours) -> dict[str, Any]:
+def input_settings(
+    geometry: Geometry, image: Section, video: Section, video_colours: Colours, backend: ImageBackend
+) -> dict[str, Any]:
     """What a reader needs to rebuild ``pixel_values`` and ``pixel_values_videos``, and the encoder."""
     mean, deviation = CLIP
     video_mean, video_deviation = video_colours
@@ -213,6 +223,7 @@ def input_settings(geometry: Geometry, image: Section, video: Section, video_col
         "patch_size": geometry.patch,
         "temporal_patch_size": geometry.together,
         "merge_size": geometry.merge,
+        BACKEND_KEY: backend,
         "image_mean": image.numbers("image_mean", mean),
         "image_std": image.numbers("image_std", deviation),
         "video_mean": video.numbers("image_mean", video_mean),

@@ -11,6 +11,7 @@ from preshard.packer_service.ingest.families.family import Placement, Rows
 from preshard.packer_service.ingest.families.qwen import QwenFamily, encoder, input_settings, read_geometry
 from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
 from preshard.packer_service.ingest.families.settings import CLIP, ModelFolder
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.encoder import TIME_KEY
 
 VIDEO_LIMITS = PixelLimits(least=128 * 28 * 28, most=28 * 28 * 768)
@@ -54,7 +55,7 @@ class Qwen25VLFamily(QwenFamily):
         return float(np.float32(self.tokens_per_second) * np.float32(self.geometry.together / rate))
 
 
-def read_qwen2_5_vl(folder: ModelFolder) -> Qwen25VLFamily:
+def read_qwen2_5_vl(folder: ModelFolder, backend: ImageBackend) -> Qwen25VLFamily:
     """The family with a model folder's settings.
 
     Raises:
@@ -64,7 +65,7 @@ def read_qwen2_5_vl(folder: ModelFolder) -> Qwen25VLFamily:
     video = folder.video_processor(("Qwen2VLVideoProcessor", "Qwen2VLImageProcessor"))
     geometry = read_geometry(folder, image, video, patch=14, videos=VIDEO_LIMITS, cap_tokens=128000)
     per_second = encoder(folder)[TIME_KEY]
-    settings = {**input_settings(geometry, image, video, CLIP), TIME_KEY: per_second}
+    settings = {**input_settings(geometry, image, video, CLIP, backend), TIME_KEY: per_second}
     for section in (image, video, folder.processor()):
         section.finish()
     return Qwen25VLFamily(

@@ -8,6 +8,7 @@ from preshard.packer_service.ingest.families.family import Mark, Piece, Placemen
 from preshard.packer_service.ingest.families.qwen import QwenFamily, input_settings, read_geometry
 from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, frames_of_patches
 from preshard.packer_service.ingest.families.settings import HALVES, ModelFolder
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
 
 VIDEO_LIMITS = PixelLimits(least=128 * 32 * 32, most=32 * 32 * 768)
@@ -54,7 +55,7 @@ class Qwen3VLFamily(QwenFamily):
         )
 
 
-def read_qwen3_vl(folder: ModelFolder) -> Qwen3VLFamily:
+def read_qwen3_vl(folder: ModelFolder, backend: ImageBackend) -> Qwen3VLFamily:
     """The family with a model folder's settings.
 
     Raises:
@@ -63,7 +64,7 @@ def read_qwen3_vl(folder: ModelFolder) -> Qwen3VLFamily:
     image = folder.image_processor(("Qwen2VLImageProcessor",))
     video = folder.video_processor(("Qwen3VLVideoProcessor",))
     geometry = read_geometry(folder, image, video, patch=16, videos=VIDEO_LIMITS, cap_tokens=768)
-    settings = input_settings(geometry, image, video, HALVES)
+    settings = input_settings(geometry, image, video, HALVES, backend)
     for section in (image, video, folder.processor()):
         section.finish()
     return Qwen3VLFamily(

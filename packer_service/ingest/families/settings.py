@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from preshard.packer_service.ingest.families.family import Scaling
+from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError
 
 CONFIG = "config.json"
@@ -39,6 +41,15 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 """Keys of a processor that change nothing of what is made of a picture or of frames already chosen."""
+
+BICUBIC = 3
+"""Pillow's number of the filter that the processors of the Qwen-VL models and InternVL scale with."""
+
+BICUBIC_OF: dict[ImageBackend, Scaling] = {"torchvision": "bicubic_16_bits", "pil": "bicubic"}
+"""That filter, as it is in each backend of image processors."""
+
+BACKEND_KEY = "image_backend"
+"""Key of a family's settings: a backend normalises stills in its own order of operations, too."""
 
 STEPS = {
     "do_resize": True,

@@ -1,9 +1,10 @@
 """A whole picture to the size at which a model's own processor shows it to the model, with the same pixels.
 
-``bicubic`` is Pillow's filter, which the processors of the Qwen-VL models and InternVL use for stills, and
-``bicubic_16_bits`` torch's, which they use for videos. ``bilinear`` is torch's interpolation between four pixels,
-without a filter, as Molmo2's processors use it; torch computes it in float32 with fused multiplications and additions
-as soon as it has more than one thread, and so does this, on every machine and without importing torch.
+``bicubic`` is Pillow's filter, with which the processors of the Qwen-VL models and InternVL on Pillow scale stills, and
+``bicubic_16_bits`` torch's, with which those on torchvision scale stills and videos. ``bilinear`` is torch's
+interpolation between four pixels, without a filter, as Molmo2's processors use it; torch computes it in float32 with
+fused multiplications and additions as soon as it has more than one thread, and so does this, on every machine and
+without importing torch.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def scaled(image: Image.Image, size: tuple[int, int], scaling: FullScaling) -> I
     """
     if scaling == "bicubic":
         return image.resize(size, Image.Resampling.BICUBIC)
-    pixels = np.asarray(image)
-    return Image.fromarray(resized(pixels, size) if scaling == "bicubic_16_bits" else _bilinear(pixels, size))
+    if scaling == "bicubic_16_bits":
+        return resized(image, size)
+    return Image.fromarray(_bilinear(np.asarray(image), size))
 
 
 def _bilinear(

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
+from preshard.schemas.changes import NEEDS_SOURCE, leaves
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 
@@ -28,12 +29,17 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
         return dict(given)
     first_source, first = manifests[0]
     for source, other in manifests[1:]:
-        for key, value in first.config.items():
-            if key not in given and key not in FILES and value != other.config.get(key):
-                raise ConfigError(
-                    f"{key}: is {value!r} in {first_source} and {other.config.get(key)!r} in {source}; say which with "
-                    f"--set {key}=VALUE"
-                )
+        for section, whole in first.config.items():
+            if section in given or section in FILES:
+                continue
+            for key, value, others in leaves(section, whole, other.config.get(section)):
+                if value != others:
+                    differs = f"{key}: is {value!r} in {first_source} and {others!r} in {source}"
+                    if section in NEEDS_SOURCE:
+                        raise ConfigError(
+                            f"{differs}: {NEEDS_SOURCE[section]}; pack one from its source like the other"
+                        )
+                    raise ConfigError(f"{differs}; say which with --set {key}=VALUE")
     return _merged(first.config, given)
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from model_oracle import VOCABULARY, Document, Oracle, Refused, differences
 from photographs import photographs, write_clips
@@ -19,6 +20,7 @@ from photographs import photographs, write_clips
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.demo.model_configs import PUBLISHED
 from preshard.packer_service.ingest.document import Medium
+from preshard.schemas.config import ImageBackend
 
 
 def documents(n_photographs: int, n_clips: int, folder: Path, mixed: bool) -> Iterator[tuple[str, Document]]:
@@ -39,6 +41,7 @@ def documents(n_photographs: int, n_clips: int, folder: Path, mixed: bool) -> It
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("family", choices=sorted(PUBLISHED))
+    parser.add_argument("--backend", choices=get_args(ImageBackend), default="torchvision", help="of stills")
     parser.add_argument("--photographs", type=int, default=200)
     parser.add_argument("--clips", type=int, default=30)
     parser.add_argument("--tiny", action="store_true", help="the tiny model's geometry, not the published one's")
@@ -48,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, files = Path(name, "model"), None if chosen.tiny else PUBLISHED[chosen.family]
         write_model_folder(folder, chosen.family, vocabulary=VOCABULARY, files=files)
-        oracle = Oracle(folder)
+        oracle = Oracle(folder, chosen.backend)
         mixed = chosen.family != "molmo2"
         for what, document in documents(chosen.photographs, chosen.clips, Path(name), mixed):
             ours, theirs = oracle.ours(document), oracle.theirs(document)
@@ -57,7 +60,8 @@ def main() -> None:
             counts["different" if found else "refused by both" if refused else "equal"] += 1
             if found:
                 print(f"{what}: {'; '.join(found)}", flush=True)
-    print(f"{chosen.family}: {dict(counts)} of {counts.total()} documents, {time.monotonic() - begin:.0f} s")
+    seconds = f"{time.monotonic() - begin:.0f} s"
+    print(f"{chosen.family}, {chosen.backend}: {dict(counts)} of {counts.total()} documents, {seconds}")
 
 
 if __name__ == "__main__":

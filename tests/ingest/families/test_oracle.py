@@ -10,6 +10,8 @@ from model_oracle import Document, Made, Oracle, Refused, differences
 from photographs import photographs, write_clips
 
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.folder import load_family
+from preshard.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
 
@@ -34,6 +36,23 @@ def test_photographs_become_what_the_processor_makes_of_them(oracle: Oracle) -> 
         assert differences(ours, theirs) == [], name
         kinds.add(type(theirs))
     assert Made in kinds
+
+
+def test_photographs_become_what_the_processor_on_pillow_makes_of_them(oracle: Oracle) -> None:
+    """Fails when ``images.backend: pil`` gives pixels of torchvision's filter or normalisation, or is followed where
+    there is no such processor."""
+    if oracle.family.model_type == "molmo2":
+        with pytest.raises(ConfigError, match=r"images.backend: 'pil' is not to be had: molmo2 has torchvision alone"):
+            load_family(str(oracle.folder), "pil")
+        return
+    pillow = Oracle(oracle.folder, "pil")
+    pillow.model = oracle.model
+    n_other = 0
+    for name, medium in pictures()[-4:]:
+        ours, theirs = pillow.ours(Document([medium])), pillow.theirs(Document([medium]))
+        assert differences(ours, theirs) == [], name
+        n_other += bool(differences(ours, oracle.ours(Document([medium]))))
+    assert n_other == 4
 
 
 def test_clips_become_what_the_processor_makes_of_them(oracle: Oracle, clips: list[Path]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from preshard.trainer.data.inputs.normalise import colours, normalised, still_table, torch_table
+from preshard.trainer.data.inputs.normalise import image_table, normalised, video_table
 from preshard.trainer.data.inputs.units import InputUnit
 
 
@@ -15,8 +15,7 @@ def internvl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> 
     """``pixel_values``, [tiles, 3, height, width]."""
     if not units:
         return {}
-    still = still_table(colours(settings["image_mean"]), colours(settings["image_std"]))
-    moving = torch_table(colours(settings["video_mean"]), colours(settings["video_std"]))
+    still, moving = image_table(settings), video_table(settings)
     tiles = [
         normalised(np.stack(unit.pictures), still if unit.kind == "image" else moving).transpose(0, 3, 1, 2)
         for unit in units

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from preshard.trainer.data.inputs.normalise import Table, colours, normalised, torch_table
+from preshard.trainer.data.inputs.normalise import Table, image_table, normalised, video_table
 from preshard.trainer.data.inputs.units import InputUnit, stills, videos
 
 _NO_PATCH = -1
@@ -19,7 +19,7 @@ def molmo2_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> di
     inputs: dict[str, np.ndarray] = {}
     side, patch = settings["side"] // settings["patch_size"], settings["patch_size"]
     if images := stills(units):
-        table = torch_table(colours(settings["image_mean"]), colours(settings["image_std"]))
+        table = image_table(settings)
         pooled, grids, first = [], [], 0
         for unit in images:
             indices, grid = _image_pooling(settings, unit)
@@ -31,7 +31,7 @@ def molmo2_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> di
         inputs["image_grids"] = np.array(grids, np.int64)
         inputs["image_num_crops"] = np.array([len(unit.pictures) for unit in images], np.int64)
     if moving := videos(units):
-        table = torch_table(colours(settings["video_mean"]), colours(settings["video_std"]))
+        table = video_table(settings)
         frames = [unit for own in moving for unit in own]
         indices, (high, wide) = _pooling(np.arange(side * side).reshape(side, side), settings["video_pooling"])
         firsts = (np.arange(len(frames)) * side * side)[:, None, None]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from preshard.trainer.data.inputs.normalise import Table, colours, normalised, still_table, torch_table
+from preshard.trainer.data.inputs.normalise import Table, image_table, normalised, video_table
 from preshard.trainer.data.inputs.units import InputUnit, stills, videos
 
 
@@ -19,11 +19,11 @@ def qwen_vl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> d
     """
     inputs: dict[str, np.ndarray] = {}
     if images := stills(units):
-        table = still_table(colours(settings["image_mean"]), colours(settings["image_std"]))
+        table = image_table(settings)
         inputs["pixel_values"] = np.concatenate([_patches(settings, unit, table) for unit in images])
         inputs["image_grid_thw"] = np.array([unit.grid for unit in images], np.int64)
     if moving := videos(units):
-        table = torch_table(colours(settings["video_mean"]), colours(settings["video_std"]))
+        table = video_table(settings)
         parts = [_patches(settings, unit, table) for own in moving for unit in own]
         inputs["pixel_values_videos"] = np.concatenate(parts)
         grids = [(sum(unit.grid[0] for unit in own), *own[0].grid[1:]) for own in moving]
