@@ -55,13 +55,18 @@ class TrainConfig(BaseModel):
     features: Way = Field(
         "route", description="How image features reach their tokens: sent to their rank only, or to every rank."
     )
-    dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        "float32",
-        description="What the model computes in; with bfloat16, parameters and sums of gradients are float32.",
+    dtype: Literal["auto", "float32", "float64", "bfloat16"] = Field(
+        "auto",
+        description="What the model computes in: auto takes bfloat16 on CUDA, where parameters and sums of gradients "
+        "stay float32, and float32 on a CPU.",
     )
-    recompute: Recompute = Field(
-        "none",
-        description="What the backward pass computes again, to take less memory: each block, or all but its attention.",
+    recompute: Literal["auto", Recompute] = Field(
+        "auto",
+        description="What the backward pass computes again, to take less memory: each block, or all but its attention; "
+        "auto takes on CUDA the least that is estimated to fit, and none on a CPU.",
+    )
+    memory_check: Literal["on", "off"] = Field(
+        "on", description="Whether a run ends before it loads anything where its estimate does not fit on the GPU."
     )
     offload: Offload = Field(
         "none", description="Where the inputs of blocks wait that are computed again: host memory, or a file on a disk."
@@ -69,7 +74,9 @@ class TrainConfig(BaseModel):
     mlp_tiles: int = Field(1, ge=1, description="Parts in which the MLPs of the language model take a rank's tokens.")
     logits_mib: int = Field(1024, ge=1, description="The most memory for logits at a time, in MiB.")
     accumulate: int = Field(1, ge=1, description="Packs that each data-parallel rank takes per optimiser step.")
-    lr: float = Field(1e-3, gt=0, description="Largest learning rate.")
+    lr: float | None = Field(
+        None, gt=0, description="Largest learning rate; by default 1e-5, and 1e-3 with --from-scratch."
+    )
     min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the largest.")
     warmup: int = Field(10, ge=0, description="Steps over which the learning rate grows to its largest.")
     weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; vectors and embeddings have none.")
@@ -141,6 +148,11 @@ class TrainConfig(BaseModel):
         """Paths and weights of the datasets; the weight of a single one has no effect."""
         given = [parse_weighted(text) for text in self.data]
         return [(path, 1.0 if weight is None else weight) for path, weight in given]
+
+    @property
+    def largest_lr(self) -> float:
+        """The largest learning rate: by default one for going on from trained weights, or from random ones."""
+        return self.lr if self.lr is not None else 1e-3 if self.from_scratch else 1e-5
 
     @property
     def cp_size(self) -> int:

@@ -24,7 +24,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         (other if parameter.ndim < 2 or id(parameter) in embeddings else decayed).append(parameter)
     return AdamW(
         [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}],
-        lr=config.lr,
+        lr=config.largest_lr,
         betas=(config.beta1, config.beta2),
         fused=True,
     )
@@ -43,6 +43,6 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     It is a function of the step alone, so a resumed run needs no state for it.
     """
     if step <= config.warmup:
-        return config.lr * step / config.warmup
+        return config.largest_lr * step / config.warmup
     done = (step - config.warmup) / max(config.steps - config.warmup, 1)
-    return config.lr * (config.min_lr + (1 - config.min_lr) * (1 + math.cos(math.pi * min(done, 1.0))) / 2)
+    return config.largest_lr * (config.min_lr + (1 - config.min_lr) * (1 + math.cos(math.pi * min(done, 1.0))) / 2)

@@ -13,6 +13,7 @@ from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
+from preshard.trainer.fit import Estimate, resolve
 from preshard.trainer.models.export import check_export
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 from preshard.trainer.models.memory import check_saving
@@ -23,11 +24,12 @@ class Job:
     """A run that is ready to start.
 
     Attributes:
-        config: the settings.
+        config: the settings, without ``auto``.
         dataset: this rank's part, at the position where the run starts.
         start: what the run starts from: step 0, or what the checkpoint holds.
         checkpoint: the checkpoint to load, if any.
         evaluation: the second dataset, if any, with all its packs for each data-parallel rank.
+        memory: what a rank is estimated to hold, on a GPU.
     """
 
     config: TrainConfig
@@ -35,6 +37,7 @@ class Job:
     start: RunState
     checkpoint: Path | None
     evaluation: PackedDataset | None
+    memory: Estimate | None = None
 
     @property
     def packs_per_step(self) -> int:
@@ -48,6 +51,7 @@ class Job:
             "the dataset": str(self.start.data["dataset_id"]),
             "the dataset of --eval-data": "none" if second is None else str(second.state_dict()["dataset_id"]),
             "the newest checkpoint": "none" if self.checkpoint is None else self.checkpoint.name,
+            "what --recompute auto takes": self.config.recompute,
             "the checkpoint's position": f"epoch {self.start.data['epoch']}, pack {self.start.data['position']}",
         }
 
@@ -88,7 +92,8 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
             f"--tensorboard is {config.tensorboard}, and the package tensorboard is not installed: "
             "pip install tensorboard, or leave the option out"
         )
-    _check_model(config, [dataset, *([evaluation] if evaluation is not None else [])], device_type)
+    datasets = [dataset, *([evaluation] if evaluation is not None else [])]
+    config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type)
     start = RunState(step=0, data=dataset.state_dict(), model=identity(config.model))
     checkpoint = _checkpoint(config)
     if checkpoint is None and not config.from_scratch:
@@ -98,7 +103,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
         resumed.check_same_run(start, checkpoint)
         dataset.load_state_dict(resumed.data)
         start = resumed
-    return Job(config=config, dataset=dataset, start=start, checkpoint=checkpoint, evaluation=evaluation)
+    return Job(config=config, dataset=dataset, start=start, checkpoint=checkpoint, evaluation=evaluation, memory=memory)
 
 
 def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
@@ -114,8 +119,13 @@ def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
     )
 
 
-def _check_model(config: TrainConfig, datasets: Sequence[PackedDataset], device_type: str) -> None:
-    """Checks what the model folder says, before a weight is read, against the degrees, the device and the datasets."""
+def _check_model(
+    config: TrainConfig, datasets: Sequence[PackedDataset], *, world_size: int, device_type: str
+) -> tuple[TrainConfig, Estimate | None]:
+    """Checks what the model folder says, before a weight is read, against the degrees, the device and the datasets.
+
+    Returns the settings without ``auto``, and what a rank is estimated to hold.
+    """
     model = read_model_config(config.model)
     sizes = model_sizes(model)
     check_heads(
@@ -126,12 +136,14 @@ def _check_model(config: TrainConfig, datasets: Sequence[PackedDataset], device_
         ring_degree=config.ring,
         overlap=config.ulysses_overlap,
     )
-    check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
     for dataset in datasets:
         check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
+    config, memory = resolve(config, model, datasets, world_size=world_size, device_type=device_type)
+    check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
     check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:
         check_export(config.export)
+    return config, memory
 
 
 def _checkpoint(config: TrainConfig) -> Path | None:

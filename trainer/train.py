@@ -40,11 +40,12 @@ def _as_option(name: str, field: FieldInfo) -> click.Option:
     """A field as an option. Its range is checked later, with the whole configuration."""
     kind, default = field.annotation, field.get_default()
     choices = get_args(kind) if all(isinstance(choice, str) for choice in get_args(kind)) else ()
+    number = next((each for each in (kind, *get_args(kind)) if each in (int, float)), str)
     if kind is bool:
         return click.Option([option(name)], is_flag=True, help=field.description)
     return click.Option(
         [option(name)],
-        type=click.Choice(choices) if choices else kind if kind in (int, float) else str,
+        type=click.Choice(choices) if choices else number,
         multiple=get_origin(kind) is tuple,
         required=field.is_required(),
         default=None if field.is_required() else default,
@@ -118,9 +119,13 @@ def train(job: Job, here: Processes) -> int:
 def _describe_start(job: Job, world_size: int) -> str:
     config = job.config
     ranks = f"{world_size} processes, {job.dataset.dp_size} packs at a time on {config.cp_size} of them each"
+    taken = f"{config.dtype}, recompute {config.recompute}, lr {config.largest_lr:g}"
+    if job.memory is not None:
+        taken += f"; {job.memory.in_short()}"
     if job.checkpoint is not None:
-        return f"trainer: {ranks}; continuing after step {job.start.step} from {job.checkpoint}"
-    return f"trainer: {ranks}; starting at step 1" + f" (no checkpoint in {config.checkpoint})" * config.resume
+        return f"trainer: {ranks}; continuing after step {job.start.step} from {job.checkpoint}; {taken}"
+    empty = f" (no checkpoint in {config.checkpoint})" * config.resume
+    return f"trainer: {ranks}; starting at step 1{empty}; {taken}"
 
 
 def _line(figures: StepFigures) -> str:

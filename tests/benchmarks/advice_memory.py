@@ -3,12 +3,14 @@
     python tests/benchmarks/advice_memory.py
 
 One layer more, one width doubled: the differences in the bytes that autograd saves, of tensors that are no parameters,
-over those of a bfloat16 number. The memory estimates of ``preshard advise`` use the counts of Qwen3.
+over those of a bfloat16 number. The memory estimates of ``preshard advise`` and of the trainer use the counts of Qwen3
+and of Qwen3-VL's encoder.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,18 @@ def kept_bytes(kind: Any, layers: int, sizes: dict[str, int]) -> float:
     config = kind(vocab_size=256, num_hidden_layers=layers, max_position_embeddings=TOKENS, **sizes)
     model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=PACKED)
     model = model.to(torch.bfloat16).train()
+    doc_ids = np.zeros(TOKENS, np.int32)
+    mask = MaskArrays(doc_ids=doc_ids, branch_ids=doc_ids, group_ids=np.full_like(doc_ids, -1))
+    runs, needs = np.array([[0, 0, TOKENS]], np.int32), np.ones((1, TOKENS // 128), bool)
+    layout = TokenLayout(scheme="contiguous", ring_degree=1, block_size=128, runs=runs, needs=needs)
+    positions = torch.arange(TOKENS)[None]
+    attend = bind("gather", layout, MaskTensors.from_arrays(mask), ContextParallel())
+    given = {"position_ids": positions, "use_cache": False, "attend": attend, "pack_length": TOKENS}
+    return _saved(lambda: model.model(input_ids=positions % 256, **given), model) / TOKENS
+
+
+def _saved(forward: Callable[[], Any], model: torch.nn.Module) -> int:
+    """Bytes that a forward pass saves for its backward pass, without parameters."""
     parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
     kept: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -58,18 +72,42 @@ def kept_bytes(kind: Any, layers: int, sizes: dict[str, int]) -> float:
             kept[storage.data_ptr()] = storage.nbytes(), tensor
         return tensor
 
-    doc_ids = np.zeros(TOKENS, np.int32)
-    mask = MaskArrays(doc_ids=doc_ids, branch_ids=doc_ids, group_ids=np.full_like(doc_ids, -1))
-    runs, needs = np.array([[0, 0, TOKENS]], np.int32), np.ones((1, TOKENS // 128), bool)
-    layout = TokenLayout(scheme="contiguous", ring_degree=1, block_size=128, runs=runs, needs=needs)
-    positions = torch.arange(TOKENS)[None]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        attend = bind("gather", layout, MaskTensors.from_arrays(mask), ContextParallel())
-        hidden = model.model(
-            input_ids=positions % 256, position_ids=positions, use_cache=False, attend=attend, pack_length=TOKENS
-        )
-    assert hidden.last_hidden_state.requires_grad
-    return sum(size for size, _ in kept.values()) / TOKENS
+        found = forward()
+    assert found.last_hidden_state.requires_grad
+    return sum(size for size, _ in kept.values())
+
+
+VISION = {"depth": 2, "hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "deepstack_visual_indexes": [0]}
+GRID = [1, 32, 32]
+
+
+def kept_of_a_patch(**changed: Any) -> float:
+    """Bytes for each patch that Qwen3-VL's encoder keeps."""
+    transformers = register_attention()
+    config = transformers.Qwen3VLConfig().vision_config
+    config.update({**VISION, **changed})
+    config._attn_implementation = "sdpa"
+    model = transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionModel._from_config(config)
+    model = model.to(torch.bfloat16).train()
+    patches = int(np.prod(GRID))
+    inputs = torch.zeros(patches, 3 * config.temporal_patch_size * config.patch_size**2, dtype=torch.bfloat16)
+    return _saved(lambda: model(inputs, grid_thw=torch.tensor([GRID])), model) / patches
+
+
+def print_vision() -> None:
+    """Of a layer by its widths, and of what makes a row of four patches, by the width of these."""
+    width, inner = VISION["hidden_size"], VISION["intermediate_size"]
+
+    def layer(**changed: Any) -> float:
+        return kept_of_a_patch(depth=3, **changed) - kept_of_a_patch(**changed)
+
+    before = layer()
+    wide = (layer(hidden_size=2 * width) - before) / (width * NUMBER_BYTES)
+    deep = (layer(intermediate_size=2 * inner) - before) / (inner * NUMBER_BYTES)
+    row = kept_of_a_patch(deepstack_visual_indexes=[0, 1]) - kept_of_a_patch()
+    print("\n| encoder of | width | MLP | row of patches |\n|---|---|---|---|")
+    print(f"| qwen3_vl | {wide:.1f} | {deep:.1f} | {row / (width * NUMBER_BYTES):.1f} |")
 
 
 def of_a_layer(kind: Any, **changed: int) -> float:
@@ -88,6 +126,7 @@ def main() -> int:
             for name, numbers in WIDTHS.values()
         ]
         print(f"| {kind.model_type} | " + " | ".join(f"{count:.1f}" for count in counts) + " |")
+    print_vision()
     return 0
 
 

@@ -24,12 +24,13 @@ from preshard.packer_service.report.advice.loads import (
     sampled_spans,
 )
 from preshard.packer_service.report.advice.memory import MemoryEstimate
-from preshard.packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
+from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
 from preshard.packer_service.report.advice.seconds import Estimate, PackSeconds
 from preshard.packer_service.report.advice.split import MOST, SplitChoice
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dimensions import ModelDimensions
 from preshard.schemas.errors import ConfigError
 
 SEQ_LEN, TILES = 1024, 64

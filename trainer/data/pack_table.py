@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 
 from preshard.schemas.errors import TableInvalid
 from preshard.schemas.tables import PACKS, row_group_edges
@@ -58,12 +58,23 @@ class PackTable:
         """
         records = np.empty(self.edges[group + 1] - self.edges[group], RECORD)
         for name in RECORD.names or ():
-            with _as_table():
-                column = self._parquet().read_row_group(group, columns=[name], use_threads=False).column(0)
-                column.validate()
-                records[name] = _numbers(column, name)
+            records[name] = self._column(group, name, RECORD[name])
         pa.default_memory_pool().release_unused()  # a worker reads few row groups, and then none for long
         return records
+
+    def columns(self, group: int, names: Sequence[str]) -> Int64[np.ndarray, "columns packs"]:
+        """Other columns of a row group, of whole numbers.
+
+        Raises:
+            TableInvalid: as :meth:`read`.
+        """
+        return np.stack([self._column(group, name, np.dtype(np.int64)) for name in names])
+
+    def _column(self, group: int, name: str, dtype: np.dtype) -> np.ndarray:
+        with _as_table():
+            column = self._parquet().read_row_group(group, columns=[name], use_threads=False).column(0)
+            column.validate()
+            return _numbers(column, name, dtype)
 
     def close(self) -> None:
         """Closes the file. Reading opens it again."""
@@ -80,12 +91,12 @@ class PackTable:
         return {**self.__dict__, "_file": None}
 
 
-def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray:
+def _numbers(column: pa.ChunkedArray, name: str, dtype: np.dtype) -> np.ndarray:
     if column.null_count:
         raise TableInvalid(PACKS_TABLE, f"{name} is null in {column.null_count} rows")
     # pyarrow's own conversion would import pandas where it is installed, 40 MB in every process.
     chunks = [np.frombuffer(chunk.buffers()[1], "<i8")[chunk.offset :][: len(chunk)] for chunk in column.chunks]
-    numbers, kind = np.concatenate([np.empty(0, np.int64), *chunks]), np.iinfo(RECORD[name])
+    numbers, kind = np.concatenate([np.empty(0, np.int64), *chunks]), np.iinfo(dtype)
     wrong = np.flatnonzero((numbers < 0) | (numbers > kind.max))
     if len(wrong):
         raise TableInvalid(PACKS_TABLE, f"{name} is {numbers[wrong[0]]}; it must be from 0 to {kind.max}")

@@ -8,13 +8,14 @@ from dataclasses import dataclass, fields
 from preshard.packer_service.report.advice.assumptions import PREMISES, assumptions_of
 from preshard.packer_service.report.advice.figures import Advice, RankMemory, SplitAdvice, StepSeconds
 from preshard.packer_service.report.advice.loads import PackLoads
-from preshard.packer_service.report.advice.memory import RECOMPUTE, MemoryEstimate
-from preshard.packer_service.report.advice.model import ModelDimensions
+from preshard.packer_service.report.advice.memory import MemoryEstimate
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.report.advice.reasons import reason_of
 from preshard.packer_service.report.advice.seconds import Estimate, PackSeconds
 from preshard.packer_service.report.advice.split import MOST, WHOLE, SplitChoice, possible_splits
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dimensions import ModelDimensions
+from preshard.schemas.memory import RECOMPUTE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

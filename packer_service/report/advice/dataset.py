@@ -9,7 +9,7 @@ from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.derived import PackMask, not_derived, with_derived
 from preshard.packer_service.report.advice.figures import Advice
 from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
-from preshard.packer_service.report.advice.model import ModelDimensions, configured_sizes, folder_sizes
+from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from preshard.packer_service.report.dataset import open_dataset
 from preshard.packer_service.report.loads import StoredLoads
@@ -19,6 +19,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dimensions import ModelDimensions
 from preshard.schemas.encoder import encoder_of
 from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
 from preshard.schemas.header import decode_header

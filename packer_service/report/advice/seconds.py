@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from preshard.packer_service.report.advice.loads import PackLoads
-from preshard.packer_service.report.advice.model import ModelDimensions
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.report.advice.split import SplitChoice
+from preshard.schemas.dimensions import ModelDimensions
 
 PerPack = Float64[np.ndarray, "packs"]
 

@@ -1,0 +1,183 @@
+"""What ``auto`` takes on a GPU of some size, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preshard.schemas.dimensions import ModelDimensions, model_dimensions
+from preshard.schemas.encoder import VisionEncoder
+from preshard.schemas.errors import ConfigError
+from preshard.trainer import fit
+from preshard.trainer.config import TrainConfig
+from preshard.trainer.setup import prepare
+
+H100 = 85_045_936_128
+"""What CUDA says of an H100 of 80 GB."""
+
+TEXT = {
+    "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 12288, "vocab_size": 151936,
+}  # fmt: skip
+ENCODER = VisionEncoder(
+    patch_size=[16, 16], temporal_patch_size=2, hidden_size=1152, intermediate_size=4304, mlp_matrices=2, layers=27,
+    windowed_layers=0, window_size=0, patch_inputs=1536, row_inputs=4 * 4608, row_hidden=4608, row_outputs=4 * 4096,
+)  # fmt: skip
+SIZES: ModelDimensions = model_dimensions({"text_config": TEXT}, ENCODER, "Qwen3-VL-8B")
+
+
+def settings(**given: Any) -> TrainConfig:
+    plain = {"data": "DATASET", "model": "DIR", "steps": 1, "dtype": "bfloat16", "layout": "balanced_gather", "ring": 8}
+    return TrainConfig.model_validate({**plain, **given})
+
+
+def fitting(seq_len: int = 36_864, device: int = H100, images: int = 0) -> fit.Fitting:
+    """Packs of so many images of 1,024 patches each."""
+    of_packs = np.array([[images], [1024 * images], [256 * images]])
+    packs = fit.Packs(seq_len=seq_len, images=of_packs, rings=frozenset({1, 2, 4, 8, 16, 32}))
+    return fit.Fitting(sizes=SIZES, packs=packs, device=device)
+
+
+def gib(config: TrainConfig, **packs: int) -> float:
+    return fitting(**packs).estimate(config).parts.total / 2**30
+
+
+def test_every_part_is_counted() -> None:
+    """Fails when a part is left out of the estimate, or counted in bytes of another number: parameters with their
+    gradients and AdamW's means, whole blocks, what layers keep, gathered keys, the encoder's patches and rows, logits.
+    """
+    layer, head = 4096 * (2 * 128 * (32 + 8) + 3 * 12288), 4096 * 151936
+    vision = 1536 * 1152 + 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 4608 * 4 * (4608 + 4096)
+    assert SIZES.parameters == 36 * layer + 2 * head + vision
+    found = fitting(131_072, images=512).estimate(settings(recompute="selective")).parts
+    tokens, patches, rows = 16_384, 65_536, 16_384
+    in_use = 8 * 4096 + 6 * 4096 + 5 * 1024 + 4 * 12288
+    kept = 36 * (4096 + 4096)
+    assert found.state == 16 * SIZES.parameters / 8
+    assert found.gathered == 2 * (2 * layer + 2 * head) + (2 + 4) * layer
+    assert found.activations == 2 * (
+        tokens * (kept + in_use) + patches * 1152 * (27 + 20) + rows * 4 * (3 * 4608 + 4096)
+    )
+    assert found.keys == 2 * 8 * 128 * (2 + 4) * (tokens + 131_072)
+    assert found.logits == 2**30 + (2 + 4) * head
+    assert found.total / 2**30 == pytest.approx(47.8, abs=0.05)
+    assert gib(settings(recompute="none"), images=144) == pytest.approx(81.9, abs=0.05)
+
+
+def test_the_least_recomputation_that_fits_is_taken() -> None:
+    """Fails when ``auto`` computes more again than must be, or what the user has chosen is replaced."""
+    auto = settings(recompute="auto")
+    assert fitting(8_192).least_recompute(auto)[0].recompute == "none"
+    assert fitting(131_072).least_recompute(auto)[0].recompute == "selective"
+    assert fitting(524_288).least_recompute(auto)[0].recompute == "full"
+    assert fitting(8_192).least_recompute(settings(recompute="auto", offload="host"))[0].recompute == "selective"
+    taken, found = fitting(131_072).least_recompute(settings(recompute="none"))
+    assert (taken.recompute, found.fits) == ("none", False)
+
+
+SMALLER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "parameters over fewer ranks": ({"cp_fsdp": "none"}, {}),
+    "sums in float64": ({"dtype": "float64"}, {"dtype": "float32"}),
+    "float32": ({"dtype": "float32"}, {}),
+    "fewer logits": ({}, {"logits_mib": 256}),
+    "nothing computed again": ({"recompute": "none"}, {"recompute": "selective"}),
+    "all but attention": ({"recompute": "selective"}, {"recompute": "full"}),
+    "inputs elsewhere": ({"recompute": "full"}, {"recompute": "full", "offload": "host"}),
+    "MLPs in tiles": ({"recompute": "full"}, {"recompute": "full", "mlp_tiles": 8}),
+    "MLPs in tiles alone": ({"recompute": "none"}, {"recompute": "none", "mlp_tiles": 8}),
+    "keys of a gather": ({}, {"attention": "ring"}),
+    "more ranks": ({}, {"ring": 16}),
+}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_every_setting_that_saves_memory_is_counted(name: str) -> None:
+    """Fails when an option that takes less memory has no part in the estimate."""
+    more, less = ({"recompute": "full", **given} for given in SMALLER[name])
+    assert gib(settings(**less), seq_len=131_072, images=512) < 0.999 * gib(
+        settings(**more), seq_len=131_072, images=512
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "seq_len", "world_size", "remedy"),
+    [
+        ({"recompute": "none"}, 131_072, 8, "take --recompute selective"),
+        ({"recompute": "none", "dtype": "float32"}, 393_216, 8, "take --dtype bfloat16 --recompute full"),
+        ({"recompute": "full", "cp_fsdp": "none"}, 36_864, 8, "take --cp-fsdp all"),
+        ({"recompute": "full", "ring": 1, "layout": "contiguous"}, 8_192, 8, "take --dp-shard 8"),
+        ({"recompute": "full"}, 655_360, 8, "take --mlp-tiles 8 --logits-mib 256"),
+        ({"recompute": "full", "ring": 4, "dp_shard": 2}, 524_288, 8, "take --dp-shard 1 --ring 8"),
+        ({"recompute": "full"}, 1_048_576, 8, "take --mlp-tiles 8 --logits-mib 256 --offload host"),
+        ({"recompute": "full"}, 2_097_152, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
+    ],
+)
+def test_the_remedy_fits(given: dict[str, Any], seq_len: int, world_size: int, remedy: str) -> None:
+    """Fails when a user is told to take what does not fit either, or something dearer than needed."""
+    found = fitting(seq_len)
+    assert not found.estimate(settings(**given)).fits
+    said = found.remedy(settings(**given), world_size)
+    assert said.startswith(remedy), said
+    words = said.split("--")[1:]
+    taken = {name.replace("-", "_"): value for name, value in (word.split() for word in words)}
+    changed = TrainConfig.model_validate({**settings(**given).model_dump(), **taken})
+    assert found.estimate(changed).fits
+
+
+def test_no_remedy_is_invented() -> None:
+    """Fails when something is named that does not fit, where nothing does."""
+    assert fitting(device=2**30).remedy(settings(recompute="full"), 8) == "take a smaller model or shorter packs"
+
+
+@pytest.fixture
+def options(lessons: Path) -> dict[str, Any]:
+    return {"data": str(lessons), "model": str(lessons.with_name("model")), "from_scratch": True, "steps": 1}
+
+
+def test_a_gpu_gets_what_it_needs_and_a_cpu_what_it_had(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a GPU computes in float32 by default, when trained weights are learnt over at the rate of random ones,
+    or when a CPU is refused for a GPU's memory.
+    """
+    found = prepare(TrainConfig.model_validate(options), rank=0, world_size=1)
+    assert (found.config.dtype, found.config.recompute, found.memory) == ("float32", "none", None)
+    monkeypatch.setattr(fit, "device_memory", lambda device_type: H100 if device_type == "cuda" else None)
+    found = prepare(TrainConfig.model_validate(options), rank=0, world_size=1, device_type="cuda")
+    assert (found.config.dtype, found.config.recompute) == ("bfloat16", "none")
+    assert found.memory is not None
+    assert found.memory.in_short() == f"estimated {found.memory.parts.total / 2**30:.1f} of 79.2 GiB a rank"
+    assert found.seen_alike()["what --recompute auto takes"] == "none"
+    assert found.config.largest_lr == 1e-3
+    assert settings().largest_lr == 1e-5
+    assert settings(lr=0.5).largest_lr == 0.5
+
+
+def test_a_run_that_does_not_fit_ends_before_it_loads_anything(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a run starts that will be out of memory in its first step, or when the user cannot have it anyway."""
+    monkeypatch.setattr(fit, "device_memory", lambda _: 2**30)
+    config = TrainConfig.model_validate(options)
+    with pytest.raises(ConfigError) as refused:
+        prepare(config, rank=0, world_size=1, device_type="cuda")
+    said = str(refused.value)
+    assert said.startswith("a rank would hold 1.0 GiB by estimate with --recompute full (state 0.0, gathered 0.0, ")
+    assert "logits 1.0); of its device's 1.0 GiB, 0.9 can be used: take --mlp-tiles 8 --logits-mib 256, or" in said
+    assert "\n" not in said
+    anyway = prepare(config.model_copy(update={"memory_check": "off"}), rank=0, world_size=1, device_type="cuda")
+    assert anyway.config.recompute == "full"
+    assert anyway.memory is not None
+    assert not anyway.memory.fits
+    smaller = prepare(config.model_copy(update={"logits_mib": 256}), rank=0, world_size=1, device_type="cuda")
+    assert smaller.config.recompute == "none"
+
+
+def test_patches_are_those_of_the_largest_pack(lessons: Path, options: Any) -> None:
+    """Fails when packs are judged by their mean, or the encoder's patches of a rank are not counted."""
+    job = prepare(TrainConfig.model_validate(options), rank=0, world_size=1)
+    packs = fit.Packs.of([job.dataset])
+    patches = [sum(unit.patches for unit in batch.units) for batch in job.dataset]
+    assert max(patches) > 0
+    assert packs.share(job.config, 2).patches == max(patches)
+    assert asdict(packs.share(job.config, 2)).keys() == {"tokens", "patches", "rows", "keys", "key_heads"}

@@ -1,0 +1,217 @@
+"""Values of ``auto``, and whether a run fits into the memory of its GPUs, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import lcm
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from preshard.schemas.dimensions import ModelDimensions, model_dimensions
+from preshard.schemas.encoder import encoder_of
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import BLOCK_SCHEMES
+from preshard.schemas.memory import RECOMPUTE, STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory
+from preshard.trainer.config import DTYPES, TrainConfig, option
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.pack_table import PackTable
+from preshard.trainer.distributed.mesh import SHARDING_AXES
+
+GIB = 2**30
+COLUMNS = ("n_units", "n_patches", "n_pooled_tokens")
+MORE_PROCESSES = 64
+"""The most times as many processes that are named as a remedy."""
+
+
+def device_memory(device_type: str) -> int | None:
+    """Bytes of this process's GPU; None on a CPU, whose memory is everybody's."""
+    if device_type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packs:
+    """What packs ask of ranks, as far as memory depends on it.
+
+    Attributes:
+        seq_len: tokens of a pack.
+        images: :data:`COLUMNS` of the packs that were looked at.
+        rings: ring degrees of the packed layouts.
+    """
+
+    seq_len: int
+    images: Int64[np.ndarray, "columns packs"]
+    rings: frozenset[int]
+
+    @classmethod
+    def of(cls, datasets: Sequence[PackedDataset]) -> Packs:
+        """Packs of the first row group of each dataset's ``packs.parquet``, 65,536 at most."""
+        parts = []
+        for reader in (reader for dataset in datasets for reader in dataset.readers):
+            table = PackTable(reader.files.open_packs)
+            parts += [table.columns(0, COLUMNS)] if len(table) else []
+            table.close()
+        images = np.concatenate([np.zeros((len(COLUMNS), 1), np.int64), *parts], axis=1)
+        config = datasets[0].config
+        rings = frozenset(config.ring_degrees)
+        return cls(seq_len=max(dataset.config.seq_len for dataset in datasets), images=images, rings=rings)
+
+    def share(self, config: TrainConfig, kv_heads: int) -> RankShare:
+        """The largest share of a rank, as if the images of a pack were of equal size, and all its keys were needed."""
+        units, patches, rows = self.images
+        busiest = -(-units // config.cp_size) / np.maximum(units, 1)
+        ulysses = config.cp_size if config.attention == "ulysses" else config.ulysses
+        own = self.seq_len * ulysses / config.cp_size
+        travelling = 2 * own if config.attention in ("ring", "hybrid") else own + self.seq_len
+        return RankShare(
+            tokens=self.seq_len / config.cp_size,
+            patches=float((patches * busiest).max()),
+            rows=float((rows * busiest).max()),
+            keys=0.0 if ulysses == config.cp_size else travelling,
+            key_heads=lcm(kv_heads, ulysses) / ulysses,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a rank is estimated to hold, in bytes, of the memory of its device."""
+
+    parts: MemoryParts
+    device: int
+
+    @property
+    def fits(self) -> bool:
+        return self.parts.total <= USABLE * self.device
+
+    def in_short(self) -> str:
+        return f"estimated {self.parts.total / GIB:.1f} of {self.device / GIB:.1f} GiB a rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """Estimates for one model on some packs."""
+
+    sizes: ModelDimensions
+    packs: Packs
+    device: int
+
+    def estimate(self, config: TrainConfig) -> Estimate:
+        """Of settings without ``auto``."""
+        dtype = DTYPES[config.dtype]
+        sums = max(dtype.itemsize, 4)
+        degrees = {"dp_shard": config.dp_shard, "ring": config.ring, "ulysses": config.ulysses}
+        memory = TrainingMemory(
+            sizes=self.sizes,
+            shards=int(np.prod([degrees[axis] for axis in SHARDING_AXES[config.cp_fsdp]])),
+            compute_bytes=dtype.itemsize,
+            sum_bytes=sums,
+            state_bytes=STATE_NUMBERS * sums,
+            logits_bytes=config.logits_mib * 2**20,
+            recompute=config.recompute,
+            offload=config.offload != "none",
+            mlp_tiles=config.mlp_tiles,
+        )
+        return Estimate(parts=memory.of_rank(self.packs.share(config, self.sizes.kv_heads)), device=self.device)
+
+    def least_recompute(self, config: TrainConfig) -> tuple[TrainConfig, Estimate]:
+        """What is computed again: as little as fits, or all blocks where nothing does."""
+        ways = [way for way in RECOMPUTE if config.recompute in ("auto", way)]
+        if config.recompute == "auto" and config.offload != "none":
+            ways.remove("none")  # there would be nothing to offload
+        for way in ways:
+            taken = config.model_copy(update={"recompute": way})
+            found = self.estimate(taken)
+            if found.fits:
+                break
+        return taken, found
+
+    def remedy(self, config: TrainConfig, world_size: int) -> str:
+        """The first of some changes with which it fits, as options."""
+        for changes, processes in self._remedies(config, world_size):
+            changed = config.model_copy(update=changes)
+            if self.estimate(changed).fits:
+                options = [
+                    f"{option(name)} {value}" for name, value in changes.items() if value != getattr(config, name)
+                ]
+                started = f"start {processes} processes with " if processes != world_size else "take "
+                return started + " ".join(options)
+        return "take a smaller model or shorter packs"
+
+    def _remedies(self, config: TrainConfig, world_size: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """Changes and processes, the cheapest first: shards instead of replicas, saving, then more ranks for a pack."""
+        full: dict[str, Any] = {"recompute": "full"}
+        if config.dtype != "bfloat16":
+            full = {"dtype": "bfloat16", **full}
+        sharded = {**full, "cp_fsdp": "all", "dp_shard": config.dp_shard * config.dp_replicate(world_size)}
+        tiled = {"mlp_tiles": max(config.mlp_tiles, 8), "logits_mib": min(config.logits_mib, 256)}
+        offloaded = {**tiled, "offload": config.offload if config.offload != "none" else "host"}
+        for changes in ({"recompute": "selective"}, full, sharded, {**sharded, **tiled}):
+            yield changes, world_size
+        rings = [(times, *divmod(sharded["dp_shard"], times)) for times in self._more_ranks(config)]
+        for times, at_a_time, rest in rings:
+            if not rest:
+                yield {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}, world_size
+        yield {**sharded, **offloaded}, world_size
+        for times, at_a_time, rest in rings:
+            more = {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}
+            if rest:
+                more["dp_shard"] = sharded["dp_shard"]
+            for saving in (tiled, offloaded):
+                yield {**more, **saving}, world_size * times if rest else world_size
+
+    def _more_ranks(self, config: TrainConfig) -> list[int]:
+        """How many times as many ranks can share a pack."""
+        found = []
+        for times in (2**power for power in range(1, MORE_PROCESSES.bit_length())):
+            ranks, ring = config.cp_size * times, config.ring * times
+            dealt = config.attention != "ulysses" or self.sizes.heads % ranks == 0
+            known = config.layout not in BLOCK_SCHEMES or ring in self.packs.rings
+            if dealt and known and self.packs.seq_len % ranks == 0:
+                found.append(times)
+        return found
+
+
+def resolve(
+    config: TrainConfig, model: Any, datasets: Sequence[PackedDataset], *, world_size: int, device_type: str
+) -> tuple[TrainConfig, Estimate | None]:
+    """The settings with what ``auto`` stands for, and the estimate where there is one.
+
+    A model without the usual dimensions, and a CPU, have none: nothing is checked there.
+
+    Args:
+        config: the settings.
+        model: configuration of the model, as ``transformers`` reads it.
+        datasets: that it will see.
+        world_size: processes of the job.
+        device_type: where they compute.
+
+    Raises:
+        ConfigError: the estimate does not fit into the device's memory; says what would.
+    """
+    if config.dtype == "auto":
+        config = config.model_copy(update={"dtype": "bfloat16" if device_type == "cuda" else "float32"})
+    device = device_memory(device_type)
+    manifest = datasets[0].files.manifest
+    try:
+        encoder = encoder_of(manifest.model.settings) if manifest.model is not None else None
+        sizes = None if device is None else model_dimensions(model.to_dict(), encoder, str(config.model))
+    except ConfigError:
+        sizes = None
+    if sizes is None or device is None:
+        plain = "none" if device is None else "full"
+        return config.model_copy(update={"recompute": plain}) if config.recompute == "auto" else config, None
+    fitting = Fitting(sizes=sizes, packs=Packs.of(datasets), device=device)
+    taken, found = fitting.least_recompute(config)
+    if not found.fits and config.memory_check == "on":
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(found.parts).items())
+        raise ConfigError(
+            f"a rank would hold {found.parts.total / GIB:.1f} GiB by estimate with --recompute {taken.recompute} "
+            f"({parts}); of its device's {device / GIB:.1f} GiB, {USABLE * device / GIB:.1f} can be used: "
+            f"{fitting.remedy(taken, world_size)}, or --memory-check off if the estimate is wrong"
+        )
+    return taken, found
