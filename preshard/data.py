@@ -1,6 +1,6 @@
 """Packed datasets as one context-parallel rank reads them: its slice of the tokens, and its crops."""
 
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.data.loader import make_loader
+from preshard.trainer.data.loader import PackStream, make_loader
 
-__all__ = ["PackedDataset", "RankBatch", "make_loader"]
+__all__ = ["PackStream", "PackedDataset", "RankBatch", "make_loader"]

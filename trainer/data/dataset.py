@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.mixture import MixedDatasets, whole_shares
 from preshard.trainer.data.order import OneDataset
+from preshard.trainer.data.position import Position
 from preshard.trainer.data.reader import PackReader, RankPart
-from preshard.trainer.data.worker import worker_share
 
 Weighted = tuple[str | Path, float]
 """A dataset's folder, and its weight in a mixture."""
@@ -37,9 +38,10 @@ class PackedDataset(IterableDataset[RankBatch]):
     since a pack is a batch already. Each of n workers takes every n-th step, and the loader returns them in order.
 
     Iteration continues from the current position and ends with the epoch; the next iteration is the next epoch. Workers
-    have copies of the dataset, so with workers call ``set_epoch`` before each epoch, and save ``RankBatch.state``, not
-    ``state_dict()``: the dataset cannot know which of its batches have been trained on. For a stream through all epochs
-    with persistent workers, see :func:`preshard.trainer.data.loader.make_loader`.
+    have copies of the dataset and begin each pass where it is set in the main process: call ``set_epoch`` before each
+    epoch, and save ``RankBatch.state`` or the ``state_dict()`` of torchdata's ``StatefulDataLoader``, not that of the
+    dataset, which is refused then. For a stream through all epochs, see
+    :class:`preshard.trainer.data.loader.PackStream`, and :func:`preshard.trainer.data.loader.make_loader`.
 
     **Several datasets**, ``[(path, weight), ...]``, are one endless stream, of which each gives its weight's share of
     the packs, to within one chunk at any time. A chunk is as many consecutive packs as divide the ``order.window`` of
@@ -102,6 +104,8 @@ class PackedDataset(IterableDataset[RankBatch]):
         self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed)
         if self.n_packs < dp_size:
             raise ReaderError(f"dp_size is {dp_size}; the dataset has only {self.n_packs} packs: take at most as many")
+        name = {"dataset_id": self.dataset_id, "seed": seed}
+        self._position = Position(self._order, name=name, dp_size=dp_size)
         self.set_epoch(epoch)
 
     @property
@@ -125,76 +129,79 @@ class PackedDataset(IterableDataset[RankBatch]):
         return self._order.n_packs
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the position."""
+        return self._position.epoch
+
+    @property
     def bytes_read(self) -> int:
         """Bytes asked from shards by this copy of the dataset."""
         return sum(reader.files.bytes_read for reader in self.readers)
 
     def __len__(self) -> int:
         """Steps of the current pass over the epoch, or of the next one, counted from where it begins."""
-        return self._order.steps_left(self._begin, self.dp_size)
+        return len(self._position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch.
+        """Goes to the start of an epoch; but where a position inside of it has just been loaded, stays there.
+
+        So a loop over epochs that begins with the loaded one finishes that one first. Workers of a loader, persistent
+        ones too, begin their next pass where the dataset in the main process is set.
 
         Raises:
             ReaderError: ``epoch`` is negative.
         """
-        if epoch < 0:
-            raise ReaderError(f"epoch is {epoch}; epochs count from 0: take 0 or more")
-        self._go_to(epoch, 0)
-
-    def _go_to(self, epoch: int, position: int) -> None:
-        self.epoch = epoch
-        self._begin = self._position = position
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch. Only valid without workers; with them use ``RankBatch.state``."""
-        return self._state(self._position)
+        """The position after the last batch.
+
+        In a loader's worker, if there are several, it is what that worker has given; ``StatefulDataLoader`` collects
+        those of all. Such a state fits the same worker of as many and the same ``dp_size``.
+
+        Raises:
+            ReaderError: workers or a stream have read from copies, and this one does not know how far.
+        """
+        return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a position: the next step takes packs that no earlier step has taken.
 
-        The position counts packs, so it is valid for any ``dp_size`` and any split of the sequence.
+        The position counts packs, so it is valid for any ``dp_size``, any split of the sequence and any number of
+        workers; load it before they start.
 
         Raises:
-            ReaderError: a field is missing, the datasets, weights or seed differ, or the position lies outside the
-                epoch.
+            ReaderError: a field is missing, the datasets, weights or seed differ, the position lies outside the epoch,
+                or the state is of a worker, and this is no such worker.
         """
-        missing = [name for name in self._state(0) if name not in state]
-        if missing:
-            raise ReaderError(f"state has no {missing[0]}; pass what state_dict() or RankBatch.state returned")
-        for name in ("dataset_id", "seed"):
-            given, mine = state[name], self._state(0)[name]
-            if given != mine:
-                raise ReaderError(
-                    f"state is of {name} {given!r}, not {mine!r}: open that one, as the position means other packs here"
-                )
-        if not 0 <= state["position"] <= self.n_packs:
-            raise ReaderError(
-                f"state's position is {state['position']}; it must be from 0 to the dataset's {self.n_packs} packs"
-            )
-        self.set_epoch(state["epoch"])
-        self._go_to(state["epoch"], state["position"])
-
-    def _state(self, position: int) -> dict[str, Any]:
-        epoch, position = self._order.normal(self.epoch, position)
-        return {"dataset_id": self.dataset_id, "seed": self.seed, "epoch": epoch, "position": position}
+        self._position.load_state_dict(state)
 
     def __iter__(self) -> Iterator[RankBatch]:
-        self._begin = self._position
-        yield from self.steps(*worker_share())
+        return self._position.iterate(self._read, endless=False)
+
+    def stream(self) -> Iterator[RankBatch]:
+        """As iteration, without an end: one epoch after another. Workers share the whole stream, not each epoch."""
+        return self._position.iterate(self._read, endless=True)
 
     def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
         """Every n-th step of the current or next pass; afterwards goes to the start of the next one."""
-        end = self._begin + len(self) * self.dp_size
-        for step in range(first, len(self), every):
-            at = self._begin + step * self.dp_size
-            dataset, pack_id = self._order.place(self.epoch, at + self.dp_rank)
-            state = self._state(at + self.dp_size)
-            batch = self.readers[dataset].read(pack_id, dataset=dataset, step=step, state=state)
-            self._position = at + self.dp_size
-            yield batch
-        self._go_to(*self._order.next_pass(self.epoch, end))
+        return self._position.steps(self._read, first, every)
+
+    def _read(self, step: int, epoch: int, position: int, state: dict[str, Any]) -> RankBatch:
+        dataset, pack_id = self._order.place(epoch, position + self.dp_rank)
+        return self.readers[dataset].read(pack_id, dataset=dataset, step=step, state=state)
+
+    def lend(self) -> PackedDataset:
+        """A copy to read from, after which this one's ``state_dict`` is refused: it does not know how far."""
+        return self._with(self._position.lend())
+
+    def __copy__(self) -> PackedDataset:
+        return self._with(copy.copy(self._position))
+
+    def _with(self, position: Position) -> PackedDataset:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _position=position)
+        return other
 
 
 def _stream(

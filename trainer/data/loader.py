@@ -28,24 +28,42 @@ class PackStream(IterableDataset[RankBatch]):
     """The steps of one epoch after another, without end, from the dataset's position.
 
     Workers share the stream, not each epoch: worker w of n takes the steps w, w + n, ... counted from the start of the
-    stream. Each counts the epochs by itself, so persistent workers need not be told about a new one, and the loader's
-    turns, which do not restart with an epoch either, match theirs.
+    stream. Each counts the epochs by itself, so they need not be told about a new one, and the loader's turns, which do
+    not restart with an epoch either, match theirs.
 
     Iteration works on a copy and leaves the dataset where it is, with or without workers. The position to save is
-    ``RankBatch.state``.
+    ``RankBatch.state``, or the ``state_dict()`` of torchdata's ``StatefulDataLoader`` around the stream.
+
+    Args:
+        dataset: where the stream begins.
+        list_tiles: see :func:`make_loader`.
     """
 
     def __init__(self, dataset: PackedDataset, list_tiles: Callable[[RankBatch], Any] | None = None) -> None:
         self.dataset, self._list_tiles = dataset, list_tiles
+        self._reading: PackedDataset | None = None
 
     def __iter__(self) -> Iterator[RankBatch]:
-        dataset, (first, every) = copy.copy(self.dataset), worker_share()
-        dataset.load_state_dict(self.dataset.state_dict())  # what an abandoned pass has left becomes a pass of its own
-        given = 0
-        while True:
-            begin, given = given, given + len(dataset)
-            for batch in dataset.steps((first - begin) % every, every):
-                yield batch if self._list_tiles is None else replace(batch, tiles=self._list_tiles(batch))
+        self._reading = None
+        # a worker begins when it is asked to: by its first step, the dataset in the main process may have moved
+        return self._batches(None if worker_share() is None else self._begin())
+
+    def _begin(self) -> Iterator[RankBatch]:
+        self._reading = self.dataset.lend()
+        return self._reading.stream()
+
+    def _batches(self, begun: Iterator[RankBatch] | None) -> Iterator[RankBatch]:
+        for batch in begun if begun is not None else self._begin():
+            yield batch if self._list_tiles is None else replace(batch, tiles=self._list_tiles(batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch of the newest iteration; as ``PackedDataset.state_dict`` in a worker."""
+        return (self._reading if self._reading is not None else copy.copy(self.dataset)).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets the dataset to a position; iterations begin there. Raises as ``PackedDataset.load_state_dict`` does."""
+        self.dataset.load_state_dict(state)
+        self._reading = None
 
 
 def make_loader(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from multiprocessing.util import Finalize
+from typing import NamedTuple
 
 from torch.utils.data import get_worker_info
 
@@ -18,13 +19,22 @@ AFTER_QUEUES_CLOSE = 5
 """Priority of a finaliser that runs after those that close the queues (10)."""
 
 
-def worker_share() -> tuple[int, int]:
-    """The number of this worker and how many there are; (0, 1) outside workers."""
+class Share(NamedTuple):
+    """Which worker this is, from 0, and of how many: of n, it reads every n-th step."""
+
+    worker: int
+    workers: int
+
+
+def worker_share() -> Share | None:
+    """The share of the worker process that this is; None outside of workers."""
     worker = get_worker_info()
-    if worker is None:
-        return 0, 1
+    return None if worker is None else Share(worker.id, worker.num_workers)
+
+
+def finish_sending_at_exit() -> None:
+    """Has this worker wait, as it ends, for what it is sending."""
     Finalize(None, let_feeders_end, exitpriority=AFTER_QUEUES_CLOSE)
-    return worker.id, worker.num_workers
 
 
 def let_feeders_end() -> None:

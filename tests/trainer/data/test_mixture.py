@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated_workers import SimulatedWorkers
 
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.manifest import UNSEALED
@@ -200,6 +201,26 @@ def test_passes_of_a_mixture_leave_nothing_out(
     assert seen == [reference.place(0, at) for at in range(len(seen))]
     assert ranks[0].is_mixture
     assert ranks[0].n_packs == 30
+
+
+@pytest.mark.parametrize("whole", [PackStream, lambda dataset: dataset])
+def test_workers_of_a_mixture_resume_at_every_step(
+    three: list[tuple[Path, float]], ids_only: Callable[[PackedDataset], PackedDataset], whole: Callable[..., Any]
+) -> None:
+    """Fails when a step that begins in one epoch and ends in the next is lost or doubled by workers that resume."""
+    reference = MixedDatasets([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=2)
+    mixture = ids_only(PackedDataset(three, dp_rank=2, dp_size=4, seed=2))
+    mixture.load_state_dict(next(iter(mixture)).state)
+    count = 16 if whole is PackStream else len(mixture)
+    for stop in range(count + 1):
+        loader = SimulatedWorkers(whole(mixture), 3)
+        seen = [loader.give() for _ in range(stop)]
+        again = SimulatedWorkers(whole(mixture), 3, loader.states, given=stop)
+        seen += [again.give() for _ in range(count - stop)]
+        assert [(batch.dataset, batch.pack_id) for batch in seen] == [
+            reference.place(0, 4 * step + 2) for step in range(1, count + 1)
+        ]
+        assert whole is PackStream or not any(again.give() for _ in range(3))
 
 
 def test_batches_of_a_mixture_are_those_of_its_datasets(three: list[tuple[Path, float]]) -> None:

@@ -1,0 +1,266 @@
+"""Where a copy of a dataset is, in whichever process it is read, and the states that say so."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+from preshard.schemas.errors import ReaderError
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.mixture import MixedDatasets
+from preshard.trainer.data.order import OneDataset
+from preshard.trainer.data.worker import Share, finish_sending_at_exit, worker_share
+
+ReadPack = Callable[[int, int, int, dict[str, Any]], RankBatch]
+"""Reads the pack of a step: called with the step, the epoch and position where it begins, and the state after it."""
+
+LEFT = (
+    "the loader's last iteration was left in the middle, and what its persistent workers had read ahead is lost: call "
+    "set_epoch or load_state_dict before the next one, or leave persistent_workers off"
+)
+MOVED = (
+    "the dataset was set to another position, or iterated anew, while this iteration went on: set it before the loader "
+    "starts (StatefulDataLoader.state_dict() starts it too), or open a second PackedDataset"
+)
+LENT = (
+    "state_dict() does not know what a loader's workers or a stream have given from copies of this dataset: save "
+    "RankBatch.state of the last batch, or the state_dict() of a StatefulDataLoader"
+)
+
+
+class Board:
+    """What a dataset and its copies in workers tell each other, in memory that they share.
+
+    A loader calls nothing when the dataset is set to a position after workers have started, nor when they read.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = RawArray("q", 4)
+
+    def post(self, position: tuple[int, int]) -> None:
+        """Tells copies the epoch and position that the dataset was set to."""
+        self._numbers[1:] = [*position, False]
+        self._numbers[0] += 1
+
+    @property
+    def times(self) -> int:
+        """How often the dataset was set."""
+        return self._numbers[0]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and position that it was last set to."""
+        return self._numbers[1], self._numbers[2]
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether copies have been read since."""
+        return bool(self._numbers[3])
+
+    def lend(self) -> None:
+        self._numbers[3] = True
+
+
+class Position:
+    """The position of one copy of a dataset: where its pass began, and which steps the copy has given since.
+
+    In a process of its own, a copy gives all steps, and its state is the pack after the last one. Worker w of n gives
+    the steps w, w + n, ... of a pass, and has its state count its own: which steps others have given, it cannot know.
+
+    Args:
+        order: the stream of packs.
+        name: what states must agree in: ``dataset_id`` and ``seed``.
+        dp_size: packs of a step.
+    """
+
+    def __init__(self, order: OneDataset | MixedDatasets, *, name: dict[str, Any], dp_size: int) -> None:
+        self._order, self._name, self._dp_size = order, name, dp_size
+        self._board, self._seen, self._owner = Board(), 0, os.getpid()
+        self._worker: Share | None = None
+        self._is_loan = False
+        self._go_to(0, 0)
+
+    @property
+    def epoch(self) -> int:
+        return self._at[0]
+
+    def __len__(self) -> int:
+        return self._order.steps_left(self._begin[1], self._dp_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch < 0:
+            raise ReaderError(f"epoch is {epoch}; epochs count from 0: take 0 or more")
+        if not (self._just_loaded and self.epoch == epoch):
+            self._set(epoch, 0)
+
+    def _set(self, epoch: int, position: int) -> None:
+        self._own()
+        self._go_to(epoch, position)
+        self._worker = worker_share()
+        if self._worker is None:
+            self._board.post(self._begin)
+        self._seen = self._board.times
+
+    def _own(self) -> None:
+        """In a process that is no loader's worker, such as a rank's, a copy answers to nobody."""
+        if self._owner != os.getpid() and worker_share() is None:
+            self._board, self._seen, self._owner = Board(), 0, os.getpid()
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        self._begin = self._at = (epoch, position)
+        self._given, self._ended, self._just_loaded = 0, False, False
+        self._running: object = None
+
+    def state_dict(self) -> dict[str, Any]:
+        self._own()
+        worker = worker_share()
+        if worker is None and self._board.is_lent and not self._is_loan:
+            raise ReaderError(LENT)
+        if worker is None or worker.workers == 1:
+            return self._state(*self._at)
+        begin, given = (self._begin, self._given) if worker == self._worker else (self._at, 0)
+        return {**self._state(*begin), **self._share(worker), "steps": given}
+
+    def _state(self, epoch: int, position: int) -> dict[str, Any]:
+        epoch, position = self._order.normal(epoch, position)
+        return {**self._name, "epoch": epoch, "position": position}
+
+    def _share(self, worker: Share | None) -> dict[str, int]:
+        """How a state names a worker that is not the only one."""
+        if worker is None or worker.workers == 1:
+            return {}
+        return {**worker._asdict(), "dp_size": self._dp_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = self._share(worker_share())
+        given = {name: value for name, value in state.items() if name in ("worker", "workers", "dp_size")}
+        if given != mine:
+            raise ReaderError(
+                f"state is of {_words(given)}, not of {_words(mine)}: resume with the same num_workers and dp_size, or "
+                "load a RankBatch.state, which fits any, before the loader starts its workers"
+            )
+        fields = [*self._state(0, 0), *(["steps"] if given else [])]
+        missing = [name for name in fields if name not in state]
+        if missing:
+            raise ReaderError(f"state has no {missing[0]}; pass what state_dict() or RankBatch.state returned")
+        for name, value in self._name.items():
+            if state[name] != value:
+                raise ReaderError(
+                    f"state is of {name} {state[name]!r}, not {value!r}: open that one, as the position means other "
+                    "packs here"
+                )
+        for name in fields[len(self._name) :]:
+            value, most = state[name], self._order.n_packs if name == "position" else None
+            if type(value) is not int or value < 0 or (most is not None and value > most):
+                limit = "a whole number from 0" if most is None else f"from 0 to the dataset's {most} packs"
+                raise ReaderError(f"state's {name} is {value!r}; it must be {limit}: take a state as it was returned")
+        self._set(state["epoch"], state["position"])
+        self._given, self._just_loaded = state.get("steps", 0), True
+
+    def iterate(self, read: ReadPack, *, endless: bool) -> Iterator[RankBatch]:
+        """This process's share of the steps from the current position on."""
+        self._own()
+        if (worker := worker_share()) is None:
+            return self._iterate_alone(read, endless)
+        if self._enter(worker):
+            return _refused(LEFT)
+        first = worker.worker + worker.workers * self._given
+        return self.steps(read, first, worker.workers, endless=endless)
+
+    def _iterate_alone(self, read: ReadPack, endless: bool) -> Iterator[RankBatch]:
+        self._go_to(*self._at)
+        yield from self.steps(read, 0, 1, endless=endless)
+
+    def _enter(self, worker: Share) -> bool:
+        """Begins a worker's pass, when it is asked for and not at its first step, as the main process goes on then.
+
+        Returns:
+            Whether persistent workers had left one in the middle, and the dataset has not been set since.
+        """
+        finish_sending_at_exit()
+        self._follow(worker)
+        self._board.lend()
+        if self._ended:
+            self._go_to(*self._order.next_pass(self._begin[0], self._begin[1] + len(self) * self._dp_size))
+        return self._running is not None
+
+    def _follow(self, worker: Share) -> None:
+        """Goes, in a worker, to where the main process has set the dataset since this copy last looked."""
+        if self._seen != self._board.times:
+            self._go_to(*self._board.position)
+        elif self._worker != worker:
+            self._go_to(*self._at)
+        self._worker, self._seen = worker, self._board.times
+
+    def steps(self, read: ReadPack, first: int, every: int, *, endless: bool = False) -> Iterator[RankBatch]:
+        running = self._running = object()
+        self._just_loaded = False
+        step, (epoch, begin) = first, self._begin
+        if self._given and not endless and step >= len(self) + every:
+            raise ReaderError(
+                f"state's steps are {self._given}, more than a pass has: it is of a PackStream, not of this"
+            )
+        while True:
+            steps = self._order.steps_left(begin, self._dp_size)
+            while step < steps:
+                at = begin + step * self._dp_size
+                batch = read(step, epoch, at, self._state(epoch, at + self._dp_size))
+                self._given, self._at = self._given + 1, (epoch, at + self._dp_size)
+                yield batch
+                if self._running is not running or self._was_set_elsewhere():
+                    raise ReaderError(MOVED)
+                step += every
+            step -= steps
+            epoch, begin = self._order.next_pass(epoch, begin + steps * self._dp_size)
+            if not endless:
+                break
+        if self._worker is None:
+            self._go_to(epoch, begin)
+        else:  # a state is still one of this pass, in which other workers are
+            self._running, self._ended = None, True
+
+    def _was_set_elsewhere(self) -> bool:
+        """Whether the dataset that this copy reads for has since been set to where this copy did not begin."""
+        return self._seen != self._board.times and self._begin != self._board.position
+
+    def lend(self) -> Position:
+        """A copy for a stream to read by, which ends with an error when this one is set to another position.
+
+        This one's own state is refused from then on, as it does not say how far reading has come.
+        """
+        self._own()
+        if (worker := worker_share()) is not None:
+            self._follow(worker)
+        self._board.lend()
+        loan = copy.copy(self)
+        loan._board, loan._seen, loan._is_loan = self._board, self._board.times, True
+        if self._given and worker is not None:
+            self._running = loan  # what this worker had given is gone on from once: a loader's turns start over then
+        return loan
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only processes that this one starts hear of where it is set; other copies are positions of their own."""
+        self._own()
+        spawning = get_spawning_popen() is not None
+        return {name: value for name, value in self.__dict__.items() if spawning or name != "_board"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_board" not in state:
+            self._board, self._seen, self._owner = Board(), 0, os.getpid()
+
+
+def _refused(why: str) -> Iterator[RankBatch]:
+    """Fails at its first step: only there does torch's worker hand an error on to the loop."""
+    yield from ()
+    raise ReaderError(why)
+
+
+def _words(share: dict[str, Any]) -> str:
+    return (
+        "worker {worker} of {workers} at dp_size {dp_size}".format(**share) if len(share) == 3 else "all packs so far"
+    )
