@@ -94,7 +94,7 @@ class Position:
     def set_epoch(self, epoch: int) -> None:
         if epoch < 0:
             raise ReaderError(f"epoch is {epoch}; epochs count from 0: take 0 or more")
-        if not (self._just_loaded and self.epoch == epoch):
+        if not (self._just_loaded and self.epoch == epoch and not self._board.is_lent):
             self._set(epoch, 0)
 
     def _set(self, epoch: int, position: int) -> None:
