@@ -15,6 +15,7 @@ from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.followed import check_window
 from preshard.schemas.manifest import ModelEntry, TokenizerEntry
 
 
@@ -56,7 +57,8 @@ def packed_for(config: PackConfig) -> PackedFor:
             has a setting that is not followed; or the tokenizer lacks a token that the model needs.
     """
     if config.model is not None:
-        load_family(config.model, config.images.backend)  # says more of a folder that is none than the tokenizer can
+        # says more of a folder that is none than the tokenizer can
+        check_window(load_family(config.model, config.images.backend).window, config.seq_len, "model")
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.followed import check_followed, check_window, window_of
 from preshard.schemas.manifest import ManifestHead
-from preshard.trainer.models.families import FAMILIES, family_of
+from preshard.trainer.models.families import family_of
 from preshard.trainer.models.interface import register_attention
-
-HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which a model changes its logits after the output projection; the loss in chunks would miss it."""
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files of a model folder that hold weights."""
@@ -46,48 +44,35 @@ def read_model_config(folder: str | Path) -> Any:
     """The configuration of a folder's model, as ``transformers`` reads it. Nothing is downloaded.
 
     Raises:
-        ConfigError: transformers is not installed, the folder holds no model, the model is of no supported kind, or it
-            does something to its attention or its logits that packs cannot follow.
+        ConfigError: transformers is not installed, the folder holds no model, or one that packs do not follow
+            (:func:`preshard.schemas.followed.check_followed`).
     """
     transformers = register_attention()
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model is {folder}, which has no config.json; give a model folder")
     try:
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        check_followed({"model_type": "", **stored}, "--model")
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # configurations check themselves, each by errors of its own
         raise ConfigError(f"--model {folder}: its config.json is not one of a model ({one_line(error)})") from None
-    family_of(config)
-    _check_followed(config.get_text_config())
+    check_followed(config.to_dict(), "--model")  # again, with what its class has for keys left out
     return config
-
-
-def _check_followed(text: Any) -> None:
-    """Refuses what packs cannot follow."""
-    for name in HEADS:
-        if getattr(text, name, None) not in (None, 1.0):
-            raise ConfigError(
-                f"--model: {name} is {getattr(text, name)}, which changes the logits of {text.model_type} after its "
-                f"output projection; the loss does not: take another model, such as {', '.join(FAMILIES)}"
-            )
-    if getattr(text, "attention_dropout", 0):
-        raise ConfigError(
-            f"--model: attention_dropout is {text.attention_dropout}, which packs do not follow: "
-            "set it to 0 in config.json"
-        )
 
 
 def model_sizes(config: Any) -> ModelSizes:
     """Sizes of the language part of a configuration."""
     text = config.get_text_config()
     num_heads = text.num_attention_heads
-    kinds = getattr(text, "layer_types", None) or ("sliding_attention",)
     return ModelSizes(
         num_heads=num_heads,
         num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
-        window=getattr(text, "sliding_window", None) if "sliding_attention" in kinds else None,
+        window=window_of(config.to_dict()),
     )
 
 
@@ -113,11 +98,7 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
             f"--model has an embedding of {sizes.vocab_size} rows; the dataset's tokenizer {manifest.tokenizer.name} "
             f"has ids below {manifest.tokenizer.vocab_size}: pack with --set model=DIR of this model"
         )
-    if sizes.window is not None and sizes.window < seq_len:
-        raise ConfigError(
-            f"--model has a sliding_window of {sizes.window} tokens, shorter than packs of {seq_len}, which packs do "
-            "not follow: pack with a smaller seq_len, or take a model without"
-        )
+    check_window(sizes.window, seq_len, "--model")
 
 
 def has_weights(folder: str | Path) -> bool:

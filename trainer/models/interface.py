@@ -55,7 +55,7 @@ def packed_attention(
     standard = q_1HLD.shape[-1] ** -0.5
     q_HLD = q_1HLD[0] if scaling in (None, standard) else q_1HLD[0] * (scaling / standard)
     out_HLD = attend(q_HLD, k_1KLD[0], v_1KLD[0])
-    return out_HLD.transpose(0, 1)[None], None
+    return out_HLD.transpose(0, 1)[None].contiguous(), None
 
 
 @cache

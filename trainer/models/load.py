@@ -111,8 +111,17 @@ def _attention(config: Any) -> Any:
 def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     """The model on the meta device. Its buffers have the dtypes that they have beside parameters in float32."""
     auto = transformers.AutoModelForCausalLM if family_of(config) is None else transformers.AutoModelForImageTextToText
-    with torch.device("meta"):
-        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config))
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config))
+    except Exception as error:  # sizes that do not fit each other end in any error
+        kind = config.model_type
+        raise ConfigError(f"--model: transformers builds no {kind} of its config.json ({one_line(error)})") from None
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ConfigError(
+            f"--model: the output projection of {config.model_type} has a bias, which the loss does not add: take a "
+            "model without"
+        )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype

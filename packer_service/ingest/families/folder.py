@@ -16,6 +16,7 @@ from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.packer_service.ingest.families.text_only import TextFamily, is_text_only
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.followed import check_followed, window_of
 
 READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "qwen3_vl": read_qwen3_vl,
@@ -29,10 +30,11 @@ READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFamily:
-    """A family, and the files of the folder that decided it by their SHA-256."""
+    """A family, the files of the folder that decided it by their SHA-256, and the most tokens that packs may have."""
 
     family: Family
     sha256: dict[str, str]
+    window: int | None
 
 
 @lru_cache(maxsize=2)
@@ -44,16 +46,17 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
         backend: of the image processor whose pixels stills have.
 
     Raises:
-        ConfigError: the folder is not a model folder, its ``model_type`` is of no family, its processors have
-            settings that the family does not follow, or it has no image processor of this backend.
+        ConfigError: the folder is not a model folder, its ``model_type`` is of no family, its layers do not keep
+            documents apart, its processors have settings that the family does not follow, or it has no image
+            processor of this backend.
     """
     folder = ModelFolder(Path(path))
     reader = READERS.get(folder.model_type)
-    if reader is not None:
-        return FolderFamily(family=reader(folder, backend), sha256=folder.sha256)
-    if is_text_only(folder):
-        return FolderFamily(family=TextFamily(folder.model_type), sha256=folder.sha256)
-    raise ConfigError(
-        f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(READERS)}, and causal language "
-        "models that read only text"
-    )
+    if reader is None and not is_text_only(folder):
+        raise ConfigError(
+            f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(READERS)}, and causal "
+            "language models that read only text"
+        )
+    check_followed(folder.config, "model")
+    family = TextFamily(folder.model_type) if reader is None else reader(folder, backend)
+    return FolderFamily(family=family, sha256=folder.sha256, window=window_of(folder.config))

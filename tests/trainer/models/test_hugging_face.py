@@ -105,8 +105,8 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
     with pytest.raises(ConfigError, match="deals num_heads 4 over ulysses_degree = 8 ranks, which does not divide"):
         PackedModel(_loaded(str(vision / "model")))(batch, ContextParallel(ulysses_degree=8))
     for config, said in (
-        ({"model_type": "clip"}, "model_type 'clip' is not supported"),
-        ({"model_type": "gemma2"}, "final_logit_softcapping is 30.0"),
+        ({"model_type": "clip"}, "model_type 'clip' of config.json is not supported"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2' of config.json is not supported: its layers cap the scores"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(ConfigError, match=said):

@@ -1,0 +1,214 @@
+"""How far each followed model on a pack is from itself on the documents alone.
+
+    python tests/trainer/models/followed.py          # the table of docs/families.md
+    python tests/trainer/models/followed.py llama    # one of them
+
+Each model is built from a tiny ``config.json`` with random weights, in float32, and read on two ranks in the layout
+``zigzag``, so that no rank holds neighbours alone. ``transformers`` reads each document by itself, with its own eager
+attention and positions.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from thread_ranks import run_ranks
+from transformers_alone import load_transformers
+
+from preshard.packer_service.demo.model_configs import MARKS, model_config
+from preshard.schemas.followed import IMAGES, TEXT
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.schemes import zigzag_runs
+from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models import load_model
+
+LENGTHS = (12, 28, 8)
+"""Tokens of the documents of the pack."""
+
+VOCABULARY, RANKS = 96, 2
+
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 256),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"), 16),
+    **{"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8, "n_group": 1, "topk_group": 1},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+"""Sizes by the names that configurations have for them."""
+
+BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    **{"biogpt": {"attention_probs_dropout_prob": 0}, "seed_oss": {"attention_dropout": 0}},
+    **{"gpt2": {"attn_pdrop": 0}, "gpt_bigcode": {"attn_pdrop": 0}},
+    **dict.fromkeys(("afmoe", "cwm", "exaone4", "exaone_moe", "gemma3_text", "kolibri1"), BOTH),
+    **dict.fromkeys(("laguna", "mellum", "ministral", "olmo3"), BOTH),
+    "dots1": {**BOTH, "n_shared_experts": 1},
+}
+"""What a model's defaults lack to be followed, or to have each kind of layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Relative differences: the largest of any token.
+
+    Attributes:
+        hidden, logits: of the pack from the documents alone.
+        mixed: of a pack without edges of documents from the documents alone: what a fault would look like.
+    """
+
+    hidden: float
+    logits: float
+    mixed: float
+
+
+def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
+    """A small ``config.json``, with each key that the model's configuration has."""
+    made = load_transformers().CONFIG_MAPPING[model_type]
+    known = {*getattr(made, "__dataclass_fields__", ()), *inspect.signature(made.__init__).parameters}
+    small = {name: value for name, value in SMALL.items() if name in known}
+    return dict(made(**{**small, **SPECIAL.get(model_type, {}), **settings}).to_dict())
+
+
+def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
+    """The same for a model that reads images, with one of its language models."""
+    family = "qwen3_vl" if model_type == "qwen3_vl_moe" else model_type
+    config = model_config(family, {mark: number for number, mark in enumerate(MARKS[family], 3)}, VOCABULARY)
+    config["model_type"] = model_type
+    if model_type == "internvl":
+        config["text_config"] = tiny_config(text)
+    elif model_type == "qwen3_vl_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        config["text_config"] |= {"model_type": text, **experts}
+        config["vision_config"] |= {"model_type": "qwen3_vl_moe_vision"}
+    return config
+
+
+def every_followed() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the tiny configuration of every model on the list."""
+    yield from ((name, tiny_config(name)) for name in TEXT)
+    for name, texts in IMAGES.items():
+        yield from ((name if len(texts) == 1 else f"{name}, {text}", tiny_with_images(name, text)) for text in texts)
+
+
+def measure(config: dict[str, Any]) -> Found:
+    """Compares a model on a pack with itself on the documents.
+
+    Raises:
+        ConfigError: the model is refused.
+    """
+    transformers = load_transformers()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        packed: Any = load_model(folder, from_scratch=True).eval()
+    reads_images = config["model_type"] in IMAGES
+    auto = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
+    own = copy.deepcopy(packed.config)
+    plain = auto.from_config(own, attn_implementation="eager", dtype=torch.float32).eval()
+    _randomise(plain)
+    packed.load_state_dict(plain.state_dict())
+    tokens = torch.randint(40, VOCABULARY, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        alone = [_core(plain)(input_ids=part[None], use_cache=False)[0][0] for part in tokens.split(LENGTHS)]
+        logits = [plain(input_ids=part[None], use_cache=False).logits[0] for part in tokens.split(LENGTHS)]
+        mixed = _core(plain)(input_ids=tokens[None], use_cache=False)[0][0]
+        hidden = _on_ranks(packed, tokens)
+        head = packed.get_output_embeddings().weight
+        return Found(
+            hidden=_apart(hidden, torch.cat(alone)),
+            logits=_apart(hidden @ head.T, torch.cat(logits)),
+            mixed=_apart(mixed, torch.cat(alone)),
+        )
+
+
+def _core(model: Any) -> Any:
+    core = model.base_model
+    return core.language_model if model.config.model_type in IMAGES else core
+
+
+def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
+    """Last hidden states of the pack in natural order, each rank's from its own tokens."""
+    edges = np.cumsum((0, *LENGTHS))
+    layout = TokenLayout(
+        scheme="zigzag",
+        ring_degree=RANKS,
+        block_size=len(tokens),
+        runs=zigzag_runs(edges, RANKS),
+        needs=np.ones((RANKS, 1), np.bool_),
+    )
+    doc_ids = np.repeat(np.arange(len(LENGTHS), dtype=np.int32), LENGTHS)
+    plain = np.zeros_like(doc_ids)
+    mask = MaskTensors.from_arrays(MaskArrays(doc_ids=doc_ids, branch_ids=plain, group_ids=plain - 1))
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    slices = [torch.from_numpy(slice_positions(layout.runs, rank)) for rank in range(RANKS)]
+    axes = 3 if model.config.model_type.startswith("qwen") and model.config.model_type in IMAGES else 1
+
+    @torch.no_grad()
+    def on_rank(cp: ContextParallel) -> Tensor:
+        mine, calls = slices[cp.cp_rank], []
+        attention = bind("ring", layout, mask, cp)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            calls.append(1)
+            return attention(q, k, v)
+
+        own = positions[mine].expand(axes, 1, -1) if axes > 1 else positions[mine][None]
+        made = _core(model)(
+            input_ids=tokens[mine][None], position_ids=own, use_cache=False, attend=attend, pack_length=len(tokens)
+        )
+        assert calls, "no layer asked for the attention of packs"
+        hidden: Tensor = made.last_hidden_state[0]
+        return hidden
+
+    natural = torch.argsort(torch.cat(slices))
+    return torch.cat(run_ranks(1, RANKS, on_rank))[natural]
+
+
+@torch.no_grad()
+def _randomise(model: torch.nn.Module) -> None:
+    """Weights by which each layer changes its tokens much: those of a new model hardly do."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        noise = torch.empty_like(parameter).normal_(generator=generator)
+        if parameter.ndim < 2:
+            parameter.add_(0.1 * noise)
+        else:
+            parameter.copy_(noise if "embed" in name else 0.5 * noise / parameter.shape[-1] ** 0.5)
+
+
+def _apart(found: Tensor, right: Tensor) -> float:
+    return float(((found - right).norm(dim=-1) / right.norm(dim=-1)).max())
+
+
+def main(wanted: list[str]) -> None:
+    torch.set_num_threads(1)
+    for name, config in every_followed():
+        if not wanted or name in wanted:
+            found = measure(config)
+            print(f"| {name} | {found.hidden:.1e} | {found.logits:.1e} | {found.mixed:.1e} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

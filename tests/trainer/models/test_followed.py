@@ -1,0 +1,219 @@
+"""Every model that ``transformers`` knows is equal to itself on the documents alone, or refused in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers_alone import load_transformers
+
+from preshard.packer_service.ingest.families.folder import READERS, load_family
+from preshard.packer_service.ingest.model import packed_for
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.followed import IMAGES, TEXT, check_followed, check_window, window_of
+from preshard.trainer.models import load_model
+from preshard.trainer.models.families import FAMILIES
+from preshard.trainer.models.folder import read_model_config
+
+CLOSE = 1e-5
+"""Largest relative difference in float32."""
+
+STATEFUL = [
+    *("qwen3_next", "qwen3_5_text", "lfm2", "olmo_hybrid", "granitemoehybrid", "bamba", "nemotron_h", "jamba"),
+    *("minimax", "falcon_mamba", "mamba2", "falcon_h1"),
+]
+"""Models whose layers carry a state past the end of a document."""
+
+OTHERS = ["deepseek_v3", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text"]
+"""Models that ended in a traceback."""
+
+
+@cache
+def followed() -> Any:
+    spec = importlib.util.spec_from_file_location("followed_models", Path(__file__).parent / "followed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def every_model() -> dict[str, Any]:
+    """The configuration of each model type that ``transformers`` has, by its default values; None if it has none."""
+    found: dict[str, Any] = {}
+    for name, made in load_transformers().CONFIG_MAPPING.items():
+        try:
+            found[name] = made().to_dict()
+        except Exception:  # some have no defaults
+            found[name] = {}
+        found[name] |= {"model_type": name}
+    return found
+
+
+def said_of(folder: Path, config: dict[str, Any], architecture: str = "XForCausalLM") -> list[str]:
+    """What the packer and the trainer say of a folder; empty where it is taken."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}, default=str))
+    load_family.cache_clear()
+    found = []
+    for read in (lambda: load_family(str(folder)), lambda: read_model_config(folder)):
+        try:
+            read()
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def test_every_model_on_the_list_is_itself_on_packs() -> None:
+    """Fails when a model on the list mixes documents, ranks or neighbours, or changes its logits after the head."""
+    wrong, built = {}, 0
+    for name, config in followed().every_followed():
+        found = followed().measure(config)
+        assert found.mixed > 1000 * CLOSE, f"{name}: another document changes nothing, so nothing was compared"
+        built += 1
+        if not max(found.hidden, found.logits) < CLOSE:
+            wrong[name] = found
+    assert not wrong
+    assert built == len(TEXT) + sum(map(len, IMAGES.values()))
+    assert built > 60
+
+
+def test_every_other_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Fails when a model that is not on the list is taken, or its refusal is a traceback or several lines."""
+    transformers = load_transformers()
+    auto = transformers.models.auto.modeling_auto
+    taken, refused = set(), set()
+    for name, config in every_model().items():
+        is_causal = name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        said = said_of(tmp_path / "model", config, "XForCausalLM" if is_causal else "XForConditionalGeneration")
+        assert all("\n" not in line and "model" in line for line in said), (name, said)
+        if name not in {*TEXT, *IMAGES}:
+            assert len(said) == 2, (name, said)
+            refused.add(name)
+        elif len(said) < 2:
+            taken.add(name)
+    assert {*STATEFUL, *OTHERS} <= refused
+    assert len(taken) > 50
+    generating = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    assert generating <= taken | refused | {*TEXT, *IMAGES}
+    assert len(refused & generating) > 150
+
+
+@pytest.mark.parametrize("model_type", [*STATEFUL, *OTHERS])
+def test_what_is_known_of_other_layers_is_said(model_type: str) -> None:
+    """Fails when a refusal does not say which layers are in the way, where, and what would work."""
+    with pytest.raises(ConfigError) as error:
+        check_followed({"model_type": model_type}, "model")
+    said = str(error.value)
+    assert f"model_type '{model_type}' of config.json is not supported: its layers" in said
+    assert "not known" not in said
+    assert "take one of qwen3_vl" in said
+
+
+FOLLOWED_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("mistral", {"sliding_window": 48}),
+    ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 48}),
+    ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "attention_bias": True}),
+    (
+        "ministral3",
+        {
+            "rope_parameters": {
+                **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+                **{"llama_4_scaling_beta": 0.5},
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("model_type", "options"), FOLLOWED_OPTIONS)
+def test_options_that_are_followed(model_type: str, options: dict[str, Any]) -> None:
+    """Fails when what depends on a position, a window or a layer's number is that of the pack, not of the document."""
+    if "rope_parameters" in options:
+        options = {"rope_parameters": {"rope_theta": 10000.0, **options["rope_parameters"]}}
+    found = followed().measure(followed().tiny_config(model_type, **options))
+    assert max(found.hidden, found.logits) < CLOSE < found.mixed
+
+
+REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type of config.json is 'dynamic'"),
+    ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type of config.json is 'longrope'"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type .* is 'dynamic'"),
+    ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, r"layer_types\[1\] is 'linear_attention'"),
+    ("mistral", {"layer_types": ["chunked_attention"]}, r"layer_types\[0\] is 'chunked_attention'"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping of config.json is 50.0"),
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, r"final_logit_softcapping of config.json is 30.0"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention of config.json is True"),
+    ("granite", {"logits_scaling": 8.0}, "logits_scaling of config.json is 8.0"),
+    ("phimoe", {"lm_head_bias": True}, "lm_head_bias of config.json is True"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias of config.json is True"),
+    ("llama", {"attention_dropout": 0.1}, "attention_dropout of config.json is 0.1.*: set it to 0"),
+    ("gpt2", {}, "attn_pdrop of config.json is 0.1.*: set it to 0"),
+    ("opt", {"layerdrop": 0.1}, "layerdrop of config.json is 0.1.*: set it to 0"),
+    ("llama", {"is_causal": False}, "is_causal of config.json is False"),
+    ("llama", {"auto_map": {"AutoModel": "x.X"}}, "auto_map of config.json names code of the folder"),
+    ("internvl", {"text_config": {"model_type": "qwen3_next"}}, r"'qwen3_next' \(text_config of internvl\).*take one "),
+    ("qwen3_vl", {"text_config": {"attention_dropout": 0.1}}, "attention_dropout of config.json is 0.1"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "options", "said"), REFUSED_OPTIONS)
+def test_options_that_break_a_model_are_refused(
+    tmp_path: Path, model_type: str, options: dict[str, Any], said: str
+) -> None:
+    """Fails when a model on the list is taken with an option under which it is another model on packs."""
+    config = {"model_type": model_type, **options}
+    with pytest.raises(ConfigError, match=said):
+        check_followed(config, "model")
+    both = said_of(tmp_path / "model", config)
+    assert len(both) == 2
+    assert [line.split(":")[0] for line in both] == ["model", "--model"]
+
+
+def test_keys_left_out_mean_what_they_mean_to_transformers() -> None:
+    """Fails when a default on the list is not that of the model: a folder would be taken or refused by mistake."""
+    compared = 0
+    for name in TEXT:
+        config = load_transformers().CONFIG_MAPPING[name]().to_dict()
+        verdicts = []
+        for given in ({"model_type": name}, config):
+            try:
+                check_followed(given, "model")
+                verdicts.append(str(window_of(given)))
+            except ConfigError as error:
+                verdicts.append(str(error))
+        assert verdicts[0] == verdicts[1], name
+        compared += verdicts[0].isdigit()
+    assert compared > 5, "no window was compared"
+
+
+def test_a_window_shorter_than_packs_is_refused_before_packing(tmp_path: Path) -> None:
+    """Fails when documents are packed to a length that the model's layers do not see whole."""
+    config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_family.cache_clear()
+    with pytest.raises(ConfigError, match="model has a sliding_window of 4096 tokens, shorter than packs of 8192"):
+        packed_for(PackConfig(seq_len=8192, model=str(tmp_path)))
+    check_window(load_family(str(tmp_path)).window, 4096, "model")
+
+
+def test_sizes_that_fit_no_model_are_said_in_one_line(tmp_path: Path) -> None:
+    """Fails when a configuration that transformers refuses while it builds a model ends in a traceback."""
+    config = followed().tiny_config("llama", num_attention_heads=4) | {"hidden_act": "nothing"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="transformers builds no llama of its config"):
+        load_model(tmp_path, from_scratch=True)
+
+
+def test_packer_and_trainer_have_the_same_families() -> None:
+    """Fails when a family is added to one half and not to the list, or the other half."""
+    assert READERS.keys() == FAMILIES.keys() == IMAGES.keys()
