@@ -13,17 +13,24 @@ Environment = Callable[..., "CompletedProcess[str]"]
 
 READ = """
 import sys
-from preshard.attention import reference_attention
+import torch
+from preshard.attention import ContextParallel, MaskTensors, bind, reference_attention
 from preshard.data import PackedDataset
 
 dataset = PackedDataset(sys.argv[1], ring_degree=2, cp_rank=1, layout="zigzag")
 batches = list(dataset)
+whole = next(iter(PackedDataset(sys.argv[1])))
+mask = MaskTensors.of(whole)
+q, k, v = (torch.randn(2, whole.seq_len, 16, requires_grad=True) for _ in range(3))
+out = bind("gather", whole.layout, mask, ContextParallel())(q, k, v)
+out.sum().backward()
+torch.testing.assert_close(out, reference_attention(q, k, v, mask))
 print(len(batches), sum(len(batch.tokens) for batch in batches), sum(len(batch.images) for batch in batches))
 """
 
 
 def test_the_bare_install_reads_a_rank_s_part(bare: Environment, tiny_dataset: Path) -> None:
-    """Fails when the reader or the attention needs a package that `pip install preshard` does not bring."""
+    """Fails when the reader or the attention needs a package that `pip install preshard` does not bring, or warns."""
     done = bare("-c", READ, str(tiny_dataset))
     assert done.stderr == ""
     packs, tokens, images = map(int, done.stdout.split())

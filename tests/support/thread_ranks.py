@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from preshard.trainer.distributed.collectives import ALL_GATHER
 from preshard.trainer.distributed.mesh import ContextParallel
 
 PATIENCE = 600
@@ -83,8 +84,8 @@ def _collectives() -> Any:
     return mock.patch.multiple(
         dist,
         all_to_all_single=_all_to_all,
-        all_gather_single=_all_gather,
         batch_isend_irecv=_send_and_receive,
+        **{ALL_GATHER: _all_gather},
         P2POp=lambda op, tensor, group, group_peer, tag: SimpleNamespace(
             sends=op is dist.isend, tensor=tensor, group=group, key=(group_peer, tag)
         ),

@@ -19,6 +19,7 @@ from torch import Tensor
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.distributed.collectives import all_gather_single
 from preshard.trainer.distributed.mesh import ContextParallel
 
 Exchange = Literal["all", "needed"]
@@ -95,7 +96,7 @@ class _AllExchange:
     def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
         sent = _message(k_KLD, v_KLD)
         received = sent.new_empty(self.degree * len(sent), *sent.shape[1:])
-        dist.all_gather_single(received, sent, group=self.group)
+        all_gather_single(received, sent, self.group)
         return _opened(received)
 
     def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:

@@ -13,6 +13,7 @@ from jaxtyping import Int64
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.distributed.collectives import new_group
 
 AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
 """Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, where links are fastest."""
@@ -72,7 +73,8 @@ class ContextParallel:
             ulysses: name of the axis whose ranks deal the heads; without it one rank has all heads.
 
         Raises:
-            ConfigError: no axis has that name, both names are the same, or this rank is not in the mesh.
+            ConfigError: no axis has that name, both names are the same, this rank is not in the mesh, or the mesh's
+                ranks are in an order that the installed torch has no groups for.
         """
         ranks = _ranks_of_a_pack(device_mesh, ring, ulysses)
         place = np.argwhere(ranks == dist.get_rank())[0]
@@ -210,7 +212,7 @@ def _group_of(device_mesh: DeviceMesh, axis: str | None, ranks: Int64[np.ndarray
     if all(same for same, _ in every):
         return existing
     # A process takes part in making each group, whether it is in it or not.
-    made = {group: dist.new_group(list(group), sort_ranks=False) for _, group in sorted(set(every))}
+    made = {group: new_group(group) for _, group in sorted(set(every))}
     return made[tuple(ranks.tolist())]
 
 

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.distributed.collectives import all_gather_single
 from preshard.trainer.distributed.mesh import ContextParallel
 
 Way = Literal["route", "gather"]
@@ -152,7 +153,7 @@ class _AllGather(Function):
     def forward(ctx: Any, part: Float[Tensor, "part hidden"], group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         parts = part.new_empty(dist.get_world_size(group) * len(part), *part.shape[1:])
-        dist.all_gather_single(parts, part.contiguous(), group=group)
+        all_gather_single(parts, part.contiguous(), group)
         return parts
 
     @staticmethod

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from preshard.schemas.layout import slice_positions
 from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.exchange import plan_exchange
+from preshard.trainer.distributed.collectives import ALL_GATHER
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 
 
@@ -36,7 +37,7 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
         sent[0] += sum(operation.tensor.nbytes for operation in operations if operation.op is dist.isend)
         return p2p(operations)
 
-    all_to_all, all_gather, p2p = dist.all_to_all_single, dist.all_gather_single, dist.batch_isend_irecv
+    all_to_all, all_gather, p2p = dist.all_to_all_single, getattr(dist, ALL_GATHER), dist.batch_isend_irecv
     rank_tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
     shape = (rank_tokens, fields["head_dim"])
     inputs = [
@@ -46,7 +47,7 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
     attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
     with (
         mock.patch.object(dist, "all_to_all_single", count_all_to_all),
-        mock.patch.object(dist, "all_gather_single", count_all_gather),
+        mock.patch.object(dist, ALL_GATHER, count_all_gather),
         mock.patch.object(dist, "batch_isend_irecv", count_p2p),
     ):
         out = attend(*inputs)
