@@ -25,6 +25,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.inputs import InputUnit, model_inputs
 from preshard.trainer.models import load_model
+from preshard.trainer.models.compat import has
 from preshard.trainer.models.families import FAMILIES
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
@@ -35,6 +36,8 @@ SETTINGS = [
     *("cp_sizes=[1,2,4,8]", "ring_degrees=[1,2,4,8]", "video.max_frames=4"),
 ]
 VOCABULARY = 400
+EXACT_SECONDS = (5, 18)
+"""The version from which on Qwen2.5-VL's positions follow fractions of a second."""
 
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -124,7 +127,7 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         if model.config.model_type == "internvl":
             del given["mm_token_type_ids"]
         if model.config.model_type == "qwen2_5_vl" and "video_grid_thw" in given:
-            given["second_per_grid_ts"] = _seconds(model, batch, number)
+            given |= _times(model, batch, number, own)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits[0]
         counted = (batch.labels[own] >= 0) & new
         losses = torch.nn.functional.cross_entropy(
@@ -154,11 +157,17 @@ def _token_types(model: Any, batch: RankBatch, ids: Tensor, rows: Tensor) -> Ten
     return torch.where(video, 2, torch.where(rows, 1, 0))
 
 
-def _seconds(model: Any, batch: RankBatch, number: int) -> Tensor:
-    """Seconds between two patches of time of each video, which the processor would have read from the video."""
+def _times(model: Any, batch: RankBatch, number: int, own: Tensor) -> dict[str, Tensor]:
+    """Seconds between two patches of time of each video, which the processor would have read from the video.
+
+    Positions instead for a ``transformers`` that rounds these seconds down.
+    """
     steps = {unit.medium: unit.time_step for unit in batch.units if unit.document == number and unit.kind != "image"}
     assert set(steps.values()) != {1.0}, "no video whose time matters"
-    return torch.tensor(list(steps.values()), dtype=torch.float64) / model.config.vision_config.tokens_per_second
+    if not has(EXACT_SECONDS):
+        return {"position_ids": batch.position_ids[:, own][:, None]}
+    seconds = torch.tensor(list(steps.values()), dtype=torch.float64) / model.config.vision_config.tokens_per_second
+    return {"second_per_grid_ts": seconds}
 
 
 def _inputs(batch: RankBatch, number: int) -> dict[str, np.ndarray]:

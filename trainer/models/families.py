@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.models import compat
 
 NO_PATCH = -1
 """Stands in Molmo2's pooling where a window has fewer patches."""
@@ -95,9 +96,14 @@ def _qwen_encode(core: Any, inputs: Inputs, *, places: Callable[[Any, Tensor], d
     # Images and videos have the same kind of patches and go through the same encoder.
     names = ("pixel_values", "pixel_values_videos"), ("image_grid_thw", "video_grid_thw")
     pixels, grids = (torch.cat([inputs[name] for name in both if name in inputs]) for both in names)
-    made = core.get_image_features(_there(core, pixels), grids, return_dict=True, **places(core, grids))
+    if compat.has(compat.PLACES):
+        given = places(core, grids)
+    else:  # the encoder works them out where the grids are
+        grids, given = _there(core, grids), {}
+    made = core.get_image_features(_there(core, pixels), grids, return_dict=True, **given)
     deep = getattr(made, "deepstack_features", None) or ()
-    return torch.cat([torch.cat(list(layer)) for layer in (made.pooler_output, *deep)], dim=1)
+    layers = [layer if isinstance(layer, Tensor) else torch.cat(layer) for layer in (made.pooler_output, *deep)]
+    return torch.cat(layers, dim=1)
 
 
 def _qwen3_places(core: Any, grids: Tensor) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.models import compat
 from preshard.trainer.models.families import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
 from preshard.trainer.models.interface import PACKED, register_attention
@@ -131,11 +132,11 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
 def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
     """Fills a model from a folder by ``transformers``, which knows the names and forms of published weights.
 
-    It loads a second model that is sharded like the first, so that ``transformers`` reads this rank's rows alone. Each
-    of its parameters gives the first one its part as soon as it is there, and goes back to the meta device.
+    It loads a second model that is sharded like the first, so that ``transformers`` reads this rank's rows alone; an
+    old one reads whole tensors, one at a time. Each parameter gives the first one its part as soon as it is there, and
+    goes back to the meta device.
     """
     from safetensors import SafetensorError
-    from transformers.distributed import DistributedConfig
 
     fill = _Fill(model)
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
@@ -153,17 +154,13 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         return passed
 
     class Passing(type(model)):  # type: ignore[misc]
-        """Shows its modules at the place where ``transformers`` would shard them, before weights are read."""
+        """Shows its modules before weights are read, and has its parameters sharded where they are read by rows."""
 
-        @classmethod
-        def prepare_distribute_model(cls, config: Any, device_map: Any = None) -> tuple[Any, Any, None]:
-            return config, device_map, None
-
-        @classmethod
-        def maybe_distribute_model(cls, model: Any, config: Any, manager: Any) -> Any:  # noqa: ARG003
-            paths.update({module: path for path, module in model.named_modules()})
-            _shard_alike(model, sharded, tied)
-            return model
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            paths.update({module: path for path, module in self.named_modules()})
+            if compat.has(compat.OWN_ROWS):
+                _shard_alike(self, sharded, tied)
 
     # by these transformers finds what it knows of a published model's weights
     Passing.__name__, Passing.__module__ = type(model).__name__, type(model).__module__
@@ -174,7 +171,6 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
                 dtype=dtype,
                 local_files_only=True,
                 output_loading_info=True,
-                distributed_config=DistributedConfig(),
             )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from preshard.schemas.errors import ConfigError
@@ -94,13 +94,18 @@ def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
     settings: dict[str, Any] = {"use_reentrant": False}
     if selective:
         settings["context_fn"] = all_but_attention
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings, offload=offload == "host")
-    if offload == "disk":
-        from transformers.modeling_layers import GradientCheckpointingLayer
+    waiting: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "none": nullcontext,
+        "host": lambda: save_on_cpu(pin_memory=True),
+        "disk": lambda: saved_tensors_hooks(_to_file, _from_file),
+    }
 
-        for module in model.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                DiskOffload().around(module)
+    def recomputed(forward: Callable[..., Any], *args: Any) -> Any:
+        with waiting[offload]():
+            return checkpoint(forward, *args, **settings)
+
+    # activation_checkpointing_enable calls it in turn; transformers 5.22 and older have that under another name
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=recomputed)
 
 
 class _Both:
@@ -131,26 +136,6 @@ def all_but_attention() -> tuple[_Both, _Both]:
 
     modes = create_selective_checkpoint_contexts(policy)
     return _Both(kept.forward, modes[0]), _Both(kept.again, modes[1])
-
-
-class DiskOffload:
-    """Keeps what the forward pass of a module saves for its backward pass in a file, and not in memory."""
-
-    def __init__(self) -> None:
-        self._contexts: list[saved_tensors_hooks] = []
-
-    def around(self, module: nn.Module) -> None:
-        """Applies to each forward pass of this module from now on."""
-        module.register_forward_pre_hook(self._enter)
-        module.register_forward_hook(self._leave, always_call=True)
-
-    def _enter(self, *_: Any) -> None:
-        context = saved_tensors_hooks(_to_file, _from_file)
-        context.__enter__()
-        self._contexts.append(context)
-
-    def _leave(self, *_: Any) -> None:
-        self._contexts.pop().__exit__(None, None, None)
 
 
 Stored = Tensor | tuple[BinaryIO, torch.Size, torch.dtype, torch.device]

@@ -79,6 +79,15 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str) -> No
         read_model_config(tmp_path)
 
 
+def test_a_model_that_came_later_names_the_version_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when an old transformers refuses a kind of model and nobody learns that a newer one takes it."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "molmo2"}', encoding="utf-8")
+    monkeypatch.setattr(transformers, "__version__", "5.19.1")
+    with pytest.raises(ConfigError, match=r"since 5\.20 and 5\.19\.1 is installed: pip install 'transformers>=5\.20'$"):
+        read_model_config(tmp_path)
+
+
 def test_a_model_is_known_by_its_configuration_alone(tmp_path: Path) -> None:
     """Fails when a run is continued with another model, or refused since a library wrote its version elsewhere."""
     first, same, other = (folder_of(tmp_path / name) for name in ("first", "same", "other"))

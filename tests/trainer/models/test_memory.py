@@ -129,7 +129,7 @@ def test_only_inputs_of_blocks_wait_in_the_hosts_memory(
     model = _model()
     save_memory(model, recompute=recompute, offload="host", device_type="cuda")
     with monkeypatch.context() as patched:
-        patched.setattr("transformers.modeling_utils.save_on_cpu", Noted)
+        patched.setattr("preshard.trainer.models.memory.save_on_cpu", Noted)
         loss, grads, _ = _run(model)
     torch.testing.assert_close(loss, plain[0], rtol=1e-12, atol=0)
     torch.testing.assert_close(grads, plain[1], rtol=1e-9, atol=1e-12)
