@@ -9,7 +9,7 @@ DEMO := demo
 # Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo train check lint ruff types contracts unit test chromium test-cluster mutants docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test chromium test-cluster test-matrix mutants docs bench peers clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -18,6 +18,7 @@ help:
 	@echo "make test          lint, types, import contracts, and all tests"
 	@echo "make lint          lint, types and import contracts alone"
 	@echo "make test-cluster  jobs that lose nodes, and whole jobs as in a pod: some minutes"
+	@echo "make test-matrix   the tests of reader, attention and families with the oldest and newest torch and transformers"
 	@echo "make mutants       plant 20 small faults, one at a time, and say which of them no test notices: minutes"
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
 	@echo "make bench         run the benchmarks and print their figures"
@@ -104,6 +105,9 @@ test-cluster: .venv/installed
 	@echo "==> jobs that lose nodes or run as in a pod, with loops compiled as on a fresh cluster"
 	@$(BIN)/python -m pytest -m cluster tests/cluster tests/k8s
 
+test-matrix: .venv/installed
+	@WORKERS=$(WORKERS) $(BIN)/python tests/matrix/run.py
+
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py \
 		tests/benchmarks/attention.py tests/benchmarks/documents.py; do \
@@ -114,4 +118,4 @@ peers: .venv/installed
 	@$(BIN)/python tests/benchmarks/peers.py
 
 clean:
-	rm -rf .venv $(DEMO)
+	rm -rf .venv .venv-matrix $(DEMO)

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     """Installs, and gives pip's or uv's exit status."""
     quiet = ["--quiet", "--disable-pip-version-check", "--no-compile"]
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False).stdout.splitlines()
-    made = subprocess.run([*PIP, "install", *quiet, *_without_editables(arguments), "uv"], check=False)
+    made = subprocess.run([*PIP, "install", *quiet, *_only_places(arguments), "uv"], check=False)
     if made.returncode == 0:
         # as pip chooses: the best version of all places, where uv would stop at the first that knows the name
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match"]
@@ -51,9 +51,10 @@ def main(arguments: list[str]) -> int:
     return subprocess.run([*PIP, "install", *quiet, *arguments], check=False).returncode
 
 
-def _without_editables(arguments: list[str]) -> list[str]:
-    """What uv itself is installed with: constraints and places, and not the project."""
-    return [one for before, one in zip(["", *arguments], arguments, strict=False) if "-e" not in (before, one)]
+def _only_places(arguments: list[str]) -> list[str]:
+    """What uv itself is installed with: constraints and places, and not the project or a list of packages."""
+    named = {"-e", "-r"}
+    return [one for before, one in zip(["", *arguments], arguments, strict=False) if named.isdisjoint((before, one))]
 
 
 if __name__ == "__main__":

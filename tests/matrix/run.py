@@ -1,0 +1,93 @@
+"""Runs the tests of reader, attention and families with the oldest and newest torch and transformers.
+
+    .venv/bin/python tests/matrix/run.py [TORCH-TRANSFORMERS ...]
+
+Started by `make test-matrix`. Each pair of versions has an environment in .venv-matrix, which is kept for the next
+time; one takes 6 GB where the package index has its torch only for CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from itertools import product
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+REPOSITORY = Path(__file__).parents[2]
+HERE = REPOSITORY / "tests" / "matrix"
+FOLDER = REPOSITORY / ".venv-matrix"
+
+
+def constraints(pins: list[str]) -> str:
+    """The project's constraints with other versions of some packages."""
+    instead = {_name(pin): pin for pin in pins}
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if line.startswith("#") or _name(line) not in instead]
+    return "\n".join([*kept, *instead.values(), ""])
+
+
+def _name(pin: str) -> str:
+    return re.sub("[-_.]+", "-", pin.partition("==")[0]).lower()
+
+
+def install(folder: Path, pins: list[str]) -> Path:
+    """An environment with these versions, made anew unless it has them; gives its Python."""
+    python, asked = folder / "bin" / "python", folder / "constraints.txt"
+    wanted = constraints(pins)
+    if asked.exists() and asked.read_text(encoding="utf-8") == wanted:
+        return python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    making = folder / "making.txt"
+    making.write_text(wanted, encoding="utf-8")
+    tools = ["-r", str(HERE / "requirements.txt"), "-e", ".[pack,train,demo]"]
+    installer = [str(python), "tests/support/install.py", "-c", str(making), *tools]
+    subprocess.run(installer, cwd=REPOSITORY, check=True)
+    making.rename(asked)
+    return python
+
+
+def run(name: str, python: Path, tests: list[str], without: str) -> tuple[str, bool]:
+    """Runs tests with an environment; a line of what came out, and whether all passed."""
+    report, started = FOLDER / f"{name}.xml", time.monotonic()
+    report.unlink(missing_ok=True)
+    workers = os.environ.get("WORKERS", "2")
+    command = [str(python), "-m", "pytest", "--quiet", "-n", workers, f"--junitxml={report}", *tests]
+    done = subprocess.run([*command, *(["-k", f"not ({without})"] if without else [])], cwd=REPOSITORY, check=False)
+    suite = ElementTree.parse(report).getroot()[0]
+    ran, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+    bad = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+    minutes = (time.monotonic() - started) / 60
+    return f"{ran - skipped - bad} passed, {bad} failed, {skipped} skipped, {minutes:.1f} min", done.returncode == 0
+
+
+def main(chosen: list[str]) -> int:
+    """Runs all pairs, or those that are named, and prints a line for each."""
+    table: dict[str, Any] = tomllib.loads((HERE / "versions.toml").read_text(encoding="utf-8"))
+    pairs = {f"{one}-{other}": (one, other) for one, other in product(table["torch"], table["transformers"])}
+    if unknown := set(chosen) - set(pairs):
+        print(f"no pair of versions is called {min(unknown)}; take some of {', '.join(pairs)}", file=sys.stderr)
+        return 2
+    lines, all_good = [], True
+    for name in chosen or pairs:
+        torch, transformers = pairs[name]
+        of_torch, of_transformers = table["torch"][torch], table["transformers"][transformers]
+        pins = [f"torch=={torch}", f"transformers=={transformers}"]
+        pins += of_torch.get("pins", []) + of_transformers.get("pins", [])
+        print(f"==> torch {torch}, transformers {transformers}", flush=True)
+        python = install(FOLDER / name, pins)
+        without = [each["without"] for each in (of_torch, of_transformers) if "without" in each]
+        said, good = run(name, python, table["tests"], " or ".join(without))
+        lines.append(f"torch {torch}, transformers {transformers}: {said}")
+        all_good &= good
+    print(*lines, sep="\n")
+    return 0 if all_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
