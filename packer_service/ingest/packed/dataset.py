@@ -22,7 +22,7 @@ from preshard.packer_service.ingest.packed.units import StoredUnits
 from preshard.packer_service.ingest.ranges import Range, read_range, read_ranges
 from preshard.packer_service.ingest.source.file import RowReference, SourceFile
 from preshard.schemas.checksum import check_member
-from preshard.schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key
+from preshard.schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key, shard_name
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.filesystem import join
@@ -35,7 +35,8 @@ CACHED_TOKENS = 2**22
 """Most tokens of the packs whose arrays a process keeps: at some 40 bytes per token, 160 MiB. Documents that share a
 pack here lie in different packs there."""
 
-_PLACES = ("shard", "offset", "header_size", "head_crc32c")
+_PLACES = ("offset", "header_size", "head_crc32c")
+"""Not the shard's name, which follows from the pack's number: a name in a table could lead out of the dataset."""
 _ROWS = ("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "truncated_tokens")
 
 
@@ -109,9 +110,9 @@ class PackedDatasetSource:
 
     @cached_property
     def _packs(self) -> pa.Table:
-        """Where each pack lies, one row per pack in order: 30 bytes of memory for each."""
+        """Where each pack lies, one row per pack in order."""
         stored = self._table("packs.parquet", _PLACES)
-        table = stored.read(dictionaries=("shard",))
+        table = stored.read()
         if len(table) != self.n_packs or stored.schema != pa.schema([PACKS.field(name) for name in _PLACES]):
             raise ConfigError(f"SOURCE {self.file.label}: packs.parquet is not the manifest's; put the file back")
         return table
@@ -216,8 +217,9 @@ class PackedDatasetSource:
 
     def _place(self, pack_id: int) -> _Place:
         row = self._packs.slice(pack_id, 1).to_pylist()[0]
-        shard, start = join(self.file.uri, SHARDS, row["shard"]), row["offset"]
-        where = f"{self.file.label}/{SHARDS}/{row['shard']}/{sample_key(pack_id)}"
+        name, start = shard_name(pack_id // self.config.packs_per_shard), row["offset"]
+        shard = join(self.file.uri, SHARDS, name)
+        where = f"{self.file.label}/{SHARDS}/{name}/{sample_key(pack_id)}"
         return _Place(pack_id, Range(shard, start, start + row["header_size"]), row["head_crc32c"], where)
 
     def _decoded(self, place: _Place, data: bytes) -> StoredPack:

@@ -55,9 +55,9 @@ class StoredTable:
         """Of the columns that are read."""
         return pa.schema([self._file.schema_arrow.field(name) for name in self.columns])
 
-    def read(self, *, dictionaries: Sequence[str] = ()) -> pa.Table:
-        """All rows; of the named columns each value once, and its number in each row."""
-        return pq.ParquetFile(self._opened, read_dictionary=list(dictionaries)).read(columns=self.columns)
+    def read(self) -> pa.Table:
+        """All rows."""
+        return self._file.read(columns=self.columns)
 
     def rows_of(self, first_pack: int, end_pack: int) -> pa.Table:
         """The rows of some packs, in order, from the row groups that have some; ``pack_id`` ascends in the table."""
