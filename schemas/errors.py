@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from preshard.schemas.secrets import without_secrets
+
 
 class PreshardError(ValueError):
-    """Base class of every error that preshard raises for its users."""
+    """Base class of every error that preshard raises for its users. Its message shows no secret of a URI."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(PreshardError):

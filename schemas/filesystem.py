@@ -64,15 +64,6 @@ def _client(scheme: str, authority: str, query: str) -> tuple[fs.FileSystem, str
     return filesystem, root
 
 
-def without_credentials(location: str) -> str:
-    """A location without the key and secret that a URI may hold before its bucket (``s3://key:secret@bucket``)."""
-    if not is_uri(location):
-        return location
-    scheme, _, rest = location.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
-
-
 def join(folder: str, *names: str) -> str:
     """A path or URI below a folder. The query of a URI, such as ``?region=eu-west-1``, stays behind the path."""
     path, query = split_query(folder)

@@ -12,6 +12,7 @@ from preshard.schemas.errors import ConfigError, PreshardError
 with needed("trainer", "exporting", "train"):
     import click
 
+from preshard.schemas.secrets import without_secrets
 from preshard.trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
 from preshard.trainer.models.export import check_export, write_folder
 from preshard.trainer.models.folder import identity, one_line, read_model_config
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         problem = " ".join(str(error).split())
     else:
         return
-    click.echo(f"trainer: {problem}", err=True)
+    click.echo(without_secrets(f"trainer: {problem}"), err=True)
     sys.exit(2)
 
 

@@ -21,6 +21,7 @@ with needed("trainer", "training", "train"):
 
 import torch.distributed as dist
 
+from preshard.schemas.secrets import without_secrets
 from preshard.trainer.distributed.mesh import build_mesh
 from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
 from preshard.trainer.loop import run
@@ -84,7 +85,7 @@ def train(job: Job, here: Processes) -> int:
         cp_fsdp=config.cp_fsdp,
     )
     if here.rank == 0:
-        click.echo(_describe_start(job, here.world_size), err=True)
+        click.echo(without_secrets(_describe_start(job, here.world_size)), err=True)
     writers: list[MetricsFile | TensorBoardFiles] = []
     if here.rank == 0 and config.metrics is not None:
         writers.append(MetricsFile(config.metrics, after=job.start.step))
@@ -160,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         problem = first_difference(job.seen_alike())
     if job is None or problem is not None:
         if here.rank == 0:
-            click.echo(f"trainer: {problem}", err=True)
+            click.echo(without_secrets(f"trainer: {problem}"), err=True)
         _leave(2)
     try:
         _leave(train(job, here))
@@ -216,7 +217,7 @@ def _end(here: Processes, error: Exception) -> NoReturn:
     """
     if here.fails_first():
         if (line := _known(error)) is not None:
-            click.echo(f"trainer: rank {here.rank}: {line}", err=True)
+            click.echo(without_secrets(f"trainer: rank {here.rank}: {line}"), err=True)
         else:
             traceback.print_exception(error)
     sys.stdout.flush()

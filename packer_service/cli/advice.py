@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from preshard.packer_service.cli.options import say
 from preshard.packer_service.report.advice.hardware import DEVICES
 from preshard.schemas.errors import ConfigError
 
@@ -40,7 +41,7 @@ def advise(
     question = make_question({**_values(assumed), "gpus": gpus, "gpu": gpu, "limit": limit})
     advice = advise_dataset(dataset, question, None if model is None else str(model))
     if as_json:
-        click.echo(json.dumps(advice.model_dump(mode="json")))
+        say(json.dumps(advice.model_dump(mode="json")))
     else:
         print_advice(advice)
 

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from preshard.packer_service.cli.options import dp_option, print_figures
+from preshard.packer_service.cli.options import dp_option, print_figures, say
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import join
@@ -25,9 +25,9 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
 
     verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=ConsoleProgress())
     if as_json:
-        click.echo(json.dumps(verdict.as_json()))
+        say(json.dumps(verdict.as_json()))
     else:
-        click.echo("\n".join(verdict.as_lines()))
+        say("\n".join(verdict.as_lines()))
     if verdict.broken:
         raise SystemExit(1)
 
@@ -57,7 +57,7 @@ def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) 
         raise ConfigError("report: --dp has no effect beside --against; leave it out")
     comparison = compare_locations(first, second)
     if as_json:
-        click.echo(json.dumps(comparison.model_dump(mode="json")))
+        say(json.dumps(comparison.model_dump(mode="json")))
     else:
         print_comparison(comparison)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from preshard.schemas.secrets import without_secrets
+
 if TYPE_CHECKING:
     from preshard.packer_service.report.figures import PlanReport
 
@@ -26,6 +28,10 @@ def source_options(command: Any) -> Any:
     """What is read of a source, and as what."""
     text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
     command = click.option("--form", metavar="FORM", help=text)(command)
+    text = "A path or URI that rows may reach besides the folders of SOURCE; repeatable."
+    command = click.option("--allow-media", multiple=True, metavar="PREFIX", help=text)(command)
+    text = "Folder that relative media paths of rows are relative to, instead of the folder of the row's file."
+    command = click.option("--media-root", metavar="FOLDER", help=text)(command)
     text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
     return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(command)
 
@@ -34,6 +40,11 @@ def with_source_options(settings: tuple[str, ...], form: str | None, ignore: tup
     """The settings with those of the options that are keys of the configuration as well. YAML reads JSON."""
     own = [f"form={json.dumps(form)}"] if form is not None else []
     return [*settings, *own, *([f"ignore={json.dumps(ignore)}"] if ignore else [])]
+
+
+def say(text: str, err: bool = False) -> None:
+    """Prints text without the secrets of the URIs in it."""
+    click.echo(without_secrets(text), err=err)
 
 
 def dp_option(command: Any) -> Any:
@@ -68,6 +79,6 @@ def print_figures(report: PlanReport, as_json: bool, rejects_file: str | None = 
     from preshard.packer_service.report.console import print_report
 
     if as_json:
-        click.echo(json.dumps(report.model_dump(mode="json")))
+        say(json.dumps(report.model_dump(mode="json")))
     else:
-        print_report(report, rejects_file=rejects_file)
+        print_report(report, rejects_file=without_secrets(rejects_file) if rejects_file is not None else None)

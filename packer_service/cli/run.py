@@ -10,12 +10,14 @@ import click
 from preshard.packer_service.cli.advice import advise
 from preshard.packer_service.cli.datasets import report, serve, verify
 from preshard.packer_service.cli.demo import demo_model, demo_source
+from preshard.packer_service.cli.options import say
 from preshard.packer_service.cli.sources import pack, plan, show
 from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
 from preshard.packer_service.runtime.leave import exit_at_once
 from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
+from preshard.schemas.secrets import without_secrets
 from preshard.schemas.version import VERSION
 
 
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ConfigError, PlanError) as error:
         _fail(2, str(error))
     except RayLostError as error:
-        exit_at_once(str(error))
+        exit_at_once(without_secrets(str(error)))
     except (PreshardError, OSError) as error:
         _fail(1, str(error))
     sys.exit(code if isinstance(code, int) else 0)
@@ -66,6 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _fail(status: int, message: str) -> None:
     line = " ".join(message.split())
     if is_waited_for():
-        exit_at_once(line, status)
-    click.echo(f"preshard: {line}", err=True)
+        exit_at_once(without_secrets(line), status)
+    say(f"preshard: {line}", err=True)
     sys.exit(status)

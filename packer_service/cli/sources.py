@@ -15,6 +15,7 @@ from preshard.packer_service.cli.options import (
     dp_option,
     print_figures,
     ray_options,
+    say,
     source_options,
     with_source_options,
 )
@@ -24,6 +25,7 @@ from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.filesystem import join
 
 if TYPE_CHECKING:
+    from preshard.packer_service.ingest.media.reach import AllowedMedia
     from preshard.schemas.config import PackConfig
     from preshard.schemas.manifest import ManifestHead
 
@@ -50,6 +52,8 @@ def pack(
     max_rejects: float,
     form: str | None,
     ignore: tuple[str, ...],
+    media_root: str | None,
+    allow_media: tuple[str, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
     ray_address: str | None,
@@ -63,13 +67,13 @@ def pack(
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     with _tasks(ray_address, num_cpus) as (executor, progress):
-        outcome = run_job(sources, out, config, executor, progress)
+        outcome = run_job(sources, out, config, executor, progress, media=_allowed(media_root, allow_media))
     counts = outcome.manifest.counts
     if outcome.already_done:
-        click.echo(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
+        say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
     else:
         seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
-        click.echo(
+        say(
             f"{out}: {counts.documents} documents in {counts.packs} packs and {outcome.n_shards} shards, "
             f"{counts.rejected} rejected ({seconds})"
         )
@@ -90,6 +94,8 @@ def plan(
     sources: tuple[str, ...],
     form: str | None,
     ignore: tuple[str, ...],
+    media_root: str | None,
+    allow_media: tuple[str, ...],
     lengths: Path | None,
     as_json: bool,
     dp_sizes: tuple[int, ...],
@@ -116,7 +122,9 @@ def plan(
     with _tasks(ray_address, num_cpus) as (executor, progress):
         report = plan_tables(sources, config, progress, dp_sizes)
         if report is None:
-            report = plan_sources(sources, config, executor, progress, dp_sizes)
+            report = plan_sources(
+                sources, config, executor, progress, dp_sizes, media=_allowed(media_root, allow_media)
+            )
     print_figures(report, as_json)
     _require_documents("plan", report.documents, report.source_documents)
 
@@ -132,6 +140,8 @@ def show(
     sources: tuple[str, ...],
     form: str | None,
     ignore: tuple[str, ...],
+    media_root: str | None,
+    allow_media: tuple[str, ...],
     row: str | None,
     doc_id: str | None,
     as_json: bool,
@@ -146,9 +156,9 @@ def show(
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
     config = load_config(config_file, with_source_options(settings, form, ignore))
-    document = show_document(sources, config, row=row, doc_id=doc_id)
+    document = show_document(sources, config, row=row, doc_id=doc_id, media=_allowed(media_root, allow_media))
     if as_json:
-        click.echo(json.dumps(document.model_dump(mode="json")))
+        say(json.dumps(document.model_dump(mode="json")))
     else:
         print_document(document)
 
@@ -161,6 +171,12 @@ def _configured(sources: Sequence[str], config_file: Path | None, settings: list
     for source in sources:
         require_answer("SOURCE", source)
     return load_config(config_file, settings, sources)
+
+
+def _allowed(media_root: str | None, allow_media: tuple[str, ...]) -> AllowedMedia:
+    from preshard.packer_service.ingest.media.reach import AllowedMedia
+
+    return AllowedMedia(root=media_root, allow=allow_media)
 
 
 @contextmanager
@@ -188,12 +204,12 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     lines = unread_lines(manifest.unused_columns, manifest.unread_files)
     reasons = dataset_reject_reasons(out) if counts.rejected else []
     for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
-        click.echo(line)
+        say(line)
     _require_documents(out, counts.documents, counts.source_documents)
     if counts.rejected <= max_rejects * counts.source_documents:
         return 0
     why = too_many_rejects(reasons, counts.rejected, counts.source_documents, max_rejects)
-    click.echo(f"preshard: {out}: the dataset is whole, but {why}", err=True)
+    say(f"preshard: {out}: the dataset is whole, but {why}", err=True)
     return TOO_MANY_REJECTS
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from preshard.packer_service.demo.packages import package_folder
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 
 ALL_FRAMES_FPS, NO_LIMIT = 1000.0, 100_000
@@ -173,10 +174,10 @@ def _ticks(count: int, recipe: Recipe, ticks: int) -> list[int]:
 
 def _examine(folder: Path, name: str, subject: str) -> DemoVideo:
     medium = Medium(kind="video", uri=name)
-    frames = probe_video(medium, str(folder), fps=ALL_FRAMES_FPS, max_frames=NO_LIMIT)
+    frames = probe_video(medium, MediaReach.of(str(folder)), fps=ALL_FRAMES_FPS, max_frames=NO_LIMIT)
     gap = frames.timestamps[-1] - frames.timestamps[-2] if frames.n_frames > 1 else 0.0
     duration = float(frames.timestamps[-1] + gap)
-    each_half = probe_video(medium, str(folder), fps=2.0, max_frames=NO_LIMIT)
-    images = decode_video(medium, str(folder), each_half, size=(32, 32))
+    each_half = probe_video(medium, MediaReach.of(str(folder)), fps=2.0, max_frames=NO_LIMIT)
+    images = decode_video(medium, MediaReach.of(str(folder)), each_half, size=(32, 32))
     brightness = np.array([np.asarray(image).mean() for image in images])
     return DemoVideo(name=name, subject=subject, frames=frames, duration=duration, brightness=brightness)

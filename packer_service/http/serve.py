@@ -23,6 +23,7 @@ from preshard.packer_service.http.connections import BoundedConnection
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.packer_service.runtime.interrupt import Interrupted
 from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.schemas.secrets import without_secrets
 
 TOKEN = "PRESHARD_TOKEN"
 """Environment variable that holds the bearer token."""
@@ -89,7 +90,7 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
     with _listening(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         where = f"http://{name}:{listener.getsockname()[1]}/"
-        print(f"preshard: serving {root} at {where}", file=sys.stderr, flush=True)
+        print(f"preshard: serving {without_secrets(str(root))} at {where}", file=sys.stderr, flush=True)
         _log_to_stdout()
         _allow_files()
         gc.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from preshard.packer_service.ingest.media.isolated import crops
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ProbedMedium
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
@@ -31,7 +32,7 @@ def wanted_media(rendered: RenderedDocument) -> Iterator[tuple[ProbedMedium, int
 
 def decode_crops(
     rendered: RenderedDocument,
-    folder: str,
+    folder: MediaReach,
     config: PackConfig,
     *,
     doc_id: str,
@@ -42,7 +43,7 @@ def decode_crops(
 
     Args:
         rendered: a document, or a piece of one: of a video, only the frames that lie in the piece are decoded.
-        folder: URI or path of the folder that holds the row's file.
+        folder: what its media are relative to, and what they may reach.
         config: the job's configuration.
         doc_id: the document's id.
         first_unit: number of its first unit in the pack.

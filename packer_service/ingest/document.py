@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from preshard.schemas.secrets import without_secrets
+
 MediumKind = Literal["image", "video"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -30,7 +32,7 @@ class Medium:
     @property
     def label(self) -> str:
         """How messages name it: as the source does, so that they read the same wherever the source lies."""
-        return self.uri if self.uri is not None else "inline bytes"
+        return without_secrets(self.uri) if self.uri is not None else "inline bytes"
 
 
 Part = str | Medium

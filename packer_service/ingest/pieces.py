@@ -5,6 +5,7 @@ from __future__ import annotations
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.media.isolated import probe
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.model import configured_renderer
 from preshard.packer_service.ingest.oversize import fit_pack
 from preshard.packer_service.ingest.render import render
@@ -14,7 +15,7 @@ from preshard.schemas.config import PackConfig
 
 
 def render_pieces(
-    document: Document, folder: str, config: PackConfig, tokenizer: Tokenizer
+    document: Document, folder: MediaReach, config: PackConfig, tokenizer: Tokenizer
 ) -> list[tuple[RenderedDocument, int]]:
     """A document's pieces, each with the number of tokens lost after it; no pixel is decoded.
 
@@ -22,7 +23,7 @@ def render_pieces(
 
     Args:
         document: the document.
-        folder: URI or path of the folder that holds the row's file.
+        folder: what its media are relative to, and what they may reach.
         config: the job's configuration.
         tokenizer: its tokenizer.
 

@@ -99,7 +99,7 @@ def _expect_images(documents: Sequence[ReadDocument]) -> None:
     for document in documents:
         if not isinstance(document.rendered, DocumentError) and document.planned.file.kind != DATASET:
             media = (medium for (medium, _), _ in wanted_media(document.rendered))
-            AHEAD.expect(media, document.planned.file.folder)
+            AHEAD.expect(media, document.planned.file.media)
 
 
 def _crops(

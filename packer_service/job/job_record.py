@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import without_credentials
+from preshard.schemas.secrets import without_secrets
 from preshard.schemas.version import VERSION
 
 SHOWN_DIFFERENCES = 3
@@ -23,13 +24,18 @@ SHOWN_BEFORE = 20
 SHOWN_ID = 12
 """Characters of a dataset's id and of a hash that are shown."""
 
+_NOT_OF_THE_FILE = ("copy", "media_root", "media_roots")
+
 Record = dict[str, Any]
 """A job in JSON values: configuration, model, and the files of the source."""
 
 
-def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragment]) -> Record:
+def job_record(
+    config: PackConfig, target: PackedFor, fragments: Sequence[Fragment], media: AllowedMedia | None = None
+) -> Record:
     """What must be the same for two runs to be the same job."""
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
+    named = [f"{option} {without_secrets(location)}" for option, location in (media or AllowedMedia()).named()]
     return {
         "version": VERSION,
         # not where the files of a model lie, but what they hold
@@ -37,14 +43,15 @@ def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragme
         "tokenizer": target.tokenizer.model_dump(mode="json"),
         "model": None if target.model is None else target.model.model_dump(mode="json"),
         "files": [_file_record(file) for file in files],
+        **({"media": named} if named else {}),
     }
 
 
 def _file_record(file: SourceFile) -> Record:
     """A source file as JSON gives it back."""
-    facts = {name: value for name, value in asdict(file).items() if name != "copy"}
+    facts = {name: value for name, value in asdict(file).items() if name not in _NOT_OF_THE_FILE}
     columns = None if file.columns is None else list(file.columns)
-    return {**facts, "uri": without_credentials(file.uri), "columns": columns}
+    return {**facts, "uri": without_secrets(file.uri), "columns": columns}
 
 
 def refuse_difference(before: Record, now: Record, out: str) -> None:

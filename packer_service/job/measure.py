@@ -99,7 +99,7 @@ def _read_ahead(
     for number, reference, row in rows:
         document = _parsed(row, file, config)
         media = [] if isinstance(document, DocumentError) or document.is_plain else document.media()
-        n_ahead = AHEAD.expect(media, file.folder)
+        n_ahead = AHEAD.expect(media, file.media)
         waiting.append((number, reference, row, document))
         while waiting and (not n_ahead or len(waiting) > AHEAD_ROWS):
             yield waiting.popleft()
@@ -129,7 +129,7 @@ def _measure_row(
     if isinstance(document, DocumentError):
         return [{**where, **reason_columns("read", document)}]
     try:
-        pieces = render_pieces(document, fragment.file.folder, config, tokenizer)
+        pieces = render_pieces(document, fragment.file.media, config, tokenizer)
     except DocumentError as error:
         return [{**where, **reason_columns("measure", error)}]
     return _lengths(where, pieces)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.notes import dataset_notes
 from preshard.packer_service.ingest.packed.settings import packed_target
@@ -59,6 +60,7 @@ def pack(
     executor: Executor,
     progress: Progress,
     *,
+    media: AllowedMedia | None = None,
     few_bytes: int = FEW_BYTES,
     partition_rows: int = PARTITION_ROWS,
 ) -> Outcome:
@@ -70,6 +72,7 @@ def pack(
         config: the job's configuration.
         executor: runs the tasks.
         progress: hears what is done.
+        media: what rows may reach besides the folders of the sources.
         few_bytes: up to so many bytes of an earlier run's shards are hashed by this process, and more by tasks.
         partition_rows: documents that are planned together, as often as they are taken; the plan depends on it.
 
@@ -80,13 +83,14 @@ def pack(
         DatasetDamagedError: ``out`` was whole, and a file of it is missing.
         WorkError: what an earlier run kept is damaged.
     """
-    for source in sources:
-        require_answer("SOURCE", source)
+    media = media or AllowedMedia()
+    for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
+        require_answer(what, location)
     require_answer("--out", out)
-    found = list_sources(sources, config)
+    found = list_sources(sources, config, media)
     target = packed_target(config, found.files)
     fragments = list_fragments(found.files)
-    folder, record = Folder(out), job_record(config, target, fragments)
+    folder, record = Folder(out), job_record(config, target, fragments, media)
     manifest = finished_before(folder, record)
     if manifest is not None:
         return Outcome(manifest=manifest, already_done=True, seconds={})

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.notes import dataset_notes
 from preshard.packer_service.ingest.packed.settings import packed_target
@@ -41,6 +42,7 @@ def plan_sources(
     progress: Progress,
     dp_sizes: Sequence[int] = (),
     *,
+    media: AllowedMedia | None = None,
     partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport:
     """The figures of packing sources, with every document measured.
@@ -51,6 +53,7 @@ def plan_sources(
         executor: runs the tasks that measure; what they return waits in a temporary folder of this machine.
         progress: hears what is done.
         dp_sizes: data-parallel sizes to give the straggler ratio for.
+        media: what rows may reach besides the folders of the sources.
         partition_rows: documents that are planned together, as often as they are taken.
 
     Raises:
@@ -58,9 +61,10 @@ def plan_sources(
         PlanError: a data-parallel size does not divide the window.
     """
     check_dp_sizes(dp_sizes, config.order.window)
-    for source in sources:
-        require_answer("SOURCE", source)
-    listed = list_sources(sources, config)
+    media = media or AllowedMedia()
+    for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
+        require_answer(what, location)
+    listed = list_sources(sources, config, media)
     target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)

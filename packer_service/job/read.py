@@ -82,7 +82,7 @@ def read_ahead(documents: Sequence[PlannedDocument], config: PackConfig) -> None
     load_rows((planned.file, planned.reference) for planned in remote)
     AHEAD.forget()
     for planned in remote:
-        AHEAD.expect(named_media(planned, config), planned.file.folder)
+        AHEAD.expect(named_media(planned, config), planned.file.media)
 
 
 def planned_crops(
@@ -100,7 +100,7 @@ def planned_crops(
         OSError: the file system failed; no document is at fault.
     """
     return decode_crops(
-        rendered, planned.file.folder, config, doc_id=planned.doc_id, first_unit=first_unit, decode=decode
+        rendered, planned.file.media, config, doc_id=planned.doc_id, first_unit=first_unit, decode=decode
     )
 
 
@@ -139,5 +139,5 @@ def _read_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     if given_id not in (None, planned.doc_id):
         raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
     document = _document(row, planned, config)
-    pieces = render_pieces(document, planned.file.folder, config, configured_tokenizer(config))
+    pieces = render_pieces(document, planned.file.media, config, configured_tokenizer(config))
     return [piece for piece, _ in pieces]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.media.shape import PlacedMedium
 from preshard.packer_service.ingest.media.video import VideoFrames
 from preshard.packer_service.ingest.pieces import render_pieces
@@ -42,7 +43,12 @@ class _Found:
 
 
 def show_document(
-    sources: Sequence[str], config: PackConfig, *, row: str | None = None, doc_id: str | None = None
+    sources: Sequence[str],
+    config: PackConfig,
+    *,
+    row: str | None = None,
+    doc_id: str | None = None,
+    media: AllowedMedia | None = None,
 ) -> ShownDocument:
     """One document as it would be packed.
 
@@ -52,14 +58,16 @@ def show_document(
         row: the number of a row, counted from 1 through all files, or its file and row as rejects name them
             (``FILE:ROW``); without it and ``doc_id``, the first row is shown.
         doc_id: its id.
+        media: what rows may reach besides the folders of the sources.
 
     Raises:
         ConfigError: a source does not exist, or has no such row.
         RejectedError: the row would be rejected, with the reason.
     """
-    for source in sources:
-        require_answer("SOURCE", source)
-    files = list_sources(sources, config).files
+    media = media or AllowedMedia()
+    for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
+        require_answer(what, location)
+    files = list_sources(sources, config, media).files
     for file in files:
         if file.kind == DATASET:
             raise ConfigError(f"SOURCE {file.uri}: is packed; preshard serve shows its documents, show those of rows")
@@ -70,7 +78,7 @@ def show_document(
         if isinstance(found.row, DocumentError):
             raise found.row
         document = parse_document(found.row, found.fragment.file.form, config.ignore_columns)
-        pieces = render_pieces(document, found.fragment.file.folder, config, tokenizer)
+        pieces = render_pieces(document, found.fragment.file.media, config, tokenizer)
     except DocumentError as error:
         raise RejectedError(f"{found.location}: would be rejected: {error.code}: {error}") from None
     probed = pieces[0][0].media

@@ -22,7 +22,7 @@ from typing import IO
 from preshard.packer_service.ingest.decode import wanted_media
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import isolated
-from preshard.packer_service.ingest.media.open import is_absolute
+from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
 from preshard.packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
 from preshard.packer_service.ingest.source.file import DATASET
@@ -93,7 +93,7 @@ class ShardVideos:
         self,
         planned: PlannedDocument,
         medium: Medium,
-        base: str,
+        base: MediaReach,
         placed: PlacedMedium,
         config: PackConfig,
         *,
@@ -118,7 +118,7 @@ class ShardVideos:
             times = Counter[VideoName]()
             for planned in self._planned:
                 media = () if self._ended.is_set() else named_media(planned, self._config)
-                names = [name for medium in media if (name := _name(medium, planned.file.folder)) is not None]
+                names = [name for medium in media if (name := _name(medium, planned.file.media)) is not None]
                 times.update(names)
                 for name in dict.fromkeys(names):
                     shows.setdefault(name, {})[planned] = None
@@ -126,7 +126,7 @@ class ShardVideos:
         return self._shows
 
     def _pictures(
-        self, name: VideoName, planned: PlannedDocument, medium: Medium, base: str, own: set[Picture]
+        self, name: VideoName, planned: PlannedDocument, medium: Medium, base: MediaReach, own: set[Picture]
     ) -> _WaitingPictures:
         """The pictures of a video, of this document and of as many later ones as there is room for."""
         waiting = self._waiting.get(name)
@@ -145,7 +145,7 @@ class ShardVideos:
             rendered = self._rendered(document)
             if rendered is None:
                 break
-            uses = [shown_pictures(placed) for placed in _placed(rendered, name, document.file.folder)]
+            uses = [shown_pictures(placed) for placed in _placed(rendered, name, document.file.media)]
             new = {one.picture for use in uses for one in use} - asked
             pixels += sum(picture.size[0] * picture.size[1] for picture in new)
             if asked and pixels > AHEAD_PIXELS:
@@ -228,14 +228,14 @@ def _tokens(rendered: Rendered) -> int:
     return 0 if isinstance(rendered, DocumentError) else len(rendered)
 
 
-def _name(medium: Medium, folder: str) -> VideoName | None:
+def _name(medium: Medium, folder: MediaReach) -> VideoName | None:
     """What is equal for clips of one video; None for an image, and for a video whose bytes are in its row."""
     if medium.kind != "video" or medium.uri is None or medium.data is not None:
         return None
-    return ("" if is_absolute(medium.uri) else folder, medium.uri)
+    return ("" if is_absolute(medium.uri) else folder.folder, medium.uri)
 
 
-def _placed(rendered: Rendered, name: VideoName, folder: str) -> list[PlacedMedium]:
+def _placed(rendered: Rendered, name: VideoName, folder: MediaReach) -> list[PlacedMedium]:
     """The clips of a video in a document."""
     if isinstance(rendered, DocumentError):
         return []

@@ -11,6 +11,7 @@ from preshard.packer_service.report.dataset import dataset_lengths, open_dataset
 from preshard.packer_service.report.document_sums import LengthCounts
 from preshard.packer_service.report.figures import PlanReport
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.secrets import without_secrets
 from preshard.schemas.validation import first_violation
 
 
@@ -38,7 +39,7 @@ def _of_report(
     name: str, report: PlanReport, lengths: LengthCounts | None = None, configuration: dict[str, object] | None = None
 ) -> ComparedSide:
     return compared_side(
-        name,
+        without_secrets(name),
         source_documents=report.source_documents,
         documents=report.documents,
         fill=report,

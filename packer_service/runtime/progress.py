@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from preshard.schemas.secrets import without_secrets
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -54,7 +56,7 @@ class ConsoleProgress:
         self.moving: Status | None = None
 
     def note(self, message: str) -> None:
-        line = self._stamped(message)
+        line = self._stamped(without_secrets(message))
         if self.moving is not None:
             self.moving.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

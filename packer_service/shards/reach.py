@@ -5,6 +5,7 @@ from __future__ import annotations
 from preshard.packer_service.runtime.patience import NoAnswerError, answer
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import is_uri, locate
+from preshard.schemas.secrets import without_secrets
 
 ANSWER_SECONDS = 30.0
 """Longest wait for the first answer of a store. One that is there answers within seconds, while the clients of some
@@ -37,5 +38,7 @@ def require_answer(what: str, location: str, seconds: float = ANSWER_SECONDS) ->
     except ImportError as error:
         raise ConfigError(f"{what} {location}: needs a package that is not installed ({error})") from None
     except Exception as error:  # filesystems of fsspec raise what the library that they send requests with raises
-        reason = " ".join(str(error).split()).removeprefix(f"{location}: ")[:300] or type(error).__name__
+        reason = (
+            " ".join(str(error).split()).removeprefix(f"{without_secrets(location)}: ")[:300] or type(error).__name__
+        )
         raise ConfigError(f"{what} {location}: {reason}") from None

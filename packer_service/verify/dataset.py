@@ -27,6 +27,7 @@ from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
 from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
+from preshard.schemas.secrets import without_secrets
 
 
 def verify_dataset(
@@ -69,7 +70,9 @@ def verify_dataset(
         dataset.check_tables(progress, partition_rows)
         chosen = chosen_packs(manifest.counts.packs, thorough=thorough)
         dataset.check_shards(chosen, processes or os.cpu_count() or 1, progress)
-    return Verdict(dataset=location, checked=dict(checked), broken=faults.listed, unlisted=faults.unlisted())
+    return Verdict(
+        dataset=without_secrets(location), checked=dict(checked), broken=faults.listed, unlisted=faults.unlisted()
+    )
 
 
 def _read_manifest(folder: Folder) -> Manifest:

@@ -39,6 +39,7 @@ from preshard.packer_service.ingest.media.demux import open_at, open_video  # no
 from preshard.packer_service.ingest.media.open import open_media  # noqa: E402
 from preshard.packer_service.ingest.media.passes import read_pictures  # noqa: E402
 from preshard.packer_service.ingest.media.pictures import SKIPPING, PictureReader  # noqa: E402
+from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 
 FRAME_RATE = 30
@@ -85,7 +86,10 @@ def make_clip(path: Path, codec: str, options: dict[str, str], seconds: int, siz
 def every(path: Path, ticks: list[int], use: Use) -> list[Any]:
     """Each picture up to the last wanted one."""
     wanted, found = set(ticks), []
-    with open_media(Medium(kind="video", uri=path.name), str(path.parent)) as file, open_video(file) as video:
+    with (
+        open_media(Medium(kind="video", uri=path.name), MediaReach.of(str(path.parent))) as file,
+        open_video(file) as video,
+    ):
         video.stream.codec_context.thread_count = 1
         for picture in video.container.decode(video.stream):
             if picture.pts in wanted:
@@ -98,13 +102,13 @@ def every(path: Path, ticks: list[int], use: Use) -> list[Any]:
 def from_keys(path: Path, ticks: list[int], use: Use) -> list[Any]:
     """All pictures after the key frame before each wanted one."""
     medium = Medium(kind="video", uri=path.name)
-    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
+    with open_media(medium, MediaReach.of(str(path.parent))) as file, open_at(file, ticks[0]) as (video, packets):
         return list(PictureReader(video, packets).read(ticks, use))
 
 
 def as_packed(path: Path, ticks: list[int], use: Use) -> list[Any]:
     """As packing does it."""
-    with open_media(Medium(kind="video", uri=path.name), str(path.parent)) as file:
+    with open_media(Medium(kind="video", uri=path.name), MediaReach.of(str(path.parent))) as file:
         return list(read_pictures(file, ticks, use))
 
 
@@ -179,7 +183,7 @@ def nothing(picture: Any) -> bool:
 def measure(path: Path, fps: float, rounds: int) -> str:
     """A row of the table."""
     medium = Medium(kind="video", uri=path.name)
-    ticks = probe_video(medium, str(path.parent), fps=fps, max_frames=10**6).pts.tolist()
+    ticks = probe_video(medium, MediaReach.of(str(path.parent)), fps=fps, max_frames=10**6).pts.tolist()
     first, *others = [way(path, ticks, pixels) for way in WAYS.values()]
     assert all(other == first for other in others), "pixels differ"
     assert len(first) == len(ticks)
@@ -204,11 +208,11 @@ def measure(path: Path, fps: float, rounds: int) -> str:
 def opening(path: Path, rounds: int) -> str:
     """What opening a film costs beside decoding two frames a second of it, the medians of all rounds."""
     medium = Medium(kind="video", uri=path.name)
-    ticks = probe_video(medium, str(path.parent), fps=2, max_frames=10**6).pts.tolist()
+    ticks = probe_video(medium, MediaReach.of(str(path.parent)), fps=2, max_frames=10**6).pts.tolist()
     spent = []
     for _ in range(rounds):
         begin = time.process_time()
-        with open_media(medium, str(path.parent)) as file, open_video(file):
+        with open_media(medium, MediaReach.of(str(path.parent))) as file, open_video(file):
             opened = time.process_time() - begin
         as_packed(path, ticks, nothing)
         spent.append((opened, time.process_time() - begin - opened))

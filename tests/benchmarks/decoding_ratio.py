@@ -27,6 +27,7 @@ from machine import hardware  # noqa: E402
 from paired import compare  # noqa: E402
 
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
+from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 
 LEAST = 0.98
@@ -53,7 +54,7 @@ def decide(path: Path, fps: float, seconds: float) -> tuple[str, bool]:
         seconds: processor time to spend on it; a third of it goes to the same call twice.
     """
     medium = Medium(kind="video", uri=path.name)
-    ticks = probe_video(medium, str(path.parent), fps=fps, max_frames=10**6).pts.tolist()
+    ticks = probe_video(medium, MediaReach.of(str(path.parent)), fps=fps, max_frames=10**6).pts.tolist()
     assert every(path, ticks, pixels) == as_packed(path, ticks, pixels), "pixels differ"
     found = compare(lambda: every(path, ticks, nothing), lambda: as_packed(path, ticks, nothing), seconds * 2 / 3)
     itself = compare(lambda: as_packed(path, ticks, nothing), lambda: as_packed(path, ticks, nothing), seconds / 3)

@@ -35,6 +35,7 @@ from machine import hardware  # noqa: E402
 from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.media.image import encode_image  # noqa: E402
+from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures  # noqa: E402
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
@@ -74,7 +75,10 @@ def alone(path: Path, clips: Sequence[VideoFrames]) -> list[list[bytes]]:
     """Each clip by itself."""
     medium = Medium(kind="video", uri=path.name)
     return [
-        [encode_image(image, **JPEG) for image in decode_video(medium, str(path.parent), clip, size=SIZE)]
+        [
+            encode_image(image, **JPEG)
+            for image in decode_video(medium, MediaReach.of(str(path.parent)), clip, size=SIZE)
+        ]
         for clip in clips
     ]
 
@@ -83,7 +87,7 @@ def together(path: Path, clips: Sequence[VideoFrames]) -> list[list[bytes]]:
     """All clips in one pass."""
     shown = [[Picture(tick, SIZE, "reduced") for tick in clip.pts.tolist()] for clip in clips]
     asked = {picture for clip in shown for picture in clip}
-    found = dict(encoded_pictures(Medium(kind="video", uri=path.name), str(path.parent), asked, **JPEG))
+    found = dict(encoded_pictures(Medium(kind="video", uri=path.name), MediaReach.of(str(path.parent)), asked, **JPEG))
     return [[found[picture] for picture in clip] for clip in shown]
 
 
@@ -93,7 +97,7 @@ WAYS: dict[str, Callable[[Path, Sequence[VideoFrames]], list[list[bytes]]]] = {"
 def measure(path: Path, clips: Clips, rounds: int) -> str:
     """A row of the table."""
     media = [Medium(kind="video", uri=path.name, start=start, end=end) for start, end in clips]
-    frames = [probe_video(medium, str(path.parent), fps=2, max_frames=10**6) for medium in media]
+    frames = [probe_video(medium, MediaReach.of(str(path.parent)), fps=2, max_frames=10**6) for medium in media]
     needed, kept = floor(path, sorted({tick for clip in frames for tick in clip.pts.tolist()}))
     given, decoded, spent = [], [], dict[str, list[float]]()
     for name, way in WAYS.items():

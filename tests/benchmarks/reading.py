@@ -70,7 +70,7 @@ def write_source(folder: Path, n_packs: int) -> Path:
         start = 0.1 * (number % 8)
         film = folder / f"film-{number}{Path(name).suffix}"
         film.symlink_to(videos / name)
-        media = {"type": "video", "video": str(film), "start": start, "end": seconds}
+        media = {"type": "video", "video": film.name, "start": start, "end": seconds}
         question = {"role": "user", "content": [media, {"type": "text", "text": "What happens?"}]}
         rows.append({"id": f"clip-{number}", "messages": [question, {"role": "assistant", "content": "People move."}]})
         frames += 2 * (seconds - start)

@@ -27,6 +27,7 @@ import av  # noqa: E402
 from machine import hardware  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.media.reach import AllowedMedia  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
@@ -58,12 +59,14 @@ class Costs:
     tokens_a_frame: float
 
 
-def packed(folder: Path, rows: list[dict[str, object]], config: PackConfig) -> tuple[Manifest, dict[str, float]]:
+def packed(
+    folder: Path, rows: list[dict[str, object]], config: PackConfig, media: AllowedMedia | None = None
+) -> tuple[Manifest, dict[str, float]]:
     """Packs rows, twice, and gives the figures of the second time: the first compiles and fills caches."""
     source = folder / "rows.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     for attempt in ("first", "second"):
-        done = pack([str(source)], str(folder / attempt), config, PlainExecutor(), Silent())  # type: ignore[arg-type]
+        done = pack([str(source)], str(folder / attempt), config, PlainExecutor(), Silent(), media=media)  # type: ignore[arg-type]
     return done.manifest, json.loads((folder / "second" / "run.json").read_bytes())
 
 
@@ -106,7 +109,9 @@ def measured() -> Costs:
         (Path(folder) / "text").mkdir()
         (Path(folder) / "clips").mkdir()
         texts, text_run = packed(Path(folder) / "text", text_rows(1500), config)
-        clips, clip_run = packed(Path(folder) / "clips", clip_rows(60, video), config)
+        clips, clip_run = packed(
+            Path(folder) / "clips", clip_rows(60, video), config, AllowedMedia(allow=(str(video.parent),))
+        )
         size = sum(shard.bytes for shard in clips.shards)
         header = sum(shard.bytes for shard in texts.shards) / texts.counts.packs
     seconds, megapixels, _ = decode_seconds(video)

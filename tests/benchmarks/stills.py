@@ -36,6 +36,7 @@ from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.families.folder import load_family  # noqa: E402
 from preshard.packer_service.ingest.families.place import place  # noqa: E402
 from preshard.packer_service.ingest.media.crops import encoded_crops  # noqa: E402
+from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.scale import scaled  # noqa: E402
 from preshard.packer_service.ingest.media.shape import ImageSize  # noqa: E402
 from preshard.schemas.config import ImageBackend  # noqa: E402
@@ -64,7 +65,9 @@ def ways_of(folder: str, image: Image.Image) -> dict[str, Callable[[], object]]:
         ways[f"scaling, {backend}"] = lambda canvases=canvases, filter_=filter_: [
             scaled(image, canvas, filter_) for canvas in canvases
         ]
-        ways[f"whole, {backend}"] = lambda placed=placed: list(encoded_crops(medium, "", placed, **options))
+        ways[f"whole, {backend}"] = lambda placed=placed: list(
+            encoded_crops(medium, MediaReach.of("/"), placed, **options)
+        )
     return {**ways, "scaling, torch": lambda: by_torch(image, canvases)}
 
 

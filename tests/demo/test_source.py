@@ -15,6 +15,7 @@ from preshard.packer_service.demo import packages
 from preshard.packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
 from preshard.packer_service.demo.videos import RECIPES, Clips, encode
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -104,7 +105,10 @@ def test_the_answers_are_true(demo: tuple[Path, dict[str, int], list[str]]) -> N
     said = rows["multi-bikes-mp4-1"]["annotations"][1][1]["content"]
     part = rows["multi-bikes-mp4-1"]["media"][0]
     medium = Medium(kind="video", uri=part["video"], start=part["start"], end=part["end"])
-    assert said == f"It has {probe_video(medium, str(demo[0]), fps=1000.0, max_frames=9999).n_frames} frames."
+    assert (
+        said
+        == f"It has {probe_video(medium, MediaReach.of(str(demo[0])), fps=1000.0, max_frames=9999).n_frames} frames."
+    )
     assert rows["image-coffee-size"]["messages"][1]["content"].startswith("600 x 400 pixels")
     assert rows["video-bikes-mp4"]["messages"][2]["content"].endswith("for 10.0 seconds.")
     turned = rows["video-bunny_turned-mp4"]["messages"][4]["content"]

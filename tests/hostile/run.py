@@ -38,6 +38,7 @@ from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.families.family import CropShape  # noqa: E402
 from preshard.packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
+from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
@@ -160,11 +161,11 @@ def _look(folder: str, rows: Connection) -> None:
 def _decode(part: dict[str, str], folder: str, config: PackConfig) -> None:
     medium, size = Medium(kind=part["type"], uri=part[part["type"]]), config.vision.image_size
     if medium.kind == "image":
-        probe_image(medium, folder)
-        decode_image(medium, folder, [CropShape.whole(size, size)], "reduced")
+        probe_image(medium, MediaReach.of(folder))
+        decode_image(medium, MediaReach.of(folder), [CropShape.whole(size, size)], "reduced")
     else:
-        frames = probe_video(medium, folder, fps=config.video.fps, max_frames=config.video.max_frames)
-        collections.deque(decode_video(medium, folder, frames, size=(size, size)), maxlen=0)
+        frames = probe_video(medium, MediaReach.of(folder), fps=config.video.fps, max_frames=config.video.max_frames)
+        collections.deque(decode_video(medium, MediaReach.of(folder), frames, size=(size, size)), maxlen=0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from PIL import Image
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.decode import decode_crops
 from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.pieces import render_pieces
 from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
 from preshard.packer_service.packs.crop import Crop
@@ -43,7 +44,7 @@ def rendered(tmp_path: Path, make_video: Callable[..., Path], config: PackConfig
     parts = (image, Medium(kind="video", uri="v.mp4"), image, "What is it?")
     turns = (Message(role="user", parts=parts), Message(role="assistant", parts=("A test.",)))
     tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
-    [(piece, lost)] = render_pieces(Document(branches=(turns,)), str(tmp_path), config, tokenizer)
+    [(piece, lost)] = render_pieces(Document(branches=(turns,)), MediaReach.of(str(tmp_path)), config, tokenizer)
     assert piece.units.crops.tolist() == [3, 1, 1, 1, 3]
     assert lost == 0
     return piece
@@ -53,7 +54,7 @@ def test_every_crop_knows_its_document_unit_and_time(
     rendered: RenderedDocument, tmp_path: Path, config: PackConfig
 ) -> None:
     """Fails when crops come in another order than their tokens, or a frame has the unit or time of another."""
-    crops = list(decode_crops(rendered, str(tmp_path), config, doc_id="d", first_unit=7))
+    crops = list(decode_crops(rendered, MediaReach.of(str(tmp_path)), config, doc_id="d", first_unit=7))
     assert {crop.doc_id for crop in crops} == {"d"}
     assert [crop.unit for crop in crops] == [7, 7, 7, 8, 9, 10, 11, 11, 11]
     assert [crop.timestamp for crop in crops] == [None] * 3 + [0.0, 0.04, 0.08] + [None] * 3
@@ -66,6 +67,6 @@ def test_a_piece_decodes_only_its_own_frames(rendered: RenderedDocument, tmp_pat
     start = int(rendered.units.edges[2, 0])
     piece = cut(rendered, start, int(rendered.units.edges[3, 1]))
     assert piece.units.numbers.tolist() == [2, 3]
-    crops = list(decode_crops(piece, str(tmp_path), config, doc_id="d", first_unit=0))
+    crops = list(decode_crops(piece, MediaReach.of(str(tmp_path)), config, doc_id="d", first_unit=0))
     assert [(crop.unit, crop.timestamp) for crop in crops] == [(0, 0.04), (1, 0.08)]
     np.testing.assert_allclose([brightness(crop) for crop in crops], [60, 100], atol=3)

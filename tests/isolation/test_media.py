@@ -21,6 +21,7 @@ from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.media import isolated as media_calls
 from preshard.packer_service.ingest.media.crops import encoded_crops
 from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.packer_service.ingest.text.marks import ImageFormat
 from preshard.packer_service.isolation.isolated import Isolated
@@ -54,19 +55,19 @@ def test_the_same_bytes_as_in_this_process(tmp_path: Path, tiny_config: PackConf
         noise = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
         Image.fromarray(noise).save(path, "PNG")
         medium = Medium(kind="image", data=path.read_bytes()) if inline else Medium(kind="image", uri="image")
-        here = probe_image(medium, str(tmp_path))
+        here = probe_image(medium, MediaReach.of(str(tmp_path)))
     else:
         write_video(path.with_suffix(".mp4"))
         data = path.with_suffix(".mp4").read_bytes()
         medium = Medium(kind="video", data=data) if inline else Medium(kind="video", uri="video.mp4")
-        here = probe_video(medium, str(tmp_path), fps=2.0, max_frames=384)
+        here = probe_video(medium, MediaReach.of(str(tmp_path)), fps=2.0, max_frames=384)
     options = {"doc_id": "d", "first_unit": 3, "image_format": "jpeg", "jpeg_quality": 90}
-    shape = media_calls.probe(medium, str(tmp_path), tiny_config)
+    shape = media_calls.probe(medium, MediaReach.of(str(tmp_path)), tiny_config)
     assert repr(shape) == repr(here)
     marks = ImageFormat(begin=(), token=0, separator=(), end=())
     placed = place(SquareFamily(tiny_config.vision, marks, 1), medium, here)
-    crops = media_calls.crops(medium, str(tmp_path), placed, tiny_config, doc_id="d", first_unit=3)
-    assert crops == list(encoded_crops(medium, str(tmp_path), placed, **options))
+    crops = media_calls.crops(medium, MediaReach.of(str(tmp_path)), placed, tiny_config, doc_id="d", first_unit=3)
+    assert crops == list(encoded_crops(medium, MediaReach.of(str(tmp_path)), placed, **options))
     assert [Image.open(io.BytesIO(crop.data)).size for crop in crops] == [(56, 56)] * (6 if kind == "video" else 1)
 
 
@@ -80,9 +81,9 @@ def test_a_decoder_that_breaks_has_the_code_of_its_step(
     for name in ("probe_image", "probe_video", "encoded_crops"):
         monkeypatch.setattr(media_calls, name, broken.segfaults)
     with pytest.raises(DocumentError) as probed:
-        media_calls.probe(medium, "/", tiny_config)
+        media_calls.probe(medium, MediaReach.of("/"), tiny_config)
     with pytest.raises(DocumentError) as decoded:
-        media_calls.crops(medium, "/", None, tiny_config, doc_id="d", first_unit=0)
+        media_calls.crops(medium, MediaReach.of("/"), None, tiny_config, doc_id="d", first_unit=0)
     assert (probed.value.code, decoded.value.code) == (f"bad_{kind}", "decode_failed")
     reason = "the decoder crashed (SIGSEGV; its memory is limited to 256 MiB) in 2 of 2 tries"
     assert str(probed.value) == str(decoded.value) == f"x/y.bin: {reason}"

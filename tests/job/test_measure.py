@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.pieces import render_pieces
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -42,7 +43,7 @@ def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> Non
     areas = measure_fragment(fragment, config)[0]["area"].to_pylist()
     expected = []
     for row in ROWS.values():
-        [(piece, _)] = render_pieces(parse_document(row), str(tmp_path), config, tokenizer)
+        [(piece, _)] = render_pieces(parse_document(row), MediaReach.of(str(tmp_path)), config, tokenizer)
         mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=piece.group_ids)
         expected.append(int(dense_mask(mask).sum()))
     assert areas == expected

@@ -91,7 +91,7 @@ def packed(
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
         asked, original = list[int](), isolated.pictures
 
-        def pictures(keep: Any, medium: Any, base: str, shown: Any, config: PackConfig) -> Any:
+        def pictures(keep: Any, medium: Any, base: Any, shown: Any, config: PackConfig) -> Any:
             asked.append(len(shown))
             return original(keep, medium, base, shown, config)
 

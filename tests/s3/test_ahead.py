@@ -17,6 +17,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import ahead
 from preshard.packer_service.ingest.media.ahead import ImagesAhead
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.config import PackConfig
@@ -119,21 +120,21 @@ def test_whatever_is_taken_is_what_was_asked_for(folder: Path, monkeypatch: pyte
         for _ in range(20):
             images.forget()
             expected = [media[drawn.choice(names)] for _ in range(drawn.randrange(40))]
-            n_ahead = [images.expect([each], server.uri) for each in expected]
+            n_ahead = [images.expect([each], MediaReach.of(server.uri)) for each in expected]
             assert n_ahead == [int(each.kind == "image") for each in expected]
             taken = [each for each in expected if drawn.random() < 0.8]
             for medium in [*taken, *taken[:2], media["0.png"]]:
-                found = images.take(medium, server.uri)
+                found = images.take(medium, MediaReach.of(server.uri))
                 assert found.uri == medium.uri
                 if found.data is not None:
                     assert found.data == (folder / str(medium.uri)).read_bytes()
                     assert len(found.data) < large
         images.forget()
-        assert images.expect([media["1.png"]], server.uri) == 1
-        assert images.take(media["1.png"], server.uri).data == (folder / "1.png").read_bytes()
-        assert images.take(media["1.png"], server.uri).data is None
-    assert images.expect([media["1.png"]], str(folder)) == 0
-    assert images.expect([Medium(kind="image", data=b"inline")], server.uri) == 0
+        assert images.expect([media["1.png"]], MediaReach.of(server.uri)) == 1
+        assert images.take(media["1.png"], MediaReach.of(server.uri)).data == (folder / "1.png").read_bytes()
+        assert images.take(media["1.png"], MediaReach.of(server.uri)).data is None
+    assert images.expect([media["1.png"]], MediaReach.of(str(folder))) == 0
+    assert images.expect([Medium(kind="image", data=b"inline")], MediaReach.of(server.uri)) == 0
 
 
 def held(answers: threading.Event) -> None:
@@ -146,6 +147,6 @@ def test_a_store_that_hangs_is_left_to_the_decoder(folder: Path, monkeypatch: py
     answers, medium = threading.Event(), Medium(kind="image", uri="1.png")
     with served_ranges(folder, before=lambda _: held(answers)) as server:
         images = ImagesAhead()
-        assert images.expect([medium], server.uri) == 1
-        assert images.take(medium, server.uri) is medium
+        assert images.expect([medium], MediaReach.of(server.uri)) == 1
+        assert images.take(medium, MediaReach.of(server.uri)) is medium
         answers.set()

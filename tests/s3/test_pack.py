@@ -19,6 +19,7 @@ from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.job.finished import DatasetDamagedError
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -157,7 +158,7 @@ def test_a_reference_to_nothing_reads_the_same_as_on_a_disk(
         (local / name).write_bytes((tiny_source / Path(name).name).read_bytes())
     reasons = []
     for base in (str(local), store.upload(local, "media")):
-        with pytest.raises(DocumentError) as error, open_media(Medium(kind="image", uri=uri), base):
+        with pytest.raises(DocumentError) as error, open_media(Medium(kind="image", uri=uri), MediaReach.of(base)):
             pass
         reasons.append((error.value.code, str(error.value)))
     assert reasons[0] == reasons[1]

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import fs
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import is_uri, join, locate, split_query, without_credentials
+from preshard.schemas.filesystem import is_uri, join, locate, split_query
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,11 @@ def test_names_joined_to_a_uri_are_found_again() -> None:
 
 
 def test_parts_of_a_location() -> None:
-    """Fails when a query is lost on the way below a folder, or a secret stays in what is written down."""
+    """Fails when a query is lost on the way below a folder, or a path is taken for a URI."""
     assert join("s3://bucket/x/?a=b", "y") == "s3://bucket/x/y?a=b"
     assert join("/", "y") == "/y"
     assert split_query("s3://bucket/x?a=b?c") == ("s3://bucket/x", "?a=b?c")
     assert split_query("/x?y") == ("/x?y", "")
-    assert without_credentials("s3://key:secret@bucket/x@y") == "s3://bucket/x@y"
-    assert without_credentials("/a:b@c/x") == "/a:b@c/x"
     assert is_uri("s3://x")
     assert not is_uri("C:/x")
     assert not is_uri("//x")

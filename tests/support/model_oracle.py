@@ -28,6 +28,7 @@ from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.media.crops import encoded_crops
 from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from preshard.packer_service.ingest.media.video import decode_video, probe_video
 from preshard.packer_service.packs.positions import grid_positions
@@ -101,8 +102,8 @@ class Oracle:
 
     def _shape(self, medium: Medium, folder: str) -> Any:
         if medium.kind == "image":
-            return probe_image(medium, folder, full_size=True)
-        return probe_video(medium, folder, fps=self.fps, max_frames=64)
+            return probe_image(medium, MediaReach.of(folder), full_size=True)
+        return probe_video(medium, MediaReach.of(folder), fps=self.fps, max_frames=64)
 
     def theirs(self, document: Document) -> Made | Refused:
         """What the processor and the model make of it."""
@@ -115,7 +116,7 @@ class Oracle:
                 continue
             shape = self._shape(medium, document.folder)
             size = (shape.width, shape.height)
-            frames = decode_video(medium, document.folder, shape, size=size, scaling="bicubic")
+            frames = decode_video(medium, MediaReach.of(document.folder), shape, size=size, scaling="bicubic")
             videos.append(np.stack([np.asarray(frame) for frame in frames]))
             metadata.append(video_metadata(self.family.model_type, shape.timestamps.tolist()))
         given: dict[str, Any] = {"images": images} if images else {}
@@ -185,7 +186,7 @@ class Oracle:
         options: dict[str, Any] = {"doc_id": "d", "first_unit": 0, "image_format": "png", "jpeg_quality": 1}
         for number, (medium, own) in enumerate(zip(document.media, placed, strict=True)):
             pictures: dict[int, list[np.ndarray]] = {}
-            for crop in encoded_crops(medium, document.folder, own, **options):
+            for crop in encoded_crops(medium, MediaReach.of(document.folder), own, **options):
                 pictures.setdefault(crop.unit, []).append(np.asarray(Image.open(io.BytesIO(crop.data))))
             for place_, unit in enumerate(own.placement.units):
                 assert [picture.shape[1::-1] for picture in pictures[place_]] == [crop.size for crop in unit.crops]

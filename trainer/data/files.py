@@ -25,6 +25,7 @@ from preshard.schemas.errors import (
 from preshard.schemas.filesystem import locate
 from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
 from preshard.schemas.manifest_parts import read_manifest_head
+from preshard.schemas.secrets import without_secrets
 from preshard.trainer.data.pack_index import WHOLE_TABLE, PackIndex
 from preshard.trainer.data.pack_table import PACKS_TABLE
 
@@ -62,7 +63,7 @@ class DatasetFiles:
         try:
             return locate(self.location)
         except (ConfigError, OSError) as error:
-            reason = " ".join(str(error).removeprefix(f"{self.location}: ").split())
+            reason = " ".join(str(error).removeprefix(f"{without_secrets(self.location)}: ").split())
             raise ReaderError(
                 f"dataset {self.location}: no filesystem opens it ({reason}); give a path, or a URI such as s3://... or gs://..."
             ) from None

@@ -23,6 +23,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.filesystem import split_query
 from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK
+from preshard.schemas.secrets import without_secrets
 from preshard.schemas.tables import TABLES
 
 
@@ -48,7 +49,7 @@ def require_root(root: str) -> None:
 def name_of(path: str, root: str) -> str:
     """A dataset's path below the root as a single path segment. Different paths have different names."""
     if not path:
-        return split_query(root)[0].rstrip("/").rpartition("/")[2] or "root"
+        return split_query(without_secrets(root))[0].rstrip("/").rpartition("/")[2] or "root"
     return name_below_root(path)
 
 

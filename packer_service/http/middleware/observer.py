@@ -16,6 +16,7 @@ from preshard.packer_service.http.dataset.unfinished import Unfinished
 from preshard.packer_service.http.models.datasets import DatasetEntry
 from preshard.packer_service.http.problems import ProblemError, problem_response
 from preshard.packer_service.http.service import ServiceState
+from preshard.schemas.secrets import without_secrets
 
 access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")
@@ -87,7 +88,7 @@ class Observer:
         try:
             await self.app(scope, receive, counted)
         except Exception as error:  # whatever no route expected becomes a 500 and a line of the log
-            trace = "".join(traceback.format_exception(error))
+            trace = without_secrets("".join(traceback.format_exception(error)))
             errors.error(json.dumps({"request_id": scope["request_id"], "error": trace}))
             if status:
                 raise  # the answer has begun: only closing the connection can show that it is incomplete

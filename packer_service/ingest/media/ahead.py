@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from preshard.packer_service.ingest.background import started
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media.open import is_absolute, resolve
+from preshard.packer_service.ingest.media.open import resolve
+from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.schemas.errors import PreshardError
 from preshard.schemas.filesystem import is_remote
 
@@ -28,8 +29,8 @@ WHOLE = 1 << 23
 PATIENCE = 60.0
 """Seconds to wait for an image, after which it is left to the decoder, whose time is limited."""
 
-Key = tuple[str, str]
-"""Which image it is: the folder that its URI is relative to, and the URI."""
+Key = tuple[MediaReach, str]
+"""Which image it is: what its URI is relative to and may reach, and the URI."""
 
 
 @dataclass(kw_only=True)
@@ -44,7 +45,7 @@ class ImagesAhead:
     def __init__(self) -> None:
         self._expected: deque[_Expected] = deque()
 
-    def expect(self, media: Iterable[Medium], folder: str) -> int:
+    def expect(self, media: Iterable[Medium], folder: MediaReach) -> int:
         """Says which media are taken next, after those that were expected before.
 
         Args:
@@ -63,7 +64,7 @@ class ImagesAhead:
         """Nothing that was expected is taken any more."""
         self._expected.clear()
 
-    def take(self, medium: Medium, folder: str) -> Medium:
+    def take(self, medium: Medium, folder: MediaReach) -> Medium:
         """A medium with its bytes, if they were read ahead, else as it is: whoever opens it finds out what is wrong.
 
         What was expected before it and not taken is forgotten: its document has failed.
@@ -90,13 +91,13 @@ AHEAD = ImagesAhead()
 """Those of the packing process, which measures, renders or decodes one document after the other."""
 
 
-def _is_read_ahead(medium: Medium, folder: str) -> bool:
+def _is_read_ahead(medium: Medium, folder: MediaReach) -> bool:
     if medium.kind != "image" or medium.uri is None or medium.data is not None:
         return False
-    return is_remote(medium.uri if is_absolute(medium.uri) else folder)
+    return is_remote(medium.uri if is_absolute(medium.uri) else folder.folder)
 
 
-def _content(folder: str, uri: str) -> bytes | None:
+def _content(folder: MediaReach, uri: str) -> bytes | None:
     """All bytes of an image, or None: it is too large, or cannot be read."""
     try:
         filesystem, path = resolve(uri, folder)

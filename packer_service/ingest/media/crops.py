@@ -10,6 +10,7 @@ from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.image import decode_image, encode_image
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from preshard.packer_service.ingest.media.video import decode_video
 from preshard.packer_service.packs.crop import Crop
@@ -17,7 +18,7 @@ from preshard.packer_service.packs.crop import Crop
 
 def encoded_crops(
     medium: Medium,
-    base: str,
+    base: MediaReach,
     placed: PlacedMedium,
     *,
     doc_id: str,
@@ -29,7 +30,7 @@ def encoded_crops(
 
     Args:
         medium: the image or video that was probed.
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
         placed: what its family makes of it, or some of its units.
         doc_id: the document that shows it.
         first_unit: number in the pack of the first of these units.
@@ -54,7 +55,7 @@ def encoded_crops(
         )
 
 
-def _decoded(medium: Medium, base: str, placed: PlacedMedium) -> Iterator[tuple[int, float | None, Image.Image]]:
+def _decoded(medium: Medium, base: MediaReach, placed: PlacedMedium) -> Iterator[tuple[int, float | None, Image.Image]]:
     """Unit among those that are wanted, time, and pixels of each crop."""
     shape, scaling = placed.shape, placed.placement.scaling
     units, crops = zip(*placed.crops(), strict=True)

@@ -14,6 +14,7 @@ from PIL import ExifTags, Image
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
 from preshard.packer_service.ingest.media.open import MediaFile, open_media
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.scale import FullScaling, scaled
 from preshard.packer_service.ingest.media.shape import ImageSize
 from preshard.packer_service.ingest.media.shrink import Shrunk, whole_rgb
@@ -51,12 +52,12 @@ _SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
 """Those that swap rows and columns."""
 
 
-def probe_image(medium: Medium, base: str, *, full_size: bool = False) -> ImageSize:
+def probe_image(medium: Medium, base: MediaReach, *, full_size: bool = False) -> ImageSize:
     """Reads an image's size from its header; no pixel is decoded.
 
     Args:
         medium: the image.
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
         full_size: whether it will be decoded at its full size, whatever its crops'.
 
     Raises:
@@ -79,7 +80,7 @@ def probe_image(medium: Medium, base: str, *, full_size: bool = False) -> ImageS
     return ImageSize(width, height)
 
 
-def decode_image(medium: Medium, base: str, crops: Sequence[CropShape], scaling: Scaling) -> list[Image.Image]:
+def decode_image(medium: Medium, base: MediaReach, crops: Sequence[CropShape], scaling: Scaling) -> list[Image.Image]:
     """Decodes an image once, into RGB crops of it.
 
     The whole image fills each canvas, upright as EXIF says, without keeping the aspect ratio. Transparent pixels show a
@@ -87,7 +88,7 @@ def decode_image(medium: Medium, base: str, crops: Sequence[CropShape], scaling:
 
     Args:
         medium: the image that was probed.
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
         crops: what its family makes of it.
         scaling: how it becomes their canvases.
 

@@ -12,6 +12,7 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.ahead import AHEAD
 from preshard.packer_service.ingest.media.crops import encoded_crops
 from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
 from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
 from preshard.packer_service.ingest.media.video import probe_video
@@ -28,7 +29,7 @@ _DECODER = Isolated(Limits())
 """The packing process's only one; the first image or video starts its process."""
 
 
-def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
+def probe(medium: Medium, base: MediaReach, config: PackConfig) -> MediumShape:
     """An image's size, or which frames of a video are taken; no pixel is decoded.
 
     Raises:
@@ -50,7 +51,7 @@ def probe(medium: Medium, base: str, config: PackConfig) -> MediumShape:
 
 
 def crops(
-    medium: Medium, base: str, placed: PlacedMedium, config: PackConfig, *, doc_id: str, first_unit: int
+    medium: Medium, base: MediaReach, placed: PlacedMedium, config: PackConfig, *, doc_id: str, first_unit: int
 ) -> list[Crop]:
     """The crops of an image or video as a shard stores them, of the units that are wanted.
 
@@ -75,7 +76,7 @@ def crops(
 def pictures(
     keep: Callable[[Iterator[tuple[Picture, bytes]]], T],
     medium: Medium,
-    base: str,
+    base: MediaReach,
     shown: Collection[Picture],
     config: PackConfig,
 ) -> T:

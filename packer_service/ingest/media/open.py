@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import io
-import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import is_uri, locate
+from preshard.schemas.filesystem import locate
 
 REMOTE_BUFFER = 1 << 20
 """Bytes read from a remote file at a time: demuxers ask for a few kilobytes, each of which would be a request."""
@@ -71,16 +71,16 @@ class MediaFile:
 
 
 @contextmanager
-def open_media(medium: Medium, base: str) -> Iterator[MediaFile]:
+def open_media(medium: Medium, base: MediaReach) -> Iterator[MediaFile]:
     """Opens inline bytes or a reference for reading at any position; closed on leaving the context.
 
     Args:
         medium: ``uri`` is a URI of any file system that pyarrow opens, an absolute local path, or a path relative to
             ``base``, taken as written (only absolute URIs are percent-decoded).
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
 
     Raises:
-        DocumentError: ``missing_media``: nothing is there, it is not a regular file, or it may not be read.
+        DocumentError: ``missing_media``: nothing is there, it is not a regular file, or it may not be read or reached.
         OSError: the file system failed.
     """
     if medium.data is not None:
@@ -89,7 +89,9 @@ def open_media(medium: Medium, base: str) -> Iterator[MediaFile]:
     if medium.uri is None:
         raise DocumentError("missing_media", "it has neither a URI nor bytes; give one of them")
     try:
-        file, size = _open(medium.uri, base)
+        file, size = _open(*resolve(medium.uri, base))
+    except DocumentError:
+        raise
     except OSError as error:
         if error.errno not in _REASONS:
             raise
@@ -105,8 +107,7 @@ def _missing(label: str, reason: str) -> DocumentError:
     return DocumentError("missing_media", f"{label}: {reason}")
 
 
-def _open(uri: str, base: str) -> tuple[BinaryIO, int]:
-    filesystem, path = resolve(uri, base)
+def _open(filesystem: fs.FileSystem, path: str) -> tuple[BinaryIO, int]:
     if isinstance(filesystem, fs.LocalFileSystem):
         return _open_local(Path(path))
     try:
@@ -129,17 +130,10 @@ def _open_local(path: Path) -> tuple[BinaryIO, int]:
     return path.open("rb"), status.st_size
 
 
-def is_absolute(uri: str) -> bool:
-    """Whether a reference names its place without the folder of the row's file."""
-    return is_uri(uri) or posixpath.isabs(uri)
+def resolve(uri: str, base: MediaReach) -> tuple[fs.FileSystem, str]:
+    """Filesystem of a reference, and the path on it.
 
-
-def resolve(uri: str, base: str) -> tuple[fs.FileSystem, str]:
-    """Filesystem of a reference, and the path on it."""
-    if is_absolute(uri):
-        return locate(uri)
-    filesystem, folder = locate(base)
-    if isinstance(filesystem, fs.LocalFileSystem):
-        return filesystem, str(Path(folder, uri))
-    # Object stores do not resolve "..": their keys are plain strings.
-    return filesystem, posixpath.normpath(posixpath.join(folder, uri))
+    Raises:
+        DocumentError: see :meth:`~preshard.packer_service.ingest.media.reach.MediaReach.location`.
+    """
+    return locate(base.location(uri))

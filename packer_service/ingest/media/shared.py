@@ -17,6 +17,7 @@ from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.passes import read_pictures
 from preshard.packer_service.ingest.media.pictures import LostPictureError
 from preshard.packer_service.ingest.media.pixels import FrameScaler
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import PlacedMedium
 from preshard.packer_service.ingest.media.video import VideoFrames
 from preshard.schemas.errors import DocumentError
@@ -55,7 +56,7 @@ def shown_pictures(placed: PlacedMedium) -> list[ShownPicture]:
 
 def encoded_pictures(
     medium: Medium,
-    base: str,
+    base: MediaReach,
     pictures: Iterable[Picture],
     *,
     image_format: Literal["jpeg", "png"],
@@ -65,7 +66,7 @@ def encoded_pictures(
 
     Args:
         medium: the video, whatever clip of it.
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
         pictures: what its clips show, in any order, each once.
         image_format: see :func:`preshard.packer_service.ingest.media.image.encode_image`.
         jpeg_quality: see there.

@@ -19,6 +19,7 @@ from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.passes import read_pictures
 from preshard.packer_service.ingest.media.pictures import LostPictureError
 from preshard.packer_service.ingest.media.pixels import FrameScaler
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
 from preshard.packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
 from preshard.schemas.errors import DocumentError
@@ -50,7 +51,7 @@ class VideoFrames:
         return replace(self, pts=self.pts[numbers], timestamps=self.timestamps[numbers])
 
 
-def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> VideoFrames:
+def probe_video(medium: Medium, base: MediaReach, *, fps: float, max_frames: int) -> VideoFrames:
     """Chooses a clip's frames by time, reading only packets: no pixel is decoded.
 
     The rule of :func:`~preshard.packer_service.ingest.media.sampling.sample_frames` is applied to the times at which
@@ -61,7 +62,7 @@ def probe_video(medium: Medium, base: str, *, fps: float, max_frames: int) -> Vi
 
     Args:
         medium: the video; ``start`` and ``end`` in seconds, an ``end`` past the video's own is the video's own.
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
         fps: frames per second of the clip, above 0.
         max_frames: most frames, at least 1.
 
@@ -130,7 +131,7 @@ def _clip_end(
 
 
 def decode_video(
-    medium: Medium, base: str, frames: VideoFrames, *, size: tuple[int, int], scaling: Scaling = "reduced"
+    medium: Medium, base: MediaReach, frames: VideoFrames, *, size: tuple[int, int], scaling: Scaling = "reduced"
 ) -> Iterator[Image.Image]:
     """Decodes the chosen frames once, in order, each as an RGB image of one size.
 
@@ -138,7 +139,7 @@ def decode_video(
 
     Args:
         medium: the video that was probed.
-        base: URI or path of the folder that holds the row's file.
+        base: what it is relative to, and what it may reach.
         frames: what :func:`probe_video` chose.
         size: width and height of the images; the whole frame is scaled, upright, without keeping its aspect ratio.
         scaling: how; ``reduced`` is FFmpeg's bicubic filter, straight from the decoder's planes.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.schemas.filesystem import is_remote, split_query
 
 DATASET = "dataset"
@@ -28,7 +29,7 @@ class SourceFile:
     what is around that, if anything. ``form`` names the form of its rows, ``form_sha256`` is that of the source of a
     form of the user's own, and ``columns`` are those of a table that are read (None: all). ``copy`` is where the job
     keeps what is read of a compressed file again and again; it is no part of what the file is. ``dataset`` says which
-    one it is.
+    one it is. ``media_root`` and ``media_roots`` are what the command says of media: see :attr:`media`.
     """
 
     label: str
@@ -42,12 +43,19 @@ class SourceFile:
     columns: tuple[str, ...] | None = None
     dataset: DatasetIdentity | None = None
     copy: str | None = field(default=None, compare=False)
+    media_root: str | None = field(default=None, compare=False)
+    media_roots: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def folder(self) -> str:
-        """What the URIs in its rows are relative to."""
+        """The folder that it lies in."""
         path, query = split_query(self.uri)
         return (path.rpartition("/")[0] or "/") + query
+
+    @property
+    def media(self) -> MediaReach:
+        """What references in its rows are relative to, by default its folder, and what they may reach."""
+        return MediaReach(folder=self.media_root or self.folder, roots=self.media_roots or (self.folder,))
 
     @property
     def is_remote(self) -> bool:

@@ -14,6 +14,7 @@ from functools import partial
 
 from pyarrow import fs
 
+from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.source.columns import columns_of
 from preshard.packer_service.ingest.source.containers.compressed import CODECS
@@ -24,7 +25,8 @@ from preshard.packer_service.ingest.source.forms.detect import AUTO, detect, fin
 from preshard.packer_service.ingest.source.forms.form import IDENTITY, Form
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import is_uri, join, locate, split_query
+from preshard.schemas.filesystem import is_remote, is_uri, join, locate, split_query
+from preshard.schemas.secrets import without_secrets
 
 SUFFIXES = {
     ".jsonl": "jsonl",
@@ -82,7 +84,9 @@ def _several(counts: dict[str, int]) -> str:
     return shown + (f" and {len(ordered) - SHOWN} other kinds" if len(ordered) > SHOWN else "")
 
 
-def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> Sources:
+def list_sources(
+    sources: Sequence[str], config: PackConfig | None = None, media: AllowedMedia | None = None
+) -> Sources:
     """Every file of rows in the given files, folders and patterns, in the order given, sorted inside a folder.
 
     A folder that is a packed dataset counts as one file.
@@ -90,12 +94,14 @@ def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> So
     Args:
         sources: paths or URIs; ``*``, ``?`` (in paths) and ``[...]`` match within a name, ``**`` any folders.
         config: its ``form``, ``ignore`` and ``ignore_columns`` are followed.
+        media: what rows may reach besides the folders of the sources.
 
     Raises:
-        ConfigError: a source does not exist, holds no such file or cannot be read; a column that holds media or
-            conversation would not be read.
+        ConfigError: a source or a location of ``media`` does not exist, holds no such file or cannot be read; a column
+            that holds media or conversation would not be read.
     """
-    settings = config or PackConfig()
+    settings, media = config or PackConfig(), media or AllowedMedia()
+    named = [_there(option, location) for option, location in media.named()]
     found: list[SourceFile] = []
     unread = Counter[str]()
     for label, source in zip(_labels(sources), sources, strict=True):
@@ -121,7 +127,33 @@ def list_sources(sources: Sequence[str], config: PackConfig | None = None) -> So
         if not any(file.label.partition("/")[0] == label for file in read.files):
             what = "its JSON is neither an array nor lines of objects with the columns of a form"
             raise ConfigError(f"SOURCE {source}: holds no rows: {what}")
-    return read
+    roots = tuple(dict.fromkeys([*(_media_root(source, read.files) for source in sources), *named]))
+    root = named[0] if media.root is not None else None
+    return replace(read, files=[replace(file, media_root=root, media_roots=roots) for file in read.files])
+
+
+def _there(option: str, location: str) -> str:
+    """A location of the command that rows may reach, whatever the working directory of the task that reads it.
+
+    Raises:
+        ConfigError: nothing is there, or nothing opens it.
+    """
+    try:
+        filesystem, path = locate(location)
+        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+            raise ConfigError("no such file or folder")
+    except (OSError, ConfigError) as error:
+        raise ConfigError(
+            f"{option} {location}: {reason_of(error).removeprefix(f'{without_secrets(location)}: ')}"
+        ) from None
+    return location if is_remote(location) else path
+
+
+def _media_root(source: str, files: Sequence[SourceFile]) -> str:
+    """The folder of a source: itself, that of its pattern, or the one that holds its only file."""
+    root = _root(source)
+    location = root if is_remote(root) else locate(root)[1]
+    return next((file.folder for file in files if file.uri == location and file.kind != DATASET), location)
 
 
 def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig) -> Sources:
@@ -200,7 +232,7 @@ class _Listed:
         if container is None or (inside and _is_cache(info.path)):
             return None
         kind, compression = container
-        remote = is_uri(self.source) and not self.source.startswith("file:")
+        remote = is_remote(self.source)
         root = _root(self.source)
         return SourceFile(
             label=f"{self.label}/{inside}" if inside else self.label,
@@ -289,5 +321,6 @@ def _pattern_of(path: str) -> str:
 
 def _labels(sources: Sequence[str]) -> list[str]:
     """The last parts of the sources' paths, numbered where two are the same."""
-    names = [split_query(_root(source))[0].rstrip("/").rpartition("/")[2] or "source" for source in sources]
+    paths = [split_query(_root(without_secrets(source)))[0] for source in sources]
+    names = [path.rstrip("/").rpartition("/")[2] or "source" for path in paths]
     return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name) + 1}" for i, name in enumerate(names)]

@@ -14,6 +14,7 @@ import pytest
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.demux import open_video
 from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 from preshard.schemas.errors import DocumentError
 
@@ -25,11 +26,11 @@ def clip(path: Path, start: float | None = None, end: float | None = None) -> Me
 
 
 def probe(path: Path, start: float | None = None, end: float | None = None, **asked: Any) -> VideoFrames:
-    return probe_video(clip(path, start, end), str(path.parent), **{**EVERY, **asked})
+    return probe_video(clip(path, start, end), MediaReach.of(str(path.parent)), **{**EVERY, **asked})
 
 
 def decode(path: Path, frames: VideoFrames) -> list[Any]:
-    return list(decode_video(clip(path), str(path.parent), frames, size=(32, 32)))
+    return list(decode_video(clip(path), MediaReach.of(str(path.parent)), frames, size=(32, 32)))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_truncated_video_whose_index_survived_is_bad(make_video: Callable[...,
 def test_a_truncation_between_two_packets_is_seen(make_video: Callable[..., Path]) -> None:
     # No packet is damaged then: only the index knows what is missing.
     path = make_video("fast.mp4", muxer_options={"movflags": "faststart"})
-    with open_media(clip(path), str(path.parent)) as file, open_video(file) as video:
+    with open_media(clip(path), MediaReach.of(str(path.parent))) as file, open_video(file) as video:
         cut = [packet.pos for packet in video.container.demux(video.stream) if packet.size][25]
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(DocumentError, match="index promises"):
@@ -109,7 +110,7 @@ def test_damaged_pixels_fail_to_decode(make_video: Callable[..., Path]) -> None:
     # Fails when the decoder's error escapes, or when fewer pictures come out than were planned.
     path = make_video("damaged.mp4", muxer_options={"movflags": "faststart"})
     frames = probe(path)
-    with open_media(clip(path), str(path.parent)) as file, open_video(file) as video:
+    with open_media(clip(path), MediaReach.of(str(path.parent))) as file, open_video(file) as video:
         place = [(packet.pos, packet.size) for packet in video.container.demux(video.stream) if packet.size][12]
     data = bytearray(path.read_bytes())
     data[place[0] : place[0] + place[1]] = b"\xff" * place[1]
@@ -171,7 +172,7 @@ def join(halves: list[Path], path: Path) -> None:
 def test_a_place_outside_of_the_file_is_the_files_fault(make_video: Callable[..., Path]) -> None:
     # Fails when a damaged index, by which FFmpeg seeks far away, looks like a failing disk and ends the job.
     path = make_video("plain.nut")
-    with open_media(clip(path), str(path.parent)) as file:
+    with open_media(clip(path), MediaReach.of(str(path.parent))) as file:
         with pytest.raises(ValueError, match="before its beginning"):
             file.seek(-1)
         assert file.seek(2**63) == file.size

@@ -20,6 +20,7 @@ from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.media import image as image_module
 from preshard.packer_service.ingest.media.grid import choose_grid
 from preshard.packer_service.ingest.media.image import decode_image, encode_image, probe_image
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from preshard.packer_service.ingest.text.marks import ImageFormat
 from preshard.schemas.config import VisionConfig
@@ -36,12 +37,12 @@ def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> PlacedMed
     vision = VisionConfig(image_size=image_size, patch_size=image_size, max_crops=max_crops)
     family = SquareFamily(vision, ImageFormat(begin=(), token=0, separator=(), end=()), 1)
     medium = Medium(kind="image", data=data)
-    return place(family, medium, probe_image(medium, "/"))
+    return place(family, medium, probe_image(medium, MediaReach.of("/")))
 
 
 def decode(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> list[Image.Image]:
     crops = [crop for _, crop in probe(data, image_size=image_size, max_crops=max_crops).crops()]
-    images = decode_image(Medium(kind="image", data=data), "/", crops, "reduced")
+    images = decode_image(Medium(kind="image", data=data), MediaReach.of("/"), crops, "reduced")
     assert len(images) == len(crops)
     assert all(image.mode == "RGB" and image.size == (image_size, image_size) for image in images)
     return images
@@ -254,7 +255,7 @@ def test_the_probe_reads_no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     # Fails when a missing file counts as a bad image.
     with pytest.raises(DocumentError, match=r"^no\.png: no such file$") as caught:
-        probe_image(Medium(kind="image", uri="no.png"), str(tmp_path))
+        probe_image(Medium(kind="image", uri="no.png"), MediaReach.of(str(tmp_path)))
     assert caught.value.code == "missing_media"
 
 

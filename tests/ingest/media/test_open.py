@@ -13,6 +13,7 @@ from pyarrow import fs
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import open as media_module
 from preshard.packer_service.ingest.media.open import open_media
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.schemas import filesystem
 from preshard.schemas.errors import DocumentError
 
@@ -21,8 +22,9 @@ def image(uri: str | None = None, data: bytes | None = None) -> Medium:
     return Medium(kind="image", uri=uri, data=data)
 
 
-def content(medium: Medium, base: str) -> bytes:
-    with open_media(medium, base) as file:
+def content(medium: Medium, base: str, *roots: str) -> bytes:
+    reach = MediaReach(folder=base, roots=(base, *roots))
+    with open_media(medium, reach) as file:
         assert file.size == len(file.read())
         file.seek(0)
         return file.read()
@@ -34,7 +36,7 @@ def test_a_path_is_taken_as_written_from_the_rows_folder(tmp_path: Path, uri: st
     for name in ("base/inside/a b%20.png", "other/c.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
-    found = content(image(uri.format(root=tmp_path)), str(tmp_path / "base"))
+    found = content(image(uri.format(root=tmp_path)), str(tmp_path / "base"), str(tmp_path))
     assert found == (b"other/c.png" if "other" in uri else b"base/inside/a b%20.png")
 
 
@@ -44,7 +46,7 @@ def test_file_uris_as_base_and_as_reference(tmp_path: Path) -> None:
     (tmp_path / "with space/x.png").write_bytes(b"x")
     encoded = f"file://{tmp_path}/with%20space"
     assert content(image("x.png"), encoded) == b"x"
-    assert content(image(f"{encoded}/x.png"), "/nowhere") == b"x"
+    assert content(image(f"{encoded}/x.png"), "/nowhere", encoded) == b"x"
 
 
 def test_inline_bytes_need_no_folder() -> None:
@@ -74,7 +76,7 @@ def test_what_cannot_be_opened_is_missing_and_names_no_place(tmp_path: Path, uri
     (tmp_path / "folder").mkdir()
     (tmp_path / "circle").symlink_to("circle")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DocumentError, match=reason) as caught, open_media(image(uri), str(tmp_path)):
+    with pytest.raises(DocumentError, match=reason) as caught, open_media(image(uri), MediaReach.of(str(tmp_path))):
         pass
     assert caught.value.code == "missing_media"
     assert str(caught.value).startswith(f"{uri}: ")
@@ -89,14 +91,14 @@ def test_a_file_that_may_not_be_read_is_missing(tmp_path: Path, monkeypatch: pyt
         raise PermissionError(errno.EACCES, "translated words", str(tmp_path / "locked.png"))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(DocumentError) as caught, open_media(image("locked.png"), str(tmp_path)):
+    with pytest.raises(DocumentError) as caught, open_media(image("locked.png"), MediaReach.of(str(tmp_path))):
         pass
     assert str(caught.value) == "locked.png: permission denied"
 
 
 def test_neither_uri_nor_bytes_is_missing() -> None:
     # Fails when a part without either is opened as the row's own folder.
-    with pytest.raises(DocumentError, match="neither a URI nor bytes"), open_media(image(), "/"):
+    with pytest.raises(DocumentError, match="neither a URI nor bytes"), open_media(image(), MediaReach.of("/")):
         pass
 
 
@@ -129,12 +131,12 @@ def test_remote_references_share_one_client(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "bucket/a.png").write_bytes(b"a")
     (tmp_path / "bucket/videos/b.png").write_bytes(b"b" * 3_000_000)
     remote = Remote(tmp_path, monkeypatch)
-    assert content(image("../a.png"), "s3://bucket/videos") == b"a"
+    assert content(image("../a.png"), "s3://bucket/videos", "s3://bucket") == b"a"
     assert content(image("b.png"), "s3://bucket/videos") == b"b" * 3_000_000
-    assert content(image("s3://bucket/a.png"), "/local") == b"a"
+    assert content(image("s3://bucket/a.png"), "/local", "s3://bucket") == b"a"
     assert remote.asked == ["s3://bucket"]
-    with pytest.raises(DocumentError, match=r"^c\.png: no such file$"), open_media(image("c.png"), "s3://bucket"):
-        pass
+    with pytest.raises(DocumentError, match=r"^c\.png: no such file$"):
+        content(image("c.png"), "s3://bucket")
 
 
 def test_an_outage_is_no_property_of_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from preshard.packer_service.ingest.media.image import encode_image
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.passes import SEEK_SECONDS, read_pictures
 from preshard.packer_service.ingest.media.pictures import LostPictureError
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video
 from preshard.schemas.errors import DocumentError
@@ -72,7 +73,7 @@ def alone(path: Path, ticks: Sequence[int], size: tuple[int, int]) -> list[bytes
     """Encoded pictures of a clip that is decoded by itself."""
     times = np.array(ticks, np.int64)
     frames = VideoFrames(pts=times, timestamps=times.astype(float), width=96, height=64)
-    images = decode_video(medium_of(path), str(path.parent), frames, size=size)
+    images = decode_video(medium_of(path), MediaReach.of(str(path.parent)), frames, size=size)
     return [encode_image(image, image_format="png", jpeg_quality=90) for image in images]
 
 
@@ -95,7 +96,9 @@ def test_clips_in_one_pass_have_the_bytes_of_each_alone(film: Callable[[str], Pa
     shown = [[Picture(tick, size, "reduced") for tick in ticks[chosen]] for chosen, size in CLIPS]
     asked = {picture for clip in shown for picture in clip}
     assert len(asked) < sum(map(len, shown))
-    found = list(encoded_pictures(medium_of(path), str(path.parent), asked, image_format="png", jpeg_quality=90))
+    found = list(
+        encoded_pictures(medium_of(path), MediaReach.of(str(path.parent)), asked, image_format="png", jpeg_quality=90)
+    )
     assert len(found) == len(asked)
     given = dict(found)
     for clip, (chosen, size) in zip(shown, CLIPS, strict=True):
@@ -105,7 +108,7 @@ def test_clips_in_one_pass_have_the_bytes_of_each_alone(film: Callable[[str], Pa
 def bytes_read(path: Path, ticks: Sequence[int]) -> int:
     """How much of a file is read for some pictures."""
     read = 0
-    with open_media(medium_of(path), str(path.parent)) as file:
+    with open_media(medium_of(path), MediaReach.of(str(path.parent))) as file:
         original = file.file.read
 
         class Counting:
@@ -152,7 +155,7 @@ def test_a_gap_inside_a_group_is_read(film: Callable[[str], Path], monkeypatch: 
     for name in ("long_group.mp4", "b_frames.mp4"):
         path = film(name)
         ticks = every_tick(path)
-        with open_media(medium_of(path), str(path.parent)) as file:
+        with open_media(medium_of(path), MediaReach.of(str(path.parent))) as file:
             assert list(read_pictures(file, [ticks[0], ticks[-1]], lambda picture: picture.pts)) == [
                 ticks[0],
                 ticks[-1],
@@ -168,11 +171,16 @@ def test_pictures_before_a_lost_one_are_given(film: Callable[[str], Path]) -> No
     ticks = every_tick(path)
     asked = [ticks[0], ticks[40], ticks[40] + 1, ticks[120]]
     given = []
-    with open_media(medium_of(path), str(path.parent)) as file, pytest.raises(LostPictureError, match="later frame"):
+    with (
+        open_media(medium_of(path), MediaReach.of(str(path.parent))) as file,
+        pytest.raises(LostPictureError, match="later frame"),
+    ):
         given.extend(read_pictures(file, asked, lambda picture: picture.pts))
     assert given == asked[:2]
     shown = [Picture(tick, (28, 28), "reduced") for tick in asked]
-    encoded = encoded_pictures(medium_of(path), str(path.parent), shown, image_format="jpeg", jpeg_quality=90)
+    encoded = encoded_pictures(
+        medium_of(path), MediaReach.of(str(path.parent)), shown, image_format="jpeg", jpeg_quality=90
+    )
     assert [next(encoded)[0], next(encoded)[0]] == shown[:2]
     with pytest.raises(DocumentError, match="a frame cannot be decoded"):
         next(encoded)

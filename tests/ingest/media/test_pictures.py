@@ -15,6 +15,7 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.demux import open_at
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import PictureReader, can_skip, is_dense
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video
 from preshard.schemas.errors import DocumentError
 
@@ -73,7 +74,7 @@ def every_picture(path: Path) -> dict[int, bytes]:
 def read(path: Path, ticks: Sequence[int]) -> tuple[list[bytes], bool]:
     """Pictures as they are read for a pack, and whether others were left out."""
     medium = Medium(kind="video", uri=path.name)
-    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
+    with open_media(medium, MediaReach.of(str(path.parent))) as file, open_at(file, ticks[0]) as (video, packets):
         skips = can_skip(video)
         reader = PictureReader(video, packets, leaving_out=ticks if skips else None)
         return list(reader.read(ticks, pixels)), skips
@@ -93,7 +94,7 @@ def test_pictures_are_those_of_a_full_decode(encoded: tuple[Path, bool]) -> None
 def reader_of(path: Path, ticks: Sequence[int], *, leaving_out: Sequence[int] | None) -> PictureReader:
     """A reader after it was asked for pictures."""
     medium = Medium(kind="video", uri=path.name)
-    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
+    with open_media(medium, MediaReach.of(str(path.parent))) as file, open_at(file, ticks[0]) as (video, packets):
         reader = PictureReader(video, packets, leaving_out=leaving_out)
         list(reader.read(ticks, id))
         return reader
@@ -104,7 +105,7 @@ def test_nothing_is_chosen_where_nearly_every_picture_is_wanted(make_video: Call
     path = make_video("h264.mp4", **{"gop": 40, "picture": moving, **CODECS["h264.mp4"][1]})
     every = sorted(every_picture(path))
     medium = Medium(kind="video", uri=path.name)
-    with open_media(medium, str(path.parent)) as file, open_at(file, every[0]) as (video, _):
+    with open_media(medium, MediaReach.of(str(path.parent))) as file, open_at(file, every[0]) as (video, _):
         assert can_skip(video)
         dense = {
             name: is_dense(video, ticks)
@@ -161,7 +162,7 @@ def test_a_picture_that_was_lost_is_decoded_the_long_way(make_video: Callable[..
     """
     path = make_video("h264.mp4", b_frames=3)
     frames = VideoFrames(pts=np.array([0, 7, 8192]), timestamps=np.array([0.0, 0.1, 0.2]), width=96, height=64)
-    images = decode_video(Medium(kind="video", uri=path.name), str(path.parent), frames, size=(8, 8))
+    images = decode_video(Medium(kind="video", uri=path.name), MediaReach.of(str(path.parent)), frames, size=(8, 8))
     assert next(images).size == (8, 8)
     with pytest.raises(DocumentError, match=r"frame 1 of 3 .* later frame"):
         next(images)

@@ -15,6 +15,7 @@ from preshard.packer_service.ingest.media import video as video_module
 from preshard.packer_service.ingest.media.demux import open_at
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import PictureReader
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
 
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
@@ -25,11 +26,11 @@ def clip(path: Path, start: float | None = None, end: float | None = None) -> Me
 
 
 def probe(path: Path, start: float | None = None, end: float | None = None, **asked: Any) -> VideoFrames:
-    return probe_video(clip(path, start, end), str(path.parent), **{**EVERY, **asked})
+    return probe_video(clip(path, start, end), MediaReach.of(str(path.parent)), **{**EVERY, **asked})
 
 
 def decode(path: Path, frames: VideoFrames, size: int = 32) -> list[np.ndarray]:
-    images = decode_video(clip(path), str(path.parent), frames, size=(size, size))
+    images = decode_video(clip(path), MediaReach.of(str(path.parent)), frames, size=(size, size))
     return [np.asarray(image).astype(int) for image in images]
 
 
@@ -130,7 +131,7 @@ def test_variety_is_there(make_video: Callable[..., Path]) -> None:
 def fed(path: Path, frames: VideoFrames) -> int:
     """Packets that a decoder is given for these frames."""
     medium, ticks = clip(path), frames.pts.tolist()
-    with open_media(medium, str(path.parent)) as file, open_at(file, ticks[0]) as (video, packets):
+    with open_media(medium, MediaReach.of(str(path.parent))) as file, open_at(file, ticks[0]) as (video, packets):
         reader = PictureReader(video, packets, leaving_out=None)
         assert len(list(reader.read(ticks, id))) == len(ticks)
         return reader.n_fed
@@ -206,7 +207,7 @@ def test_a_short_clip_reads_a_small_part_of_a_long_file(make_video: Callable[...
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(video_module, "open_media", Opened)
-        assert probe_video(medium, str(path.parent), **EVERY).n_frames == 13
+        assert probe_video(medium, MediaReach.of(str(path.parent)), **EVERY).n_frames == 13
     assert path.stat().st_size > 2_000_000
     assert 0 < read < path.stat().st_size / 2
 

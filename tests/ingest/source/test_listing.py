@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.forms.custom import source_hash
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.schemas import filesystem
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 
@@ -175,3 +177,15 @@ def test_a_form_of_ones_own_reads_every_column(tmp_path: Path, monkeypatch: pyte
             list_sources([str(tmp_path / "a.parquet")], load_config(None, [f"form={name}"]))
     with pytest.raises(ConfigError, match="--form lava: no such form; legal are auto, sharegpt"):
         list_sources([str(tmp_path / "a.parquet")], load_config(None, ["form=lava"]))
+
+
+def test_a_source_is_named_without_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the label of a bucket, which is in locations and tables, holds the key that the command gave."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket/a.jsonl").write_text('{"text": "x"}')
+    inside = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    monkeypatch.setattr(filesystem, "_client", lambda *_: (inside, "bucket"))
+    for source in ("s3://KEY:hunter2@bucket", "s3://KEY:hunter2@bucket/*.jsonl?region=r"):
+        [file] = list_sources([source]).files
+        assert file.label == "bucket/a.jsonl"
+        assert file.media.location("x.png").startswith("s3://KEY:hunter2@bucket/x.png"), "read with the command's key"

@@ -11,6 +11,7 @@ from chats import STYLES, make_folder, our_tokenizer, renderer_of
 
 from preshard.packer_service.ingest import pieces
 from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.packer_service.ingest.text.configured import with_template
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ def packed(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(pieces, "configured_renderer", lambda _config, tokenizer: renderer_of(tokenizer))
 
     def one(document: Document, turns: Any) -> RenderedDocument:
-        [(piece, _)] = pieces.render_pieces(document, str(tmp_path), PackConfig(turns=turns), tokenizer)
+        [(piece, _)] = pieces.render_pieces(document, MediaReach.of(str(tmp_path)), PackConfig(turns=turns), tokenizer)
         return piece
 
     return one

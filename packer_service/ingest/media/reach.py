@@ -1,0 +1,166 @@
+"""What rows may reach: the folders of the command's sources, of ``--media-root`` and of ``--allow-media``.
+
+A row gives a path, and nothing else of how a file is opened: the client of a store, its endpoint, its options and its
+credentials are those of the command's own location that the path lies in. Paths are compared percent-decoded, without
+``.`` and ``..``, component by component, and what was compared is what is opened.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.filesystem import is_uri, join, locate, split_query
+from preshard.schemas.secrets import NAMED_BY_USER, without_secrets
+
+SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf"))
+"""What ``pyarrow.fs`` opens: ``--allow-media`` could allow it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllowedMedia:
+    """What the command says of media: ``root``, which relative references are relative to instead of the folder of the
+    row's file, and what rows may reach besides (``allow``), each a path or URI."""
+
+    root: str | None = None
+    allow: tuple[str, ...] = ()
+
+    def named(self) -> list[tuple[str, str]]:
+        """Its locations, each behind the option that gave it."""
+        root = [("--media-root", self.root)] if self.root is not None else []
+        return root + [("--allow-media", location) for location in self.allow]
+
+
+class _Place(NamedTuple):
+    """A location as it is compared: ``path`` is decoded and normalised, and begins with a slash."""
+
+    scheme: str
+    authority: str
+    path: str
+
+    def holds(self, other: _Place) -> bool:
+        if (self.scheme, self.authority) != (other.scheme, other.authority):
+            return False
+        return other.path == self.path or other.path.startswith(f"{self.path.rstrip('/')}/")
+
+    @property
+    def folder(self) -> str:
+        """The folder that it lies in, as the command line names it; itself where that would be everything."""
+        path = posixpath.dirname(self.path)
+        path = self.path if path == "/" else path
+        return path if self.scheme == "file" else join(f"{self.scheme}://{self.authority}", path.lstrip("/"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaReach:
+    """Where the media of a row are looked for.
+
+    ``folder`` is what relative references are relative to, and ``roots`` are the locations that rows may reach; all of
+    them come from the command.
+    """
+
+    folder: str
+    roots: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folder: str) -> MediaReach:
+        """A folder and nothing else."""
+        return cls(folder=folder, roots=(folder,))
+
+    def location(self, uri: str) -> str:
+        """The location of a row's reference, with the options and credentials of the root that it lies in.
+
+        Raises:
+            DocumentError: ``missing_media``: rows may not reach it, or it says more than a place.
+        """
+        place = _place_of_row(uri) if is_absolute(uri) else _relative(_place(self.folder), uri)
+        if "\0" in place.path:
+            raise _refused(uri, "cannot be opened: its name holds a NUL character")
+        holding = [root for root in self.roots if _place(root).holds(place)]
+        if not holding:
+            raise _refused(uri, _outside(uri, place))
+        return _with_options(max(holding, key=lambda root: len(_place(root).path)), place)
+
+
+def is_absolute(uri: str) -> bool:
+    """Whether a reference names its place without the folder of the row's file."""
+    return is_uri(uri) or posixpath.isabs(uri)
+
+
+@lru_cache(maxsize=256)
+def _place(location: str) -> _Place:
+    """The place of a location of the command."""
+    if not is_uri(location):
+        return _Place("file", "", _normal(locate(location)[1]))
+    scheme, _, rest = split_query(location)[0].partition("://")
+    authority, _, path = rest.partition("/")
+    scheme, authority = _names(scheme, authority)
+    return _Place(scheme, authority, _normal(unquote(path)))
+
+
+def _place_of_row(uri: str) -> _Place:
+    if not is_uri(uri):
+        return _Place("file", "", _normal(uri))
+    whole, query = split_query(uri)
+    scheme, _, rest = whole.partition("://")
+    authority, _, path = rest.partition("/")
+    if query:
+        raise _refused(uri, "a row's URI may carry no options; a ? in a name is written %3F")
+    if "@" in authority and (scheme.lower() not in NAMED_BY_USER or ":" in authority.rpartition("@")[0]):
+        raise _refused(uri, "a row's URI may carry no user name or password; leave out what stands before the @")
+    scheme, authority = _names(scheme, authority)
+    if scheme not in SCHEMES:
+        raise _refused(
+            uri, "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
+        )
+    if scheme == "file" and authority:
+        raise _refused(uri, "cannot be opened: a file URI names no host; write file:///path, with three slashes")
+    return _Place(scheme, authority, _normal(unquote(path)))
+
+
+def _names(scheme: str, authority: str) -> tuple[str, str]:
+    """Scheme and host in small letters, without a password, and without a user name that names no place."""
+    scheme, (user, at, host) = scheme.lower(), authority.rpartition("@")
+    scheme = "gs" if scheme == "gcs" else scheme
+    if scheme == "file" and host.lower() == "localhost":
+        host = ""
+    return scheme, (user.partition(":")[0] + at if scheme in NAMED_BY_USER else "") + host.lower()
+
+
+def _relative(folder: _Place, uri: str) -> _Place:
+    return folder._replace(path=_normal(f"{folder.path}/{uri}"))
+
+
+def _normal(path: str) -> str:
+    """A path without ``.`` and ``..``, which object stores do not resolve, and disks only behind symbolic links."""
+    return f"/{posixpath.normpath(f'/{path}').lstrip('/')}"
+
+
+def _with_options(root: str, place: _Place) -> str:
+    if not is_uri(root) or place.scheme == "file":
+        return place.path
+    path, query = split_query(root)
+    scheme, _, rest = path.partition("://")
+    return join(f"{scheme}://{rest.partition('/')[0]}{query}", place.path.lstrip("/"))
+
+
+def _outside(uri: str, place: _Place) -> str:
+    limit = "lies outside of SOURCE and of what the command allows besides"
+    if is_absolute(uri):
+        return f"{limit}; add --allow-media {_quoted(without_secrets(place.folder))}"
+    # The row's own words: rejects read the same wherever the source lies.
+    folder = posixpath.dirname(posixpath.normpath(uri))
+    return f"{limit}; add --allow-media FOLDER, which is {_quoted(folder)} seen from the row's file"
+
+
+def _quoted(path: str) -> str:
+    return shlex.quote(path) if "'" in path else f"'{path}'"
+
+
+def _refused(uri: str, reason: str) -> DocumentError:
+    return DocumentError("missing_media", f"{without_secrets(uri)}: {reason}")
