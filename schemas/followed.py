@@ -72,6 +72,11 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "is_causal": ((None, True), "while packs of text are causal", "take a causal model"),
     "use_bidirectional_attention": ((None, False), "while packs of text are causal", "take a causal model"),
     "add_cross_attention": ((None, False), "and packs hold no second sequence", "take a model without"),
+    "output_router_logits": (
+        (None, False),
+        "while the loss has no auxiliary part for the routers",
+        "set it to false in config.json",
+    ),
     "is_encoder_decoder": ((None, False), "and packs hold no second sequence", "take a causal language model"),
 }
 """Settings of any model: values that are followed, what any other does, and what would work."""
@@ -119,15 +124,15 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
     Raises:
         ConfigError: a kind of layer, or an option of one, is not on the lists above.
     """
-    if config.get("auto_map"):
-        raise ConfigError(
-            f"{asked}: auto_map of config.json names code of the folder, which is not run: remove auto_map to take "
-            f"transformers' own {config.get('model_type')!r}, or take another model"
-        )
     text, kind = _text_of(config)
     outer = str(config.get("model_type", ""))
     if kind not in IMAGES.get(outer, TEXT):
         inside = f" (text_config of {outer})" if outer in IMAGES else ""
+        if config.get("auto_map"):
+            raise ConfigError(
+                f"{asked}: model_type {kind!r}{inside} of config.json is not supported: auto_map names code of the "
+                f"folder, which is not run; {_takes(outer)}"
+            )
         raise ConfigError(
             f"{asked}: model_type {kind!r}{inside} of config.json is not supported: its layers "
             f"{_odd_layers(text) or REASONS.get(kind, _UNKNOWN)}; {_takes(outer)}"
