@@ -53,7 +53,7 @@ def make_lessons(source: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(_short_rows(source)), encoding="utf-8")
     write_model_folder(folder / "model", "qwen3_vl", vocabulary=VOCABULARY, files=SMALL)
-    return _pack(folder, SETTINGS)
+    return _pack(folder, SETTINGS, media_root=source)
 
 
 def make_texts(folder: Path, documents: int = 10) -> Path:
@@ -65,16 +65,18 @@ def make_texts(folder: Path, documents: int = 10) -> Path:
     return _pack(folder, TEXT_SETTINGS)
 
 
-def _pack(folder: Path, settings: list[str]) -> Path:
-    """Packs ``folder/rows.jsonl`` for ``folder/model``."""
+def _pack(folder: Path, settings: list[str], media_root: Path | None = None) -> Path:
+    """Packs ``folder/rows.jsonl`` for ``folder/model``, with media that lie elsewhere."""
     # Imported here because each rank of the pool would import the packer with a file of tests, and packs nothing.
     from preshard.packer_service.config import load_config
+    from preshard.packer_service.ingest.media.reach import AllowedMedia
     from preshard.packer_service.job.pack import pack
     from preshard.packer_service.runtime.executors import PlainExecutor
     from preshard.packer_service.runtime.progress import ConsoleProgress
 
     config = load_config(None, [*settings, f"model={folder / 'model'}"])
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress())
+    sources, media = [str(folder / "rows.jsonl")], AllowedMedia(root=None if media_root is None else str(media_root))
+    pack(sources, str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress(), media=media)
     return folder / "dataset"
 
 
@@ -84,12 +86,11 @@ def given(data: Path) -> list[str]:
 
 
 def _short_rows(source: Path) -> list[str]:
-    """The first short documents of each subset, with absolute paths to their media."""
+    """The first short documents of each subset."""
     taken: dict[str, list[str]] = {}
     for line in (source / "documents.jsonl").read_text(encoding="utf-8").splitlines():
         if len(line) < 1000 and line.startswith('{"id": "') and not line.startswith('{"id": "bad'):
-            moved = line.replace('"videos/', f'"{source}/videos/').replace('"photos/', f'"{source}/photos/')
-            taken.setdefault(json.loads(line)["source"], []).append(moved)
+            taken.setdefault(json.loads(line)["source"], []).append(line)
     return [line for lines in taken.values() for line in lines[:EACH]]
 
 
