@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_workers import SimulatedWorkers, as_worker
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProcessingDataLoaderIter
 
 from preshard.schemas.errors import ReaderError
 from preshard.trainer.data.dataset import PackedDataset
@@ -45,6 +48,20 @@ def _packs(count: int, dp_rank: int = 0, dp_size: int = 1, epoch: int = 0) -> li
         found += epoch_order(10, window=4, seed=5, epoch=epoch).tolist()[dp_rank : 10 // dp_size * dp_size : dp_size]
         epoch += 1
     return found[:count]
+
+
+@pytest.fixture(autouse=True)
+def ended_workers() -> Iterator[None]:
+    """Ends what loaders have started. Left to the garbage collector, which would run in forks as well, each worker of
+    a half-read loader takes the seconds for which its loader waits.
+    """
+    gc.disable()
+    yield
+    if active_children():
+        for each in gc.get_objects():
+            if isinstance(each, _MultiProcessingDataLoaderIter | _StatefulMultiProcessingDataLoaderIter):
+                each._shutdown_workers()
+    gc.enable()
 
 
 def _forked(what: Any, workers: int, **given: Any) -> StatefulDataLoader:
