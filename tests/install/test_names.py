@@ -79,26 +79,23 @@ def test_the_packer_s_command_starts_beside_files_of_the_same_names(crowded: Env
     assert module.stdout == installed.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "in_checkout"),
-    [
-        pytest.param(["torch.distributed.run", "--standalone", "-m", "preshard.train"], False, id="torchrun-installed"),
-        pytest.param(["trainer.train"], True, id="checkout"),
-    ],
-)
-def test_training_starts(
-    crowded: Environment, made_once: Any, tmp_path: Path, command: list[str], in_checkout: bool
-) -> None:
+def test_training_starts(crowded: Environment, made_once: Any, tmp_path: Path) -> None:
     """Fails when the trainer or its loader's process imports a user's file or another package in place of the
-    project's, or when `python -m trainer.train` no longer trains in a checkout.
+    project's.
     """
     texts, metrics = made_once("texts", make_texts) / "dataset", tmp_path / "metrics.jsonl"
-    cwd = {"cwd": REPOSITORY} if in_checkout else {}
-    more = ["--steps", "1", "--workers", "1", "--metrics", str(metrics)]
-    done = crowded("-m", *command, *given(texts), *more, **cwd)
+    torchrun = ["torch.distributed.run", "--standalone", "-m", "preshard.train"]
+    done = crowded("-m", *torchrun, *given(texts), "--steps", "1", "--workers", "1", "--metrics", str(metrics))
     assert done.returncode == 0, done.stderr
     [step] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert step["loss"] > 0
+
+
+def test_in_a_checkout_the_trainer_s_folder_is_its_command(crowded: Environment) -> None:
+    """Fails when `python -m trainer.train` no longer works in a checkout."""
+    done = crowded("-m", "trainer.train", "--help", cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--recompute" in done.stdout
 
 
 def test_in_a_checkout_the_folders_names_are_the_same_modules(crowded: Environment) -> None:
