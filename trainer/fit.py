@@ -78,7 +78,7 @@ class Packs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class FitEstimate:
     """What a rank is estimated to hold, in bytes, of the memory of its device."""
 
     parts: MemoryParts
@@ -100,7 +100,7 @@ class Fitting:
     packs: Packs
     device: int
 
-    def estimate(self, config: TrainConfig) -> Estimate:
+    def estimate(self, config: TrainConfig) -> FitEstimate:
         """Of settings without ``auto``."""
         dtype = DTYPES[config.dtype]
         sums = max(dtype.itemsize, 4)
@@ -116,9 +116,9 @@ class Fitting:
             offload=config.offload != "none",
             mlp_tiles=config.mlp_tiles,
         )
-        return Estimate(parts=memory.of_rank(self.packs.share(config, self.sizes.kv_heads)), device=self.device)
+        return FitEstimate(parts=memory.of_rank(self.packs.share(config, self.sizes.kv_heads)), device=self.device)
 
-    def least_recompute(self, config: TrainConfig) -> tuple[TrainConfig, Estimate]:
+    def least_recompute(self, config: TrainConfig) -> tuple[TrainConfig, FitEstimate]:
         """What is computed again: as little as fits, or all blocks where nothing does."""
         ways = [way for way in RECOMPUTE if config.recompute in ("auto", way)]
         if config.recompute == "auto" and config.offload != "none":
@@ -178,7 +178,7 @@ class Fitting:
 
 def resolve(
     config: TrainConfig, model: Any, datasets: Sequence[PackedDataset], *, world_size: int, device_type: str
-) -> tuple[TrainConfig, Estimate | None]:
+) -> tuple[TrainConfig, FitEstimate | None]:
     """The settings with what ``auto`` stands for, and the estimate where there is one.
 
     A model without the usual dimensions, and a CPU, have none: nothing is checked there.

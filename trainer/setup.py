@@ -13,7 +13,7 @@ from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
-from preshard.trainer.fit import Estimate, resolve
+from preshard.trainer.fit import FitEstimate, resolve
 from preshard.trainer.models.export import check_export
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 from preshard.trainer.models.memory import check_saving
@@ -37,7 +37,7 @@ class Job:
     start: RunState
     checkpoint: Path | None
     evaluation: PackedDataset | None
-    memory: Estimate | None = None
+    memory: FitEstimate | None = None
 
     @property
     def packs_per_step(self) -> int:
@@ -121,7 +121,7 @@ def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
 
 def _check_model(
     config: TrainConfig, datasets: Sequence[PackedDataset], *, world_size: int, device_type: str
-) -> tuple[TrainConfig, Estimate | None]:
+) -> tuple[TrainConfig, FitEstimate | None]:
     """Checks what the model folder says, before a weight is read, against the degrees, the device and the datasets.
 
     Returns the settings without ``auto``, and what a rank is estimated to hold.
