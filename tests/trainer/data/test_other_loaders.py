@@ -59,7 +59,8 @@ def ended_workers() -> Iterator[None]:
     yield
     if active_children():
         for each in gc.get_objects():
-            if isinstance(each, _MultiProcessingDataLoaderIter | _StatefulMultiProcessingDataLoaderIter):
+            # by type: asked for its class, a weak reference to what is gone raises
+            if type(each) in (_MultiProcessingDataLoaderIter, _StatefulMultiProcessingDataLoaderIter):
                 each._shutdown_workers()
     gc.enable()
 
