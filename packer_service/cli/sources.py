@@ -214,9 +214,10 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
 
 
 def _require_documents(what: str, documents: int, of: int) -> None:
-    """
+    """Fails a job that has packed nothing.
+
     Raises:
-        PreshardError: there are none.
+        PreshardError: no document was packed.
     """
     if not documents:
         raise PreshardError(

@@ -57,7 +57,7 @@ def packed_for(config: PackConfig) -> PackedFor:
             has a setting that is not followed; or the tokenizer lacks a token that the model needs.
     """
     if config.model is not None:
-        # says more of a folder that is none than the tokenizer can
+        # first: it says more than the tokenizer can of a folder that holds no model
         check_window(load_family(config.model, config.images.backend).window, config.seq_len, "model")
     tokenizer = configured_tokenizer(config)
     if config.model is None:

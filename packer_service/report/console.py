@@ -76,10 +76,8 @@ def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: s
         return []
     lines = ["why, the most frequent reason first, each with its first row:"]
     for reason in reasons:
-        message = plain(" ".join((reason.message or "no message").split()))
-        shown = message if len(message) <= SHOWN_CHARACTERS else f"{message[:SHOWN_CHARACTERS]}..."
         where = f" ({plain(reason.location)})" if reason.location else ""
-        lines.append(f"  {reason.documents:,} {reason.code}: {shown}{where}")
+        lines.append(f"  {reason.documents:,} {reason.code}: {_message(reason, SHOWN_CHARACTERS)}{where}")
     others = rejected - sum(reason.documents for reason in reasons)
     if others > 0:
         lines.append(f"  {others:,} for other reasons")
@@ -91,7 +89,8 @@ def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, 
     to do.
     """
     shown = "; ".join(
-        f"{reason.documents:,} {reason.code} ({plain(_shortened(reason.message))})" for reason in reasons[:TOP_REASONS]
+        f"{reason.documents:,} {reason.code} ({_message(reason, REASON_CHARACTERS)})"
+        for reason in reasons[:TOP_REASONS]
     )
     return (
         f"{rejected:,} of {rows:,} rows ({rejected / rows:.2%}) were rejected, more than --max-rejects {allowed:g}: "
@@ -99,9 +98,10 @@ def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, 
     )
 
 
-def _shortened(message: str | None) -> str:
-    words = " ".join((message or "no message").split())
-    return words if len(words) <= REASON_CHARACTERS else f"{words[:REASON_CHARACTERS]}..."
+def _message(reason: RejectReason, characters: int) -> str:
+    """What a reject's message says, on one line of so many characters."""
+    words = plain(" ".join((reason.message or "no message").split()))
+    return words if len(words) <= characters else f"{words[:characters]}..."
 
 
 def _allowance(rejected: int, rows: int) -> float:

@@ -51,7 +51,7 @@ def load_folder(path: str) -> FolderTokenizer:
 
 
 def check_in_process(template: ChatTemplate) -> None:
-    """Refuses a template that is none.
+    """Raises if the text is not a chat template.
 
     Raises:
         ConfigError: as in :func:`preshard.packer_service.ingest.text.chat_template.check_template`.
