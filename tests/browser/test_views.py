@@ -50,11 +50,17 @@ def test_the_overview_says_what_the_service_says(reader: Callable[..., Any], ser
     detail = _json(f"{service}/v1/datasets/demo")
     person = reader()
     person.open("d/demo")
+    assert f"{100 * detail['fill']:.1f}% full" in person.page.locator(".heading").inner_text()
     facts = dict(zip(*(person.page.locator(f".facts {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
-    assert facts["Fill"].startswith(f"{100 * detail['fill']:.1f}%")
     for name, key in (("Documents", "documents"), ("Rejected", "rejected"), ("Tokens", "tokens"), ("Crops", "images")):
         assert facts[name].startswith(f"{detail['counts'][key]:,}"), name
     page = person.page
+    first = page.locator(".tabs + .view").evaluate(
+        "view => [...view.children].slice(0, 3).map((part) => part.innerText)"
+    )
+    assert first[0] == detail["warnings"][0]  # above what it makes doubtful
+    assert first[1].startswith(f"{100 * detail['fill']:.1f}% of all tokens are real.")
+    assert first[2].startswith("What to train with")
     page.get_by_text("The figures as a table").first.click()
     rows = page.get_by_role("table", name="Padding by cause").locator("tbody tr").all_inner_texts()
     shown = {row.split("\t")[0]: row.split("\t")[2] for row in rows}
@@ -106,6 +112,20 @@ def test_a_million_packs_are_shown_page_by_page(reader: Callable[..., Any]) -> N
     person.settle()
     assert page.locator(".pages span").inner_text().startswith("999,951 to ")
     assert page.get_by_label("Page", exact=True).input_value() == "20000"
+
+
+def test_rejects_fit_a_phone(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a phone gets a desk's page of rejects, as cards one below the other, or cannot turn to the next."""
+    total = _json(f"{service}/v1/datasets/demo/rejects")["total"]
+    person = reader(viewport={"width": 390, "height": 844})
+    person.open("d/demo/rejects")
+    rows = person.page.get_by_role("table", name=f"{total} rejects").locator("tbody tr")
+    assert rows.count() == 10 < total
+    assert person.page.evaluate("document.documentElement.scrollHeight") < 6 * 844
+    first = rows.first.inner_text()
+    person.follow("Next")
+    assert rows.count() > 0
+    assert rows.first.inner_text() != first
 
 
 @pytest.mark.parametrize(("layout", "ring"), [("balanced_ring", 8), ("contiguous", 4)])

@@ -226,6 +226,19 @@ def test_packing_writes_down_how_many_shards_there_will_be(
     assert (entry["name"], entry["state"], entry["shards_done"], entry["shards_total"]) == ("job", "unfinished", 1, 2)
 
 
+def test_a_copy_was_packed_when_its_first_was(root: Path, start: Callable[..., TestClient]) -> None:
+    """Fails when a dataset is dated by its files, whose times are those of the last copy, or a bad date is an error."""
+    finished = json.loads((root / "one" / "run.json").read_text())["finished"]
+    os.utime(root / "one" / "manifest.json", (2_000_000_000, 2_000_000_000))
+    client = start(root)
+    packed = client.get("/v1/datasets").json()["items"][0]["packed"]
+    assert packed == client.get("/v1/datasets/one").json()["packed"] == finished.replace("Z", "+00:00")
+    for run in ('{"finished": 7}', '{"finished": "soon"}', "[]", "{"):
+        (root / "two" / "run.json").write_text(run)
+        answer = client.get("/v1/datasets/two")
+        assert (answer.status_code, answer.json()["packed"]) == (200, None), run
+
+
 def test_names_are_paths_in_one_segment(tmp_path: Path, start: Callable[..., TestClient], tiny_dataset: Path) -> None:
     """Fails when two folders share a name, or a nested or oddly named one cannot be asked for."""
     names = {"a/b": "a:b", "a:b": "a~1b", "a~b/c": "a~0b:c", "with space/100%": "with space:100%", "ünï": "ünï"}

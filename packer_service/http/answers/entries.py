@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from preshard.packer_service.http.dataset.catalog import Found
@@ -25,7 +24,6 @@ def entry_of(found: Found) -> DatasetEntry:
     if not isinstance(found, Dataset):
         return _fill_in(found.name, state="damaged", reason=found.reason)
     counts, manifest = found.manifest.counts, found.manifest
-    changed = (found.stamps[0] or (0, 0))[1] / 1e9
     return _fill_in(
         found.name,
         state="whole" if found.broken is None else "damaged",
@@ -37,10 +35,10 @@ def entry_of(found: Found) -> DatasetEntry:
         shards_done=len(found.shards),
         shards_total=len(found.shards),
         bytes=found.shard_bytes,
-        changed=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds") if changed else None,
+        packed=found.run[0],
     )
 
 
 def _fill_in(name: str, **known: Any) -> DatasetEntry:
-    unknown = dict.fromkeys(("reason", "dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
+    unknown = dict.fromkeys(("reason", "dataset_id", "counts", "seq_len", "fill", "shards_total", "packed"))
     return DatasetEntry(**{"name": name, "shards_done": 0, "bytes": 0, **unknown, **known})

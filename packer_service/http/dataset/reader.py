@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from preshard.packer_service.http.dataset.derived_rows import KEPT, DerivedRows
 from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
+from preshard.packer_service.report.dataset import run_seconds
 from preshard.packer_service.report.loads import numbers_of
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import shard_name
@@ -33,7 +36,7 @@ from preshard.schemas.errors import (
     TableChanged,
     TableMissing,
 )
-from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, ManifestHead
 from preshard.schemas.manifest_parts import split_manifest
 from preshard.schemas.tables import TABLES, row_group_edges
 from preshard.schemas.version import VERSION
@@ -59,6 +62,10 @@ DERIVED_SECONDS = 1.0
 
 LARGEST_MANIFEST = 256 << 20
 """Bytes of a manifest that is read: twice what the 600,000 shards of ten million packs take."""
+
+
+LARGEST_RUN = 16 << 20
+"""Bytes of ``run.json`` that are read: a hundred thousand attempts of one job take fewer."""
 
 
 class Dataset:
@@ -100,6 +107,23 @@ class Dataset:
     @property
     def shard_bytes(self) -> int:
         return int(self.shards.bytes.sum())
+
+    @property
+    def run(self) -> tuple[str | None, dict[str, float]]:
+        """When packing ended, RFC 3339, and the times that its phases took, from ``run.json``.
+
+        The files' own times are those of the last copy. Nothing is known where ``run.json`` is missing or malformed.
+        """
+
+        def read() -> tuple[str | None, dict[str, float]]:
+            try:
+                run = json.loads(self.folder.read(RUN, LARGEST_RUN))
+                finished = datetime.fromisoformat(run["finished"]).astimezone(UTC).isoformat(timespec="seconds")
+            except (OSError, LookupError, ValueError, TypeError, OverflowError, RecursionError):
+                return None, {}
+            return finished, run_seconds(run)
+
+        return self.kept(("run",), read, size_of)
 
     def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """A value derived from this dataset, made once while there is room for it."""

@@ -44,7 +44,7 @@ class DatasetEntry(Answer):
     shards_done: int = Field(description="Shards that are written.", examples=[4])
     shards_total: int | None = Field(description="Shards that there will be, if known.", examples=[4])
     bytes: int = Field(description="Bytes of the shards.", examples=[48127488])
-    changed: str | None = Field(description="When the manifest (or the folder) last changed, RFC 3339.")
+    packed: str | None = Field(description="When packing ended, from run.json, RFC 3339; null where it does not say.")
 
 
 class DatasetPage(PageOf[DatasetEntry]):
@@ -89,6 +89,7 @@ class DatasetDetail(Overview, Unread, Warned):
     name: str
     dataset_id: str
     preshard_version: str = Field(description="Version that wrote it.")
+    packed: str | None = Field(description="When packing ended, from run.json, RFC 3339; null where it does not say.")
     block_size: int
     shards: int
     bytes: int = Field(description="Bytes of the shards.")

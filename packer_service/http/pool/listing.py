@@ -214,7 +214,7 @@ class Listing:
         self.complete = False
         self._cooling.fail(path, reason)
         name = name_below_root(path)
-        unknown = dict.fromkeys(("dataset_id", "counts", "seq_len", "fill", "shards_total", "changed"))
+        unknown = dict.fromkeys(("dataset_id", "counts", "seq_len", "fill", "shards_total", "packed"))
         entry = DatasetEntry(name=name, state="damaged", reason=reason, shards_done=0, bytes=0, **unknown)
         self._stuck[path] = self._known[name] = Known(name, path, "", entry)
         self._seen.add(name)

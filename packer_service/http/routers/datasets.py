@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from fastapi import APIRouter, Request
 
 from preshard.packer_service.http.answers.entries import entry_of
 from preshard.packer_service.http.answers.overview import overview
-from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetEntry, DatasetPage
 from preshard.packer_service.http.parameters import Paged, ServedDataset
 from preshard.packer_service.http.service import DatasetRoute, service_of
-from preshard.packer_service.report.dataset import run_seconds
 from preshard.packer_service.report.mismatch import warnings_of
-from preshard.schemas.manifest import RUN
 
 listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
-
-
-LARGEST_RUN = 16 << 20
-"""Bytes of ``run.json`` that are read: a hundred thousand attempts of one job take fewer."""
 
 
 @listing.get("", summary="Every dataset below the root")
@@ -36,11 +27,12 @@ def datasets(request: Request, part: Paged) -> DatasetPage:
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
 def dataset(dataset: ServedDataset) -> DatasetDetail:
     """The figures of `preshard report --json` except balance, which has its own path; histograms and source totals."""
-    config, manifest, seconds = dataset.config, dataset.manifest, _seconds(dataset)
+    config, manifest, (packed, seconds) = dataset.config, dataset.manifest, dataset.run
     return DatasetDetail(
         name=dataset.name,
         dataset_id=manifest.dataset_id,
         preshard_version=manifest.preshard_version,
+        packed=packed,
         block_size=config.block_size,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
@@ -58,11 +50,3 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         seconds=seconds,
         plan_seconds=seconds.get("plan_seconds", 0.0),
     )
-
-
-def _seconds(dataset: Dataset) -> dict[str, float]:
-    """The times in run.json; none where it is missing or malformed."""
-    try:
-        return run_seconds(json.loads(dataset.folder.read(RUN, LARGEST_RUN)))
-    except (OSError, ValueError, RecursionError):
-        return {}

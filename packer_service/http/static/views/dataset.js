@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { integer, plural } from "../format.js";
+import { integer, percent, plural } from "../format.js";
 import { href } from "../router.js";
 import { crumbs } from "../section.js";
 import { balance } from "./balance.js";
@@ -48,6 +48,7 @@ export async function dataset(name, part, params) {
       h(
         "p",
         { class: "note" },
+        detail.counts.packs > 0 && [h("strong", { class: "fill" }, `${percent(detail.fill)} full`), " · "],
         `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")} · `,
         h("a", { href: href(["compare"], { first: name }) }, "Compare it"),
         " · ",

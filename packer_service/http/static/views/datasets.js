@@ -43,9 +43,9 @@ export async function datasets(params) {
       number("Rejected", (entry) => integer(entry.counts.rejected)),
       { label: "Size", number: true, value: (entry) => bytes(entry.bytes) },
       {
-        label: "Written",
+        label: "Packed",
         className: "name",
-        value: ({ changed }) => (changed ? h("time", { datetime: changed, title: changed }, day(changed)) : "–"),
+        value: ({ packed }) => (packed ? h("time", { datetime: packed, title: packed }, day(packed)) : "–"),
       },
     ],
     stacked: true,

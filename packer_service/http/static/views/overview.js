@@ -2,7 +2,7 @@
 
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { binary, bytes, flops, integer, percent, plural, times } from "../format.js";
+import { binary, bytes, day, flops, integer, percent, plural, times } from "../format.js";
 import { variable } from "../palette.js";
 import { href } from "../router.js";
 import { card, facts } from "../section.js";
@@ -27,7 +27,6 @@ function lost(detail) {
 function summary(detail) {
   const { counts } = detail;
   return facts([
-    ["Fill", percent(detail.fill), "real tokens of all positions"],
     ["Documents", integer(counts.documents), `packed, of ${integer(counts.documents + counts.rejected)}`],
     ["Rejected", h("a", { href: href(["d", detail.name, "rejects"]) }, integer(counts.rejected)), "documents, with reasons"],
     ["Tokens", integer(counts.tokens), "real ones"],
@@ -196,7 +195,7 @@ function origin(detail) {
     {},
     h("summary", {}, "Where it comes from, and its configuration"),
     facts([
-      ["Written by", `preshard ${detail.preshard_version}`],
+      ["Packed", detail.packed ? day(detail.packed) : "–", `by preshard ${detail.preshard_version}`],
       ["Tokenizer", detail.tokenizer.name ?? "–"],
       ["Source files", integer(detail.files.length)],
       ["Cost of a pack", detail.counts.packs ? flops(Number(detail.cost_percentiles["50"])) : "–", "median"],
@@ -259,9 +258,9 @@ export function overview(detail) {
   return h(
     "div",
     { class: "view" },
-    packs > 0 && advised(detail),
-    h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
     detail.warnings.map((warning) => h("div", { class: "problem" }, h("p", {}, warning))),
+    h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
+    packs > 0 && advised(detail),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
     packs > 0 && pictures(detail),
     detail.sources.length > 0 && card("Sources", sources(detail)),

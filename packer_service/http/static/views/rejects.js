@@ -11,6 +11,9 @@ import { pages } from "./controls.js";
 /** Columns of sources: those that lost most, where there are more. */
 const MOST_SOURCES = 12;
 
+/** Rows of a page of rejects, and reasons that are shown. On a phone, where each is a card of its own, fewer. */
+const shown = () => (matchMedia("(max-width: 40rem)").matches ? { rows: 10, reasons: 5 } : { rows: 50, reasons: 10 });
+
 const filter = (code, source) => withParams({ code, source, stage: null, offset: null });
 
 function counts(detail, chosen) {
@@ -59,7 +62,7 @@ function counts(detail, chosen) {
 function reasons(detail) {
   return table({
     caption: "The most frequent reasons, each with its first row",
-    rows: detail.reject_reasons,
+    rows: detail.reject_reasons.slice(0, shown().reasons),
     stacked: true,
     columns: [
       {
@@ -79,7 +82,7 @@ export async function rejects(detail, params) {
   if (!rejected)
     return h("p", { class: "empty" }, `Nothing was rejected: all ${plural(documents, "document")} were packed.`);
   const chosen = { code: params.get("code"), source: params.get("source"), stage: params.get("stage") };
-  const page = await get(["datasets", detail.name, "rejects"], { ...chosen, offset: params.get("offset"), limit: 50 });
+  const page = await get(["datasets", detail.name, "rejects"], { ...chosen, offset: params.get("offset"), limit: shown().rows });
   const said = Object.entries(chosen)
     .filter(([, value]) => value)
     .map(([name, value]) => `${name} ${value}`)
@@ -101,7 +104,7 @@ export async function rejects(detail, params) {
       `${plural(rejected, "document")} of ${integer(documents + rejected)} (${percent(rejected / (documents + rejected))}) could not be packed.`,
     ),
     h("section", { class: "card", "aria-label": "Counts" }, counts(detail, chosen)),
-    h("section", { class: "card", "aria-label": "Reasons" }, reasons(detail)),
+    !said && h("section", { class: "card", "aria-label": "Reasons" }, reasons(detail)),
     h(
       "section",
       { class: "card", "aria-label": "Rows" },
