@@ -23,11 +23,9 @@ from preshard.trainer.models import PackedModel
 from preshard.trainer.models.export import export_model
 from preshard.trainer.models.load import load_sharded
 from preshard.trainer.models.memory import save_memory
-from preshard.trainer.optimizer import learning_rate, make_optimizer
-from preshard.trainer.profile import profiled
 from preshard.trainer.setup import Job
-from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, take
-from preshard.trainer.throughput import StepWork, imbalance
+from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
+from preshard.trainer.throughput import StepWork, imbalance, profiled
 
 
 def run(

@@ -1,16 +1,52 @@
-"""What a step's work is in floating-point operations, for each rank, by the formula that packs are planned with."""
+"""What is seen of a run beside its losses: the work of each rank, by the formula of the plan, and the profiler."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from preshard.schemas.layout import TILE
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.models.folder import model_sizes
+
+SKIPPED, WARMED_UP, RECORDED = 2, 1, 3
+"""Steps before the profiler starts, steps that it runs without keeping them, and steps of the trace.
+
+The first steps allocate memory and compile kernels, which later ones do not.
+"""
+
+
+@contextmanager
+def profiled(folder: Path | None) -> Iterator[profile | None]:
+    """Profiles a run; call ``step()`` of what it gives after each step. Without a folder there is nothing.
+
+    Each rank writes ``rank-N.json`` into the folder, which ``chrome://tracing`` and Perfetto open.
+    """
+    if folder is None:
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+
+    def write(found: profile) -> None:
+        found.export_chrome_trace(str(folder / f"rank-{dist.get_rank()}.json"))
+
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=SKIPPED, warmup=WARMED_UP, active=RECORDED, repeat=1),
+        on_trace_ready=write,
+    ) as profiler:
+        yield profiler
+
 
 TRAINING = 3
 """A backward pass takes two products where the forward pass takes one; what is computed again is not counted."""

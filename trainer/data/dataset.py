@@ -13,10 +13,9 @@ from torch.utils.data import IterableDataset
 
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ReaderError
-from preshard.trainer.data.alike import check_alike
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
-from preshard.trainer.data.mixture import MixedDatasets, whole_shares
+from preshard.trainer.data.mixture import MixedDatasets, check_alike, whole_shares
 from preshard.trainer.data.order import OneDataset
 from preshard.trainer.data.position import Position
 from preshard.trainer.data.reader import PackReader, RankPart

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from preshard.trainer.attention.kernels.from_forward import backward_from_forward
+from preshard.trainer.attention.kernels.flex import backward_from_forward
 from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible_block
 from preshard.trainer.attention.merge import accumulation_dtype

@@ -23,9 +23,9 @@ from preshard.schemas.header import read_member
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import UNSEALED
 from preshard.schemas.tables import PACKS
-from preshard.trainer.data.crops import read_crops
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.header import read_header, token_layout
+from preshard.trainer.data.reader import read_crops
 from preshard.trainer.data.split import plan_split
 
 SPLITS = [

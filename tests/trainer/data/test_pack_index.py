@@ -15,9 +15,8 @@ import pytest
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.errors import ReaderError, TableInvalid
 from preshard.schemas.tables import PACKS
-from preshard.trainer.data.pack_index import PackIndex
+from preshard.trainer.data.pack_index import PackIndex, SharedPlaces
 from preshard.trainer.data.pack_table import PackTable
-from preshard.trainer.data.shared_places import SharedPlaces
 
 N_PACKS, PER_SHARD = 500, 3
 

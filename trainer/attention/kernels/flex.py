@@ -1,4 +1,4 @@
-# ruff: noqa: N803 (shape suffixes)
+# ruff: noqa: N803, N806 (shape suffixes)
 """The GPU's kernel: FlexAttention (Dong et al. 2024) on the occupied tiles, with the mask's rule in those not full.
 
 Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
@@ -19,11 +19,42 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from preshard.schemas.layout import TILE
-from preshard.trainer.attention.kernels.from_forward import backward_from_forward
 from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible
-from preshard.trainer.attention.merge import accumulation_dtype
+from preshard.trainer.attention.merge import accumulation_dtype, share
 from preshard.trainer.attention.tiles import TileList, Tiles, list_tiles
+
+Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def backward_from_forward(
+    forward: Forward,
+    dout_HQD: Float[Tensor, "H Q D"],
+    q_HQD: Float[Tensor, "H Q D"],
+    k_KTD: Float[Tensor, "K T D"],
+    v_KTD: Float[Tensor, "K T D"],
+    out_HQD: Float[Tensor, "H Q D"],
+    lse_HQ: Float[Tensor, "H Q"],
+) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
+    """Gradients of q, k and v by these keys alone, in the accumulation dtype.
+
+    Args:
+        forward: from q, k and v to the output and log-sum-exp over these keys, differentiable in both.
+        dout_HQD: gradient of the whole rows' output.
+        out_HQD, lse_HQ: of the whole rows, over other keys too.
+    """
+    inputs = tuple(x.detach().requires_grad_() for x in (q_HQD, k_KTD, v_KTD))
+    with torch.enable_grad():
+        part_HQD, part_lse_HQ = forward(*inputs)
+    dtype = accumulation_dtype(q_HQD.dtype)
+    dpart = share(part_lse_HQ.detach(), lse_HQ) * dout_HQD.to(dtype)
+    dpart_lse = (dpart * (part_HQD.detach().to(dtype) - out_HQD.to(dtype))).sum(dim=-1)
+    grads = torch.autograd.grad(
+        (part_HQD, part_lse_HQ), inputs, (dpart.to(part_HQD.dtype), dpart_lse.to(part_lse_HQ.dtype))
+    )
+    dq, dk, dv = (grad.to(dtype) for grad in grads)
+    return dq, dk, dv
+
 
 # Otherwise slices of fewer than 128 tokens would use a kernel made for decoding.
 _OPTIONS = {"BACKEND": "TRITON"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from preshard.schemas.errors import ImagesInvalid
-from preshard.trainer.data.crops import read_crops
+from preshard.trainer.data.reader import read_crops
 
 
 @pytest.mark.parametrize(
