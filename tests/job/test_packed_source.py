@@ -17,11 +17,14 @@ from repacked import KINDS, Listener, make_source, packed, rejects, shards, with
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, ReaderError
 from preshard.trainer.data import PackedDataset
+from tests.support.hostile_datasets import read_manifest, seal
 
 OTHER = ["cp_sizes=[1,4]", "ring_degrees=[1,2]", "layouts=[contiguous,balanced_ring]", "order.seed=7", "max_images=40"]
 """A job that differs from the first in everything that can change without the source."""
@@ -361,6 +364,38 @@ def test_a_stopped_job_continues_and_notices_another_dataset(
     pack([str(moved)], str(out), config, rest, Listener())
     assert rest.ran["measure_and_keep"] == 0
     assert shards(out) == shards(packed(old, tmp_path / "undisturbed", ["seq_len=1024"]))
+
+
+NAMED = {
+    "form": "planted:document",
+    "tokenizer": "/planted/tokenizer.json",
+    "model": "/planted/model",
+    "chat_template": "/planted/template.jinja",
+}
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_what_only_a_manifest_names_is_neither_imported_nor_read(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: Any, key: str
+) -> None:
+    """Fails when rows beside somebody else's dataset are read by code of its choice, or by files of its choice."""
+    old = shutil.copytree(tiny_dataset, tmp_path / "old")
+    manifest = read_manifest(old)
+    vision = {"vision": PackConfig().vision.model_dump()} if key == "model" else {}
+    seal(old, manifest | {"config": manifest["config"] | {key: NAMED[key]} | vision})
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef document(row): return row\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"text": "beside it"}\n')
+    both = [str(old), str(tmp_path / "rows.jsonl")]
+    with pytest.raises(ConfigError, match=rf"^{key}: .*'{NAMED[key]}'.* (--form|--set {key}=).* if you trust it"):
+        load_config(None, [], both)
+    # alone, the dataset needs none of it
+    assert getattr(load_config(None, ["order.seed=1"], both[:1]), key) == NAMED[key]
+    pack(both[:1], str(tmp_path / "alone"), load_config(None, ["order.seed=1"], both[:1]), PlainExecutor(), progress)
+    assert not (tmp_path / "ran").exists()
+    if key == "form":
+        list_sources(both, load_config(None, [f"form={NAMED[key]}"], both))
+        assert (tmp_path / "ran").exists(), "the function would not have been found"
 
 
 def test_what_is_no_whole_dataset_is_refused(

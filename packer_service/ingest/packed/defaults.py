@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
+from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.schemas.changes import NEEDS_SOURCE, leaves
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
@@ -19,9 +20,11 @@ FILES = ("tokenizer", "model", "chat_template")
 def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values that were given, over those that the datasets among the sources were packed with.
 
+    A dataset may be somebody else's, so nothing is imported and no file is read because a manifest names it.
+
     Raises:
-        ConfigError: a dataset has another version of the format, or is damaged; or two datasets differ in a key that
-            was not given.
+        ConfigError: a dataset has another version of the format, or is damaged; two datasets differ in a key that was
+            not given; or the job would import or read what a manifest names and was not given.
         OSError: a dataset cannot be read.
     """
     manifests = [(source, found.head) for source in sources if (found := dataset_manifest(source)) is not None]
@@ -40,7 +43,39 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
                             f"{differs}: {NEEDS_SOURCE[section]}; pack one from its source like the other"
                         )
                     raise ConfigError(f"{differs}; say which with --set {key}=VALUE")
+    if len(manifests) < len(sources):
+        _refuse_custom_form(first_source, first.config, given)
+    if len(manifests) < len(sources) or any(name in given and given[name] != first.config.get(name) for name in FILES):
+        _refuse_files(first_source, first.config, given)
     return _merged(first.config, given)
+
+
+def _refuse_custom_form(source: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the rows of the job would be read by a function that only a manifest names.
+    """
+    form = str(stored.get("form"))  # whether it is legal is asked once all are together
+    if "form" not in given and is_custom(form):
+        raise ConfigError(
+            f"form: {source} was packed with {form!r:.200}, code that would be imported because its manifest says so; "
+            "add --form and that name if you trust it, or --form auto"
+        )
+
+
+def _refuse_files(source: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the job would read a file that only a manifest names.
+    """
+    built_in = PackConfig()
+    for name in FILES:
+        path = stored.get(name, getattr(built_in, name))
+        if name not in given and path != getattr(built_in, name):
+            raise ConfigError(
+                f"{name}: {source} was packed with {path!r:.200}, and files are not read because a manifest names "
+                f"them; add --set {name}=... with that path if you trust it, or with your own"
+            )
 
 
 def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
