@@ -12,15 +12,21 @@ from preshard.packer_service.layout.deals import rounded
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import ring_step_maxima
 from preshard.packer_service.layout.needs import key_blocks_needed
-from preshard.packer_service.layout.runs import runs_from_owners
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
 from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
-from preshard.schemas.schemes import contiguous_runs, zigzag_runs
+from preshard.schemas.schemes import contiguous_runs, merge_adjacent, zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.schemas.validation import nearest_multiples
+
+
+def runs_from_owners(owners: Int32[np.ndarray, "blocks"], block_size: int) -> Int32[np.ndarray, "runs 3"]:
+    """The layout in which block b of ``block_size`` tokens is on rank ``owners[b]``, in natural order on each rank."""
+    blocks = np.argsort(owners, kind="stable").astype(np.int64)
+    sizes = np.full(len(blocks), block_size, np.int64)
+    return merge_adjacent(np.stack([owners[blocks].astype(np.int64), blocks * block_size, sizes], axis=1))
 
 
 def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequence[int], block_size: int) -> None:

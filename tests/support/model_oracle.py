@@ -31,7 +31,7 @@ from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from preshard.packer_service.ingest.media.video import decode_video, probe_video
-from preshard.packer_service.packs.positions import grid_positions
+from preshard.packer_service.packs.rendered import grid_positions
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask

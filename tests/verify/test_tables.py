@@ -11,7 +11,7 @@ import pytest
 
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.balance_reader import BalanceReader
-from preshard.packer_service.verify.documents import check_documents, count_documents
+from preshard.packer_service.verify.tables import check_documents, count_documents
 from preshard.packer_service.verify.verdict import Faults
 from preshard.schemas.balance import BalanceOrder, LoadGroup
 from preshard.schemas.config import PackConfig, parse_config

@@ -14,9 +14,9 @@ from preshard.packer_service.layout.deals import consecutive, head_tail, longest
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import ring_step_maxima
 from preshard.packer_service.layout.needs import keys_fetched
-from preshard.packer_service.layout.runs import runs_from_owners
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
+from preshard.packer_service.layout.solve import runs_from_owners
 from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays

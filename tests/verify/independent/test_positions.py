@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_units import made_units
 
+from preshard.packer_service.packs.pack import build_sequence
 from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions
-from preshard.packer_service.packs.sequence import build_sequence
 from preshard.packer_service.packs.units import Units
 from preshard.packer_service.verify.independent.positions import expected_positions
 from preshard.schemas.manifest import UNIT_KINDS, Unit
