@@ -254,13 +254,19 @@ class PackConfig(_Section):
                 raise ValueError(f"{name} {list(values)} contains a value twice; give each value once")
         return self
 
-    @model_validator(mode="after")
-    def _seq_len_divides(self) -> PackConfig:
+    @property
+    def seq_len_step(self) -> tuple[int, str]:
+        """What ``seq_len`` is a multiple of, and why."""
         step = math.lcm(*(2 * size for size in self.cp_sizes), *(2 * ring for ring in self.ring_degrees))
         reason = f"2 x each of cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
         if any(scheme in BLOCK_SCHEMES for scheme in self.layouts):
             step = math.lcm(step, *(self.block_size * ring for ring in self.ring_degrees))
             reason += f" and block_size {self.block_size} x each of ring_degrees"
+        return step, reason
+
+    @model_validator(mode="after")
+    def _seq_len_divides(self) -> PackConfig:
+        step, reason = self.seq_len_step
         if self.seq_len % step:
             raise ValueError(
                 f"seq_len {self.seq_len} does not divide evenly by {reason}; "

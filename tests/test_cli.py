@@ -267,6 +267,7 @@ def test_too_many_rejects_are_another_exit_status(
     status, output, error = run(capsys, "pack", *words)
     assert status == 3
     assert "already packed" in output
+    assert re.search(r"^fill [0-9.]+%\nwhy packs are not fuller: there are too few documents: ", output, re.MULTILINE)
     assert error.startswith(
         f"preshard: {tmp_path}/out: the dataset is whole, but 2 of 20 rows (10.00%) were rejected, "
     )

@@ -189,7 +189,7 @@ def _tasks(ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[RayO
 
 
 def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
-    """Says what was not read, and why documents were rejected.
+    """Says how full the packs are and why, what was not read, and why documents were rejected.
 
     Returns:
         The exit status: ``TOO_MANY_REJECTS`` if more than this share of them was.
@@ -197,11 +197,16 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     Raises:
         PreshardError: no document was packed.
     """
-    from preshard.packer_service.report.console import reason_lines, too_many_rejects, unread_lines
-    from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_reject_reasons
+    from preshard.packer_service.report.console import limit_line, reason_lines, too_many_rejects, unread_lines
+    from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_limit, dataset_reject_reasons
+    from preshard.packer_service.shards.store import Folder
 
     counts = manifest.counts
     lines = unread_lines(manifest.unused_columns, manifest.unread_files)
+    if counts.packs:
+        say(f"fill {counts.tokens / (counts.tokens + counts.padding_tokens):.2%}")
+    if (limit := dataset_limit(Folder(out))) is not None:
+        say(limit_line(limit))
     reasons = dataset_reject_reasons(out) if counts.rejected else []
     for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
         say(line)

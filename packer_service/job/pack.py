@@ -26,6 +26,7 @@ from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.resume import FEW_BYTES
 from preshard.packer_service.job.stages import PackingJob, plan, with_copies, write_missing
 from preshard.packer_service.report.console import mixture_lines
+from preshard.packer_service.report.limits import rejected_when_written
 from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.reach import require_answer
@@ -160,7 +161,10 @@ def _run(job: PackingJob, sources: Sources, fragments: Sequence[Fragment], targe
     )
     tasks = {"measure_task_seconds": planned.measure_seconds, "write_task_seconds": finished.seconds}
     clock.lap("finish_seconds")
-    _commit(job, finished, {**clock.laps, **tasks, "mixture": planned.mixture.model_dump(mode="json")})
+    limit = rejected_when_written(planned.limit, sum(part.tokens for part in planned.partitions), finished.head.counts)
+    figures = {"mixture": planned.mixture, "limit": limit}
+    kept = {name: None if each is None else each.model_dump(mode="json") for name, each in figures.items()}
+    _commit(job, finished, {**clock.laps, **tasks, **kept})
     return Outcome(manifest=finished.head, already_done=False, seconds=clock.laps)
 
 

@@ -27,6 +27,7 @@ from preshard.packer_service.job.survey import Survey, survey
 from preshard.packer_service.plan.make import plan_documents
 from preshard.packer_service.plan.order import whole_groups
 from preshard.packer_service.plan.plan import Plan
+from preshard.packer_service.report.limits import fill_limit
 from preshard.packer_service.report.mixture import MixtureTotals, take_mixture
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.memory import give_back_memory
@@ -133,6 +134,7 @@ def _keep(
         images=int(pc.sum(rows["images"].cast(pa.int64())).as_py() or 0),
         patches=int(pc.sum(rows["patches"].cast(pa.int64())).as_py() or 0),
         truncated=_truncated(rows, sources),
+        limit=None if part.number else fill_limit(found.documents, config, plan.n_packs),
     )
     folder.write(f"{name}-rejects.parquet", encode_table(found.rejects))
     write_costs(folder, name, plan.cost)

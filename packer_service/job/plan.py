@@ -24,7 +24,7 @@ from preshard.packer_service.job.segments import (
     segment_batches,
     segment_name,
 )
-from preshard.packer_service.report.figures import Mixture
+from preshard.packer_service.report.figures import FillLimit, Mixture
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import shard_name
 
@@ -113,6 +113,11 @@ class Planned:
     @property
     def n_packs(self) -> int:
         return self._firsts[-1]
+
+    @property
+    def limit(self) -> FillLimit | None:
+        """What keeps packs from being fuller, by the first partition, which is a random sample of all documents."""
+        return self.partitions[0].limit if self.partitions else None
 
     @cached_property
     def sections(self) -> list[SegmentPacks]:

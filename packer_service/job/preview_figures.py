@@ -48,4 +48,5 @@ def planned_report(
         rejected=planned.n_rejected,
         lost=losses_of(planned.rejects(), dict(truncated)),
         mixture=planned.mixture,
+        limit=planned.limit,
     )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from preshard.packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, write_batches
 from preshard.packer_service.job.measured import FOLDER_FILES
+from preshard.packer_service.report.figures import FillLimit
 from preshard.packer_service.shards.store import Folder
 
 PLAN_FOLDER = "plan"
@@ -49,6 +50,7 @@ class SegmentFacts(BaseModel):
         totals: what was taken of each source: the fields of ``SourceTotals``.
         tokens, aligned, images, patches: sums over the rows of the plan.
         truncated: tokens that rows of the plan have lost, by source.
+        limit: what keeps its packs from being fuller; of the first partition alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +67,7 @@ class SegmentFacts(BaseModel):
     images: int
     patches: int
     truncated: dict[str, int]
+    limit: FillLimit | None
 
 
 def segment_name(partition: int) -> str:

@@ -8,7 +8,15 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from preshard.packer_service.report.figures import Balances, DatasetReport, Mixture, PlanReport, RejectReason, Spread
+from preshard.packer_service.report.figures import (
+    Balances,
+    DatasetReport,
+    FillLimit,
+    Mixture,
+    PlanReport,
+    RejectReason,
+    Spread,
+)
 from preshard.packer_service.report.legend import BALANCE_LEGEND, IMAGE_LEGEND
 from preshard.packer_service.report.plain import plain
 
@@ -37,6 +45,8 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
         f"{report.seq_len:,} tokens: {report.tokens:,} tokens, {report.padding_tokens:,} padding, "
         f"fill {report.fill:.2%}"
     )
+    if report.limit is not None:
+        say(limit_line(report.limit))
     causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in report.padding.items())
     say(f"padding by cause: {causes}")
     rejects = ", ".join(f"{code} {number}" for code, number in report.rejects.items())
@@ -68,6 +78,11 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     to.print(_image_table(report))
     for line in IMAGE_LEGEND:
         say(line)
+
+
+def limit_line(limit: FillLimit) -> str:
+    """What keeps packs from being fuller."""
+    return f"why packs are not fuller: {plain(limit.message)}"
 
 
 def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: str | None = None) -> list[str]:

@@ -10,7 +10,15 @@ from pydantic import ValidationError
 
 from preshard.packer_service.report.balance import balances
 from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from preshard.packer_service.report.figures import Balances, DatasetReport, Figures, Mixture, RejectReason, SourceShare
+from preshard.packer_service.report.figures import (
+    Balances,
+    DatasetReport,
+    Figures,
+    FillLimit,
+    Mixture,
+    RejectReason,
+    SourceShare,
+)
 from preshard.packer_service.report.fill import fill_of
 from preshard.packer_service.report.loads import StoredLoads, numbers_of
 from preshard.packer_service.report.losses import losses_of
@@ -63,7 +71,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
     folder, manifest = open_dataset(location)
     config, counts = stored_config(manifest), manifest.counts
     documents = DocumentSums.of(table_parts(folder, "documents.parquet", ["source", *SUMMED]))
-    run = json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
+    run = _run(folder)
     seconds = run_seconds(run)
     fill = fill_of(
         documents.totals,
@@ -73,6 +81,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         max_patches=config.max_patches,
         window=config.order.window,
         dp_sizes=dp_sizes,
+        limit=limit_of(run),
     )
     lost = losses_of(table_parts(folder, REJECTS_FILE, REJECT_COLUMNS), documents.lost_tokens)
     mixture = mixture_of(run, documents, config, counts.left_out)
@@ -116,6 +125,27 @@ def dataset_reject_reasons(location: str) -> list[RejectReason]:
     """
     folder, _ = open_dataset(location)
     return losses_of(table_parts(folder, REJECTS_FILE, REJECT_COLUMNS), {}).reject_reasons
+
+
+def dataset_limit(folder: Folder) -> FillLimit | None:
+    """What keeps the packs of a dataset from being fuller."""
+    return limit_of(_run(folder))
+
+
+def _run(folder: Folder) -> Any:
+    return json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
+
+
+def limit_of(run: Any) -> FillLimit | None:
+    """What the job wrote of what keeps packs from being fuller.
+
+    Args:
+        run: the content of ``run.json``, or anything else.
+    """
+    try:
+        return FillLimit.model_validate(run.get("limit") if isinstance(run, dict) else None)
+    except ValidationError:
+        return None
 
 
 def run_seconds(run: Any) -> dict[str, float]:

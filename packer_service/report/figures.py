@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -75,11 +77,30 @@ class Balances(Figures):
     )
 
 
+class FillLimit(Figures):
+    """What keeps packs from being fuller, found by planning the documents again without it."""
+
+    key: Literal["max_images", "max_patches", "layouts", "seq_len", "documents", "rejects"] = Field(
+        description="The key of the configuration; `documents` if there are too few, `rejects` if documents that were "
+        "rejected while they were written left their places empty."
+    )
+    setting: str | None = Field(
+        description="What would fill packs, as `--set` takes it (two settings have a space between); null if no "
+        "setting does.",
+        examples=["max_images=768"],
+    )
+    fill: float | None = Field(description="The fill with that setting, by planning again.", examples=[0.962])
+    message: str = Field(description="All of that in a sentence.")
+
+
 class Fill(Figures):
     """How full packs are, what the rest is lost to, and how even the steps are."""
 
     seq_len: int = Field(description="Tokens of a pack.", examples=[36864])
     fill: float = Field(description="Real tokens over all tokens of the packs; 0 without packs.", examples=[0.934])
+    limit: FillLimit | None = Field(
+        None, description="What keeps packs from being fuller; null where 95% are full, or where it is not known."
+    )
     padding: dict[str, int] = Field(
         description="Padding tokens by cause: `alignment` (behind documents), `image_budget` (packs that images or "
         "their patches need beyond tokens), `packing` (packs beyond all), `remainder` (what keeps the tokens from "

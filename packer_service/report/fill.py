@@ -10,45 +10,9 @@ from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.order import check_dp_sizes, check_window, straggler_ratio, window_sizes
 from preshard.packer_service.plan.plan import Plan
-from preshard.packer_service.report.figures import PlanFill
+from preshard.packer_service.report.figures import FillLimit, PlanFill
 
 _PERCENTILES = (0, 5, 50, 95, 100)
-
-
-def plan_fill(
-    plan: Plan,
-    *,
-    images: Int64[np.ndarray, "measured"],
-    max_images: int | None,
-    window: int,
-    dp_sizes: Sequence[int] = (),
-    patches: Int64[np.ndarray, "measured"] | None = None,
-    max_patches: int | None = None,
-) -> PlanFill:
-    """The fill of a plan's packs.
-
-    Args:
-        plan: the plan.
-        images: crops of each measured document, as they were given to the plan.
-        max_images: crops that a pack may hold; None for no limit.
-        window: packs per group of nearly equal cost.
-        dp_sizes: data-parallel sizes to give the straggler ratio for; by default the powers of two that divide the
-            window. Sizes above the number of packs are left out.
-        patches: patches of each measured document, where they are limited.
-        max_patches: patches that a pack may hold; None for no limit.
-
-    Raises:
-        PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
-    """
-    return fill_of(
-        plan_totals(plan, images, patches),
-        plan.cost,
-        seq_len=plan.seq_len,
-        max_images=max_images,
-        max_patches=None if patches is None else max_patches,
-        window=window,
-        dp_sizes=dp_sizes,
-    )
 
 
 class PlanTotals(NamedTuple):
@@ -83,8 +47,24 @@ def fill_of(
     max_patches: int | None,
     window: int,
     dp_sizes: Sequence[int] = (),
+    limit: FillLimit | None = None,
 ) -> PlanFill:
-    """The same as :func:`plan_fill` from sums over the documents, and the cost of each pack in step order."""
+    """The fill of packs.
+
+    Args:
+        totals: sums over the documents.
+        cost: of each pack, in step order.
+        seq_len: tokens of a pack.
+        max_images: crops that a pack may hold; None for no limit.
+        max_patches: patches that a pack may hold; None for no limit.
+        window: packs per group of nearly equal cost.
+        dp_sizes: data-parallel sizes to give the straggler ratio for; by default the powers of two that divide the
+            window. Sizes above the number of packs are left out.
+        limit: what keeps the packs from being fuller.
+
+    Raises:
+        PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
+    """
     check_window(window)
     check_dp_sizes(dp_sizes, window)
     sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
@@ -102,6 +82,7 @@ def fill_of(
         tokens=tokens,
         padding_tokens=room - tokens,
         fill=tokens / room if room else 0.0,
+        limit=limit,
         padding={
             "alignment": aligned - tokens,
             "image_budget": (needed - for_tokens) * seq_len,
@@ -119,24 +100,3 @@ def fill_of(
 def _percentiles(cost: Float64[np.ndarray, "packs"]) -> dict[int, float]:
     ordered = np.sort(cost)
     return {p: float(ordered[(len(ordered) - 1) * p // 100]) for p in _PERCENTILES if len(ordered)}
-
-
-def plan_as_written(
-    *,
-    seq_len: int,
-    cost: Float64[np.ndarray, "packs"],
-    pack_ids: Int64[np.ndarray, "docs"],
-    start: Int64[np.ndarray, "docs"],
-    length: Int64[np.ndarray, "docs"],
-    aligned_length: Int64[np.ndarray, "docs"],
-) -> Plan:
-    """What a dataset holds, as the plan that would have produced it: columns of its documents in order of packs."""
-    return Plan(
-        seq_len=seq_len,
-        document=np.arange(len(pack_ids)),
-        start=start,
-        length=length,
-        aligned_length=aligned_length,
-        cost=cost,
-        pack_edges=np.searchsorted(pack_ids, np.arange(len(cost) + 1)),
-    )

@@ -21,8 +21,9 @@ from preshard.packer_service.plan.make import plan_documents
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.plan.plan import Plan
 from preshard.packer_service.report.balance import balances
-from preshard.packer_service.report.figures import Balances, Losses, Mixture, PlanReport
+from preshard.packer_service.report.figures import Balances, FillLimit, Losses, Mixture, PlanReport
 from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
+from preshard.packer_service.report.limits import fill_limit
 from preshard.packer_service.report.loads import Block, block_of, numbers_of
 from preshard.packer_service.report.losses import losses
 from preshard.packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
@@ -88,6 +89,7 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         rejected=len(lost),
         mixture=mixture_figures(totals, config, names),
         lost=losses(_rejects(lost), kept, "truncated"),
+        limit=fill_limit(columns, config, plan.n_packs),
     )
 
 
@@ -125,6 +127,7 @@ def plan_report(
     rejected: int,
     lost: Losses,
     mixture: Mixture,
+    limit: FillLimit | None,
 ) -> PlanReport:
     """The figures of a plan, whether it is in memory or in partitions: from sums over its documents and its packs.
 
@@ -140,6 +143,7 @@ def plan_report(
         rejected: those of them that are not.
         lost: what is lost.
         mixture: what each source got.
+        limit: what keeps its packs from being fuller.
     """
     fill = fill_of(
         totals,
@@ -149,6 +153,7 @@ def plan_report(
         max_patches=config.max_patches,
         window=config.order.window,
         dp_sizes=dp_sizes,
+        limit=limit,
     )
     found = [fill, lost, mixture, _sample_balances(sampled, config)]
     return PlanReport(

@@ -10,6 +10,8 @@ from fastapi.testclient import TestClient
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.report.dataset import dataset_limit
+from preshard.packer_service.shards.store import Folder
 
 ADVICE = "/v1/datasets/tiny/advice"
 
@@ -37,6 +39,9 @@ def test_the_command_prints_splits_reasons_and_assumptions(
         main(["advise", str(tiny_dataset), "--gpus", "2", "--limit", "3"])
     out = capsys.readouterr().out
     assert "2 x h100" in out
+    limit = dataset_limit(Folder(str(tiny_dataset)))
+    assert limit is not None
+    assert f"note: {limit.message}" in out
     assert "\n3. " in out
     assert "\n4. " not in out
     assert all(f"  {name} " in out for name in AdviceQuestion.model_fields if name not in ("gpus", "gpu", "limit"))

@@ -74,7 +74,16 @@ def test_the_overview_is_the_report(client: TestClient, report: dict[str, Any], 
     """Fails when the service and the report count differently: fill, padding, losses, stragglers."""
     detail = get(client, "")
     names = ("dataset_id", "seq_len", "fill", "padding", "packs_for_tokens", "packs_for_images", "rejects", "seconds")
-    names += ("rejects_by_source", "truncated_tokens", "straggler_ratio", "cost_percentiles", "plan_seconds", "shards")
+    names += (
+        "rejects_by_source",
+        "truncated_tokens",
+        "straggler_ratio",
+        "cost_percentiles",
+        "plan_seconds",
+        "shards",
+        "limit",
+    )
+    assert report["limit"] is not None
     assert {name: detail[name] for name in names} == {name: report[name] for name in names}
     assert detail["counts"]["packs"] == report["packs"]
     documents, rejects = (pq.read_table(path / f"{name}.parquet").to_pylist() for name in ("documents", "rejects"))

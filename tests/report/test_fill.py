@@ -3,18 +3,21 @@ import pytest
 
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import make_plan
-from preshard.packer_service.report.fill import plan_fill
+from preshard.packer_service.report.fill import fill_of, plan_totals
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
 
 
-def summary_of(tokens: list[int], images: list[int], max_images: int | None, window: int = 4):
+def summary_of(tokens: list[int], images: list[int], max_images: int | None, window: int = 4, dp_sizes=()):
     lengths, crops = np.array(tokens, np.int64), np.array(images, np.int64)
     plan = make_plan(
         tokens=lengths, images=crops, areas=causal_area(lengths), seq_len=16, max_images=max_images, alignment=4,
         window=window, seed=0, cost_model=CostModel.of(PackConfig()),
     )  # fmt: skip
-    return plan, plan_fill(plan, images=crops, max_images=max_images, window=window)
+    return plan, fill_of(
+        plan_totals(plan, crops), plan.cost, seq_len=16, max_images=max_images, max_patches=None, window=window,
+        dp_sizes=dp_sizes,
+    )  # fmt: skip
 
 
 def test_padding_by_cause_by_hand() -> None:
@@ -48,9 +51,9 @@ def test_causes_add_up_and_figures_describe_the_plan() -> None:
 
 def test_sizes_that_no_step_has_are_left_out() -> None:
     """Fails when a data-parallel size above the number of packs gets the ratio of a step that no trainer can take."""
-    plan, figures = summary_of([16, 16, 16], [0, 0, 0], None, window=8)
+    _, figures = summary_of([16, 16, 16], [0, 0, 0], None, window=8)
     assert list(figures.straggler_ratio) == [1, 2]
-    asked = plan_fill(plan, images=np.zeros(3, np.int64), max_images=None, window=8, dp_sizes=[2, 8])
+    _, asked = summary_of([16, 16, 16], [0, 0, 0], None, window=8, dp_sizes=[2, 8])
     assert list(asked.straggler_ratio) == [2]
 
 
@@ -63,5 +66,6 @@ def test_an_empty_plan_has_figures() -> None:
 def test_a_wrong_window_is_refused() -> None:
     """Fails when a window of zero gives an empty table of ratios."""
     plan, _ = summary_of([3], [0], 5)
+    totals = plan_totals(plan, np.zeros(1, np.int64))
     with pytest.raises(PlanError, match=r"order\.window is 0"):
-        plan_fill(plan, images=np.zeros(1, np.int64), max_images=5, window=0)
+        fill_of(totals, plan.cost, seq_len=16, max_images=5, max_patches=None, window=0)

@@ -11,7 +11,7 @@ from preshard.packer_service.http.parameters import ServedDataset
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.advice.answer import Advisor
-from preshard.packer_service.report.advice.dataset import advised_model
+from preshard.packer_service.report.advice.dataset import advised_model, limit_notes
 from preshard.packer_service.report.advice.figures import Advice
 from preshard.packer_service.report.advice.question import AdviceQuestion
 
@@ -28,4 +28,5 @@ def advice(dataset: ServedDataset, asked: Annotated[AdviceQuestion, Query()]) ->
         raise not_legal(f"{dataset.name}: has no packs, so there is nothing to split")
     sizes, notes = advised_model(dataset.manifest, dataset.config, asked)
     loads, unread = pack_loads(dataset, asked.gpus)
-    return Advisor(config=dataset.config, sizes=sizes, question=asked, loads=loads, notes=(*notes, *unread)).advice()
+    notes = (*limit_notes(dataset.run[2]), *notes, *unread)
+    return Advisor(config=dataset.config, sizes=sizes, question=asked, loads=loads, notes=notes).advice()

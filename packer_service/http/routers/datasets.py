@@ -27,7 +27,7 @@ def datasets(request: Request, part: Paged) -> DatasetPage:
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
 def dataset(dataset: ServedDataset) -> DatasetDetail:
     """The figures of `preshard report --json` except balance, which has its own path; histograms and source totals."""
-    config, manifest, (packed, seconds) = dataset.config, dataset.manifest, dataset.run
+    config, manifest, (packed, seconds, limit) = dataset.config, dataset.manifest, dataset.run
     return DatasetDetail(
         name=dataset.name,
         dataset_id=manifest.dataset_id,
@@ -40,7 +40,7 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         shards=len(dataset.shards),
         bytes=dataset.shard_bytes,
         counts=manifest.counts,
-        **dict(overview(dataset)),
+        **{**dict(overview(dataset)), "limit": limit},
         layouts=list(config.layouts),
         ring_degrees=sorted(config.ring_degrees),
         cp_sizes=sorted(config.cp_sizes),

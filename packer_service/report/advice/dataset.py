@@ -11,7 +11,8 @@ from preshard.packer_service.report.advice.figures import Advice
 from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
-from preshard.packer_service.report.dataset import open_dataset
+from preshard.packer_service.report.dataset import dataset_limit, open_dataset
+from preshard.packer_service.report.figures import FillLimit
 from preshard.packer_service.report.loads import StoredLoads
 from preshard.packer_service.report.mismatch import warnings_of
 from preshard.packer_service.report.tables import open_balance, read_packs
@@ -47,7 +48,13 @@ def advise_dataset(location: str, question: AdviceQuestion, model: str | None = 
     if not manifest.counts.packs:
         raise ConfigError(f"DATASET {location}: has no packs, so there is nothing to split")
     loads, unread = _read(folder, manifest, config, question.gpus)
-    return Advisor(config=config, sizes=sizes, question=question, loads=loads, notes=(*notes, *unread)).advice()
+    notes = (*limit_notes(dataset_limit(folder)), *notes, *unread)
+    return Advisor(config=config, sizes=sizes, question=question, loads=loads, notes=notes).advice()
+
+
+def limit_notes(limit: FillLimit | None) -> tuple[str, ...]:
+    """What is to be said of packs that are not full: every split computes their padding as well."""
+    return (limit.message,) if limit is not None else ()
 
 
 def advised_model(

@@ -24,6 +24,9 @@ function lost(detail) {
   );
 }
 
+/** What keeps packs from being fuller, as the service words it. */
+const limit = ({ limit: found }) => (found ? `Why not more: ${found.message}. ` : "");
+
 function summary(detail) {
   const { counts } = detail;
   return facts([
@@ -259,7 +262,7 @@ export function overview(detail) {
     "div",
     { class: "view" },
     detail.warnings.map((warning) => h("div", { class: "problem" }, h("p", {}, warning))),
-    h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
+    h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${limit(detail)}${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
     packs > 0 && advised(detail),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
     packs > 0 && pictures(detail),
