@@ -16,9 +16,10 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 class Medium:
     """One image or video that a document shows.
 
-    Either ``uri`` (absolute, or relative to the folder of the row's file) or inline ``data`` is set. ``start`` and
-    ``end`` cut a clip out of a video, in seconds from its first frame; None is the video's own start or end. ``fps``
-    and ``max_frames`` are the row's own for a video; None is what the configuration says.
+    One of ``uri`` (absolute, or relative to the folder of the row's file), inline ``data`` and ``frames`` is set, the
+    images of a video of which ``fps`` are shown a second. ``start`` and ``end`` cut a clip out of a video, in seconds
+    from its first frame; None is the video's own start or end. ``fps`` and ``max_frames`` are the row's own for a
+    video, ``min_pixels`` and ``max_pixels`` its limits for the model's processor; None is what the configuration says.
     """
 
     kind: MediumKind
@@ -28,10 +29,20 @@ class Medium:
     end: float | None = None
     fps: float | None = None
     max_frames: int | None = None
+    frames: tuple[Medium, ...] = ()
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    @property
+    def is_place(self) -> bool:
+        """Whether no file is named yet: a column of the row has it."""
+        return self.uri is None and self.data is None and not self.frames
 
     @property
     def label(self) -> str:
         """How messages name it: as the source does, so that they read the same wherever the source lies."""
+        if self.frames:
+            return f"{self.frames[0].label} and the {len(self.frames) - 1} frames after it"
         return without_secrets(self.uri) if self.uri is not None else "inline bytes"
 
 

@@ -66,6 +66,28 @@ FORMS: dict[str, tuple[Row, str, int]] = {
         "<s>[INST]Translate.\nKatze[/INST]Cat</s>",
         0,
     ),
+    "question_answer": (
+        {"question": "<image>Which is it?", "response": "A cat.", "images": NAMES[:1]},
+        "<s>[INST][IMG]Which is it?[/INST]A cat.</s>",
+        1,
+    ),
+    "cauldron": (
+        {
+            "texts": [
+                {"user": "Which is it?", "assistant": "A cat.", "source": "AI2D"},
+                {"user": "And now?", "assistant": "Another.", "source": "AI2D"},
+            ],
+            "images": NAMES,
+        },
+        "<s>[INST][IMG][IMG]Which is it?[/INST]A cat.</s>[INST]And now?[/INST]Another.</s>",
+        2,
+    ),
+    "frames": (
+        {"conversations": [{"from": "human", "value": "<image>Well?"}, {"from": "gpt", "value": "A cat."}]}
+        | {"frames": [NAMES[0]] * 2, "fps": 2.0},
+        "<s>[INST]0.0s[IMG]0.5s[IMG]Well?[/INST]A cat.</s>",
+        2,
+    ),
     "prompt_completion": ({"prompt": "One, two,", "completion": " three."}, "<s>One, two, three.</s>", 0),
     "text": ({"raw_content": TEXT}, f"<s>{TEXT}</s>", 0),
     "own_text": ({"text": TEXT}, f"<s>{TEXT}</s>", 0),
@@ -132,7 +154,7 @@ def write_zstd(rows: list[Row], path: Path) -> None:
 def with_pictures(rows: list[Row]) -> Dataset:
     """Rows whose pictures stand in a column of Hugging Face, as bytes."""
     dataset = Dataset.from_list(rows)
-    if "images" not in dataset.column_names or "texts" in dataset.column_names:
+    if "images" not in dataset.column_names or None in dataset[0]["images"]:
         return dataset
     stored = [[{"bytes": picture(NAMES.index(name)), "path": name} for name in row["images"]] for row in rows]
     return dataset.remove_columns("images").add_column("images", stored).cast_column("images", List(Image()))
@@ -173,7 +195,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[list[Row], Path], None]]] = {
     "tsv": (".tsv", write_table),
     "tar": (".tar", write_tar),
 }
-NOT_IN_TARS = {"obelics", "mmc4", "openai"}
+NOT_IN_TARS = {"obelics", "mmc4", "openai", "frames"}
 """Forms that say themselves where each image stands, which members of a tar cannot."""
 MADE = [(form, name) for form in FORMS for name in CONTAINERS if name != "tar" or form not in NOT_IN_TARS]
 

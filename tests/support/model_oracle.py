@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from preshard.packer_service.ingest.families.family import Family, Mark, Rows
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.media.crops import encoded_crops
-from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.image import probe_frames, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
 from preshard.packer_service.ingest.media.video import decode_video, probe_video
@@ -103,6 +103,9 @@ class Oracle:
     def _shape(self, medium: Medium, folder: str) -> Any:
         if medium.kind == "image":
             return probe_image(medium, MediaReach.of(folder), full_size=True)
+        if medium.frames:
+            assert medium.fps is not None
+            return probe_frames(medium, MediaReach.of(folder), fps=medium.fps, max_frames=64, full_size=True)
         return probe_video(medium, MediaReach.of(folder), fps=self.fps, max_frames=64)
 
     def theirs(self, document: Document) -> Made | Refused:
@@ -112,16 +115,20 @@ class Oracle:
         images, videos, metadata = [], [], []
         for medium in document.media:
             if medium.kind == "image":
-                images.append(ImageOps.exif_transpose(Image.open(io.BytesIO(medium.data or b""))))
+                images.append(_opened(medium))
                 continue
             shape = self._shape(medium, document.folder)
             size = (shape.width, shape.height)
-            frames = decode_video(medium, MediaReach.of(document.folder), shape, size=size, scaling="bicubic")
+            frames: Iterable[Any] = map(_opened, medium.frames)
+            if not medium.frames:
+                frames = decode_video(medium, MediaReach.of(document.folder), shape, size=size, scaling="bicubic")
             videos.append(np.stack([np.asarray(frame) for frame in frames]))
             metadata.append(video_metadata(self.family.model_type, shape.timestamps.tolist()))
         given: dict[str, Any] = {"images": images} if images else {}
         if videos:
             given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}
+        for kind in {medium.kind for medium in document.media}:
+            given |= {f"{kind}s_kwargs": {"size": limits}} if (limits := self._limits(document, kind)) else {}
         try:
             with two_threads():
                 made = self.processor(text=[self.text(document)], **given, return_tensors="pt")
@@ -137,6 +144,13 @@ class Oracle:
             and hasattr(made[name], "numpy")
         }
         return Made(ids=ids[0].numpy(), positions=positions, mask=mask_of(self.model, made), inputs=inputs)
+
+    def _limits(self, document: Document, kind: str) -> dict[str, int]:
+        """What the document's media of a kind ask for, as the processor takes it; one call has one size for all."""
+        [asked] = {(medium.min_pixels, medium.max_pixels) for medium in document.media if medium.kind == kind}
+        size = getattr(self.processor, f"{kind}_processor").size
+        own = (size["shortest_edge"], size["longest_edge"]) if any(asked) else (0, 0)
+        return {"shortest_edge": asked[0] or own[0], "longest_edge": asked[1] or own[1]} if any(asked) else {}
 
     def ours(self, document: Document) -> Made | Refused:
         """What a pack holds of it, and what a rank rebuilds from stored PNGs."""
@@ -197,6 +211,10 @@ class Oracle:
                 )
             assert isinstance(own.shape, ImageSize) == (medium.kind == "image")
         return model_inputs(self.family.settings, units)
+
+
+def _opened(medium: Medium) -> Any:
+    return ImageOps.exif_transpose(Image.open(io.BytesIO(medium.data or b"")))
 
 
 def differences(ours: Made | Refused, theirs: Made | Refused) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import CropShape, Placement, Rows, UnitShape
@@ -75,7 +75,12 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QwenFamily:
-    """Tokens and stills; what a video becomes is each model's own."""
+    """Tokens and stills; what a video becomes is each model's own.
+
+    ``limits_frames`` says whether its limits of pixels hold for each frame of a video.
+    """
+
+    limits_frames: ClassVar[bool] = False
 
     model_type: str
     geometry: Geometry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ SPARE = 1.05
 class Qwen25VLFamily(QwenFamily):
     """``tokens_per_second`` is the growth of the temporal position in one second of video."""
 
+    limits_frames: ClassVar[bool] = True
     tokens_per_second: int
 
     def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:

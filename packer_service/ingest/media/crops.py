@@ -64,6 +64,11 @@ def _decoded(medium: Medium, base: MediaReach, placed: PlacedMedium) -> Iterator
         yield from ((unit, None, image) for unit, image in zip(units, images, strict=True))
         return
     frames = shape.of_frames(np.array([crop.frame for crop in crops]))
-    pictures = decode_video(medium, base, frames, size=crops[0].size, scaling=scaling)
+    pictures: Iterator[Image.Image]
+    if medium.frames:
+        wanted = (medium.frames[number] for number in frames.pts.tolist())
+        pictures = (decode_image(frame, base, crops[:1], scaling)[0] for frame in wanted)
+    else:
+        pictures = decode_video(medium, base, frames, size=crops[0].size, scaling=scaling)
     for unit, timestamp, picture in zip(units, frames.timestamps, pictures, strict=True):
         yield unit, float(timestamp), picture

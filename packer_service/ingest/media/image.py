@@ -9,15 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, Literal, cast
 
+import numpy as np
 from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
 from preshard.packer_service.ingest.media.open import MediaFile, open_media
 from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.sampling import as_written
 from preshard.packer_service.ingest.media.scale import FullScaling, scaled
 from preshard.packer_service.ingest.media.shape import ImageSize
 from preshard.packer_service.ingest.media.shrink import Shrunk, whole_rgb
+from preshard.packer_service.ingest.media.timeline import Timeline
+from preshard.packer_service.ingest.media.video import VideoFrames, chosen_frames
 from preshard.schemas.errors import DocumentError
 
 MAX_IMAGE_PIXELS = 178_956_970
@@ -78,6 +82,33 @@ def probe_image(medium: Medium, base: MediaReach, *, full_size: bool = False) ->
         if (kind == "PNG" and not _png_is_whole(file)) or (kind == "WEBP" and not _webp_is_whole(file)):
             raise DocumentError("bad_image", f"{file.label}: the file is cut short")
     return ImageSize(width, height)
+
+
+def probe_frames(
+    medium: Medium, base: MediaReach, *, fps: float, max_frames: int, full_size: bool = False
+) -> VideoFrames:
+    """Chooses the frames of a video that is a list of images: all of them, unless it is cut or they are too many.
+
+    Args:
+        medium: the video; frame k is shown at k / ``fps`` seconds.
+        base: what its frames are relative to, and what they may reach.
+        fps: frames that are shown a second.
+        max_frames: most frames, at least 1.
+        full_size: see :func:`probe_image`.
+
+    Raises:
+        DocumentError: as in :func:`probe_image` for each frame, or ``bad_video``: their sizes differ, or the clip is
+            empty or outside of the video.
+    """
+    sizes = [probe_image(frame, base, full_size=full_size) for frame in medium.frames]
+    for frame, size in zip(medium.frames, sizes, strict=True):
+        if size != sizes[0]:
+            found = f"{frame.label} has {size.width} x {size.height} pixels and the first frame"
+            reason = f"{found} {sizes[0].width} x {sizes[0].height}; scale the frames of a video to one size"
+            raise DocumentError("bad_video", reason)
+    line = Timeline(pts=np.arange(len(sizes), dtype=np.int64), origin=0, end=len(sizes))
+    shown = (sizes[0].width, sizes[0].height)
+    return chosen_frames(medium, line, 1 / as_written(fps), shown, fps=fps, max_frames=max_frames)
 
 
 def decode_image(medium: Medium, base: MediaReach, crops: Sequence[CropShape], scaling: Scaling) -> list[Image.Image]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.ahead import AHEAD
 from preshard.packer_service.ingest.media.crops import encoded_crops
-from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.image import probe_frames, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
 from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
@@ -44,7 +44,10 @@ def probe(medium: Medium, base: MediaReach, config: PackConfig) -> MediumShape:
             "fps": config.video.fps if medium.fps is None else medium.fps,
             "max_frames": config.video.max_frames if medium.max_frames is None else medium.max_frames,
         }
-        [shape] = _call("bad_video", probe_video, medium, base, **options)
+        if medium.frames:
+            [shape] = _call("bad_video", probe_frames, medium, base, **options, full_size=config.model is not None)
+        else:
+            [shape] = _call("bad_video", probe_video, medium, base, **options)
     else:
         [shape] = _call("bad_image", probe_image, medium, base, full_size=config.model is not None)
     return shape

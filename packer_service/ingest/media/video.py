@@ -84,18 +84,29 @@ def probe_video(medium: Medium, base: MediaReach, *, fps: float, max_frames: int
         if line is None:
             with open_at(file, tick) as (video, packets):
                 line = read_timeline(video, packets, origin=origin, stop=stop)
-    until = _clip_end(medium, line, start=start, end=end, time_base=time_base)
+    return chosen_frames(medium, line, time_base, (width, height), fps=fps, max_frames=max_frames)
+
+
+def chosen_frames(
+    medium: Medium, line: Timeline, time_base: Fraction, size: tuple[int, int], *, fps: float, max_frames: int
+) -> VideoFrames:
+    """The frames of a clip, once it is known when each is shown.
+
+    Raises:
+        DocumentError: ``bad_video``: the clip is empty or outside of the video.
+    """
+    start, end = _clip_bounds(medium)
     chosen = sample_frames(
         line.pts,
-        origin=origin,
+        origin=line.origin,
         time_base=time_base,
         start=start,
-        end=until,
+        end=_clip_end(medium, line, start=start, end=end, time_base=time_base),
         fps=as_written(fps),
         max_frames=max_frames,
     )
-    timestamps = clip_timestamps(chosen, origin=origin, time_base=time_base, start=start)
-    return VideoFrames(pts=chosen, timestamps=timestamps, width=width, height=height)
+    timestamps = clip_timestamps(chosen, origin=line.origin, time_base=time_base, start=start)
+    return VideoFrames(pts=chosen, timestamps=timestamps, width=size[0], height=size[1])
 
 
 def _clip_bounds(medium: Medium) -> tuple[Fraction, Fraction | None]:

@@ -15,6 +15,15 @@ from preshard.packer_service.ingest.source.containers.compressed import head
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.ingest.source.files import SCAN_BUFFER, SCANNED, reason_of
+from preshard.packer_service.ingest.source.forms.detect import (
+    FLAG,
+    KINDS,
+    NUMBER,
+    OBJECTS,
+    OTHER,
+    Columns,
+    kind_of_value,
+)
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import locate
 
@@ -22,9 +31,6 @@ ROWS = 64
 """Rows that are looked at."""
 BYTES = 4 * 2**20
 """Bytes of them, of lines: a single one may be as long."""
-
-Columns = dict[str, bool]
-"""Names of columns, and whether they hold anything but numbers: only such a column can hold media or conversation."""
 
 
 def columns_of(file: SourceFile) -> tuple[str, Columns] | None:
@@ -71,11 +77,12 @@ def _kind_of_json(opened: Any) -> str | None:
 
 
 def _of_rows(rows: Iterable[Any]) -> Columns:
-    columns: Columns = {}
+    columns: dict[str, str] = {}
     for row in rows:
         for name, value in row.items() if isinstance(row, dict) else ():
             if value is not None:
-                columns[name] = columns.get(name, False) or not isinstance(value, int | float)
+                kind = kind_of_value(value)
+                columns[name] = max(kind, columns.get(name, kind), key=KINDS.index)
     return columns
 
 
@@ -90,10 +97,13 @@ def _parquet_schema(file: SourceFile) -> pa.Schema:
 
 def _of_schema(schema: pa.Schema | None) -> Columns:
     types = {} if schema is None else {field.name: field.type for field in schema}
-    return {name: not _is_number(kind) for name, kind in types.items() if not pa.types.is_null(kind)}
+    return {name: _kind(kind) for name, kind in types.items() if not pa.types.is_null(kind)}
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return any(
-        test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_temporal)
-    )
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return FLAG
+    if any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)):
+        return NUMBER
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return OBJECTS if is_list and pa.types.is_struct(kind.value_type) else OTHER

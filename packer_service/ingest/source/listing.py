@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +21,16 @@ from preshard.packer_service.ingest.source.containers.compressed import CODECS
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.files import TABLES, reason_of
 from preshard.packer_service.ingest.source.forms.custom import is_custom, source_hash
-from preshard.packer_service.ingest.source.forms.detect import AUTO, detect, find_form, has_form, is_telling, remedy
-from preshard.packer_service.ingest.source.forms.form import IDENTITY, Form
+from preshard.packer_service.ingest.source.forms.detect import (
+    AUTO,
+    MESSAGES,
+    Columns,
+    Form,
+    detect,
+    find_form,
+    formless,
+    overlooked,
+)
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import is_remote, is_uri, join, locate, split_query
@@ -180,7 +188,7 @@ def _look(file: SourceFile, config: PackConfig) -> _Look | None:
     """A file with the form of its rows.
 
     Raises:
-        ConfigError: it cannot be read, or a column of it must not be overlooked.
+        ConfigError: it cannot be read, its columns are those of no form, or one of them must not be overlooked.
     """
     if file.kind == DATASET:
         return _Look(file=file, unused=[])
@@ -192,16 +200,19 @@ def _look(file: SourceFile, config: PackConfig) -> _Look | None:
         return None
     kind, columns = found
     columns = {name: holds for name, holds in columns.items() if name not in config.ignore_columns}
-    form = detect(columns) if config.form == AUTO else find_form(config.form)
+    detected = detect(columns)
     if kind == "object":
-        if not has_form(columns):
+        if detected is None:
             return None
         kind = "jsonl"
-    left = [name for name in columns if not form.reads(name)]
-    for name in left:
-        if columns[name] and is_telling(name):
-            how = remedy(name, form, columns)
-            raise ConfigError(f"SOURCE {file.label}: the column {name} is not read by {form.title}; {how}")
+    form = find_form(config.form) if config.form != AUTO else detected
+    if form is None and columns:
+        leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
+        raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
+    form = form or MESSAGES  # no row of it can be read, and each is a reject
+    if reason := overlooked(columns, form):
+        raise ConfigError(f"SOURCE {file.label}: {reason}")
+    left = [name for name in columns if not form.reads(name, columns)]
     ready = replace(
         file,
         kind=kind,
@@ -213,10 +224,9 @@ def _look(file: SourceFile, config: PackConfig) -> _Look | None:
     return _Look(file=ready, unused=left if kind in TABLES else [])
 
 
-def _read_columns(form: Form, columns: Iterable[str]) -> tuple[str, ...] | None:
-    if form.columns is None:
-        return tuple(columns)
-    return tuple(sorted({*IDENTITY, *form.columns} & set(columns)))
+def _read_columns(form: Form, columns: Columns) -> tuple[str, ...]:
+    read = [name for name in columns if form.reads(name, columns)]
+    return tuple(read if form.more is None else sorted(read))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

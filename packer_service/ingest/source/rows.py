@@ -6,9 +6,8 @@ from collections.abc import Collection
 from typing import Any, TypeGuard
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.source.forms.detect import find_form, is_telling, remedy
+from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, overlooked
 from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kind_of, shown
-from preshard.packer_service.ingest.source.forms.form import Form
 
 DEFAULT_SOURCE = "default"
 MAX_NAME = 1000
@@ -53,15 +52,15 @@ def parse_document(row: Any, form: str = "messages", ignored: Collection[str] = 
     given = {key: value for key, value in row.items() if value is not None and key not in ignored}
     _check_identity(given)
     found = find_form(form)
-    for name in unused_columns(given, found):
-        if is_telling(name) and not isinstance(given[name], int | float):
-            bad(f"{shown(name)} is not read by {found.title}; {remedy(name[:MAX_NAME], found, given)}")
+    if reason := overlooked({name: kind_of_value(value) for name, value in given.items()}, found):
+        bad(reason)
     return found.parse(given)
 
 
 def unused_columns(row: dict[str, Any], form: Form) -> list[str]:
     """The fields of a row that its form does not read."""
-    return [name for name in row if not form.reads(name)]
+    columns = {name: kind_of_value(value) for name, value in row.items()}
+    return [name for name in row if not form.reads(name, columns)]
 
 
 def _check_identity(row: dict[str, Any]) -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from model_oracle import Document, Made, Oracle, Refused, differences
 from photographs import photographs, write_clips
+from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
+
+
+def png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
 
 
 @cache
@@ -64,6 +74,37 @@ def test_clips_become_what_the_processor_makes_of_them(oracle: Oracle, clips: li
         assert differences(ours, theirs) == [], path.name
         refused += isinstance(theirs, Refused)
     assert refused == (oracle.family.model_type == "qwen3_vl"), "one frame is too few for one processor alone"
+
+
+def test_a_list_of_frames_becomes_what_the_processor_makes_of_it(oracle: Oracle) -> None:
+    """Fails when frames given as images are scaled, timed or paired otherwise than those of a file."""
+    drawn = np.random.default_rng(0)
+    for n, fps in ((2, 2.0), (5, 0.7)):
+        frames = tuple(Medium(kind="image", data=png(drawn.integers(0, 256, (90, 130, 3)))) for _ in range(n))
+        document = Document([Medium(kind="video", frames=frames, fps=fps)])
+        ours, theirs = oracle.ours(document), oracle.theirs(document)
+        assert isinstance(theirs, Made)
+        assert differences(ours, theirs) == [], (n, fps)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"min_pixels": 300_000}, {"max_pixels": 5_000}, {"min_pixels": 1, "max_pixels": 9000}]
+)
+def test_limits_of_pixels_are_followed_as_the_processor_does(oracle: Oracle, limits: dict[str, int]) -> None:
+    """Fails when a row's ``min_pixels`` or ``max_pixels`` gives another size than the processor, or none of its own."""
+    still = replace(pictures()[-1][1], **limits)  # type: ignore[arg-type]
+    frames = tuple(Medium(kind="image", data=png(np.full((90, 130, 3), 40 * i))) for i in range(3))
+    moving = Medium(kind="video", frames=frames, fps=2.0, **limits)  # type: ignore[arg-type]
+    model = oracle.family.model_type
+    for medium, followed in ((still, model.startswith("qwen")), (moving, model == "qwen2_5_vl")):
+        if not followed:
+            assert oracle.ours(Document([medium])) == Refused("bad_row")
+            continue
+        ours, theirs = oracle.ours(Document([medium])), oracle.theirs(Document([medium]))
+        assert isinstance(theirs, Made)
+        assert differences(ours, theirs) == []
+        without = oracle.ours(Document([replace(medium, min_pixels=None, max_pixels=None)]))
+        assert differences(ours, without) != []
 
 
 def test_several_images_and_a_video_in_one_conversation(oracle: Oracle, clips: list[Path]) -> None:

@@ -50,24 +50,24 @@ def test_every_line_is_read_once_whatever_the_fragments(
 def test_a_row_is_found_again_by_its_reference(tmp_path: Path) -> None:
     """Fails when the write stage reads another row than the one that was measured."""
     path = tmp_path / "f.jsonl"
-    path.write_text('{"n": 1}\n\n{"n": "zwei 二"}\r\n{broken\n', encoding="utf-8")
+    path.write_text('{"text": 1}\n\n{"text": "zwei 二"}\r\n{broken\n', encoding="utf-8")
     [fragment] = list_fragments(list_sources([str(path)]).files)
     rows = [(reference, row) for _, reference, row in read_fragment(fragment).rows]
-    assert [row for _, row in rows[:2]] == [{"n": 1}, {"n": "zwei 二"}]
+    assert [row for _, row in rows[:2]] == [{"text": 1}, {"text": "zwei 二"}]
     assert isinstance(rows[2][1], DocumentError)
-    assert [read_row(fragment.file, reference) for reference, _ in rows[:2]] == [{"n": 1}, {"n": "zwei 二"}]
+    assert [read_row(fragment.file, reference) for reference, _ in rows[:2]] == [{"text": 1}, {"text": "zwei 二"}]
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"[" * 100_000, b"{", b'{"a": 1'])
 def test_a_line_that_is_no_json_is_a_reject(tmp_path: Path, line: bytes) -> None:
     """Fails when one broken line stops the job."""
     path = tmp_path / "f.jsonl"
-    path.write_bytes(line + b'\n{"good": 1}\n')
+    path.write_bytes(line + b'\n{"text": 1}\n')
     [fragment] = list_fragments(list_sources([str(path)]).files)
     first, second = (row for _, _, row in read_fragment(fragment).rows)
     assert isinstance(first, DocumentError)
     assert first.code == "bad_row"
-    assert second == {"good": 1}
+    assert second == {"text": 1}
 
 
 def test_parquet_is_read_by_row_group(tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
 def test_rows_of_a_file_are_read_without_opening_it_again(tmp_path: Path) -> None:
     """Fails when every document costs an open, which in a store is a request, or another state of a file is read."""
     path = tmp_path / "kept.jsonl"
-    path.write_text('{"n": 1}\n{"n": 2}\n')
+    path.write_text('{"text": 1}\n{"text": 2}\n')
     [fragment] = list_fragments(list_sources([str(path)]).files)
     first, second = [reference for _, reference, _ in read_fragment(fragment).rows]
-    assert read_row(fragment.file, first) == {"n": 1}
+    assert read_row(fragment.file, first) == {"text": 1}
     path.unlink()
-    assert read_row(fragment.file, second) == {"n": 2}
-    path.write_text('{"n": 3}\n{"n": 4}\n')
+    assert read_row(fragment.file, second) == {"text": 2}
+    path.write_text('{"text": 3}\n{"text": 4}\n')
     later = replace(fragment.file, mtime_ns=fragment.file.mtime_ns + 1)
-    assert read_row(later, second) == {"n": 4}
+    assert read_row(later, second) == {"text": 4}

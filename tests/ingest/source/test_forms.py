@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
-from preshard.packer_service.ingest.source.forms.detect import FORMS, detect, is_telling
+from preshard.packer_service.ingest.source.forms.detect import (
+    FORMS,
+    Columns,
+    detect,
+    formless,
+    is_telling,
+    kind_of_value,
+)
 from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.schemas.errors import DocumentError
 
@@ -86,6 +94,22 @@ ROWS: dict[str, Row] = {
         "history": [["Hund", "Dog"]],
         "images": ["0.png"],
     },
+    "question_answer": {
+        "query": "What is it?",
+        "response": "A cat.",
+        "system": "Be short.",
+        "history": [["Is it <video>?", "Yes."]],
+        "frames": ["0.png", {"bytes": b"x", "path": "name.png"}],
+        "fps": 2.0,
+        "video_start": 0.5,
+    },
+    "cauldron": {
+        "images": ["0.png", "1.png"],
+        "texts": [
+            {"user": "What is it?", "assistant": "A cat.", "source": "AI2D"},
+            {"user": "And that?", "assistant": "A dog.", "source": "AI2D"},
+        ],
+    },
     "prompt_completion": {"prompt": "One <image> two,", "completion": " three.", "images": ["0.png"]},
     "prompt_messages": {
         "prompt": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Wait."}],
@@ -123,6 +147,15 @@ TURNS: list[tuple[Place, tuple[Any, ...]]] = [
     (("messages", 1, "content", 2, "fps"), (*NO_TIME, 0, -1, 1001)),
     (("messages", 1, "content", 2, "max_frames"), (*NO_TIME, 0, 1.5, 2**30)),
     (("messages", 1, "content", 2, "nframes"), (8,)),
+    (("messages", 1, "content", 2, "sample_fps"), (1.0,)),
+    (("messages", 1, "content", 2, "video"), ([], ["0.png", 3], [["0.png"]])),
+    (("messages", 1, "content", 2, "index"), (0,)),
+    (("messages", 1, "content", 0, "index"), (2, -1, 0.5, True, "0")),
+    (("messages", 1, "content", 0, "min_pixels"), (*NO_TIME, 0, 0.5)),
+    (("messages", 1, "content", 0, "resized_height"), (280,)),
+    (("min_pixels",), (784, "784")),
+    (("fps",), (2.0,)),
+    (("frames",), (["0.png"],)),
     (("messages", 1, "content", 3, "image_url", "detail"), ("low", 3)),
     (("messages", 1, "content", 3, "image_url", "url"), (None, *NO_FILE)),
     (("images",), (3, ["0.png"], [], ["0.png"] * 3, [3, "0.png"], [None, "0.png"])),
@@ -196,6 +229,40 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("images",), (3, [], ["0.png", "1.png"], [""])),
         (("videos",), (["v.mp4"],)),
         (("tools",), (3, "words")),
+    ],
+    "question_answer": [
+        (("query",), (None, *NO_TEXT)),
+        (("question",), ("Two questions in one.",)),
+        (("response",), (None, *NO_TEXT)),
+        (("answer",), ("Two answers in one.",)),
+        (("system",), NO_TEXT),
+        (("system_prompt",), ("Two of them.",)),
+        (("history",), NO_LIST),
+        (("history", 0), (3, "words", ["a"])),
+        (("frames",), ("0.png", [], [3], [["0.png"]])),
+        (("fps",), (None, *NO_TIME, 0, 1001)),
+        (("video_start",), NO_TIME),
+        (("start",), (0,)),
+        (("images",), (["0.png"],)),
+        (("videos",), (["v.mp4"],)),
+        (("nframes",), (8,)),
+        (("max_frames",), (8,)),
+        (("context",), ("It is said that",)),
+        (("choices",), (["A cat", "A dog"],)),
+        (("rejected",), ("A dog.",)),
+        (("label",), (True,)),
+    ],
+    "cauldron": [
+        (("texts",), (*NO_LIST, None)),
+        (("texts", 0), NO_OBJECT),
+        (("texts", 0, "user"), (None, *NO_TEXT)),
+        (("texts", 1, "assistant"), (None, *NO_TEXT)),
+        (("texts", 1, "user"), NO_TEXT),
+        (("texts", 0, *UNKNOWN), (1,)),
+        (("images",), (3, [3], [None], {"a": 1}, [["0.png"]])),
+        (("images", 0), (*NO_FILE, None)),
+        (("videos",), (["v.mp4"],)),
+        (("max_pixels",), (784,)),
     ],
     "prompt_completion": [
         (("prompt",), (None, 3, True, {"a": "b"}, "a\ud800", [])),
@@ -295,6 +362,10 @@ def changed(row: Row, place: Place, value: Any) -> Row:
     return row
 
 
+def columns_of(row: Row) -> Columns:
+    return {name: kind_of_value(value) for name, value in row.items()}
+
+
 VARIANTS = [
     pytest.param(name, place, value, id=f"{name}-{'.'.join(map(str, place))}-{number}")
     for name, wrong in WRONG.items()
@@ -306,7 +377,9 @@ VARIANTS = [
 @pytest.mark.parametrize("name", ROWS)
 def test_a_whole_row_is_a_document_of_its_form(name: str) -> None:
     """Fails when a form is taken for another one, or refuses what people write in it."""
-    assert detect(ROWS[name]).name == FORM_OF[name]
+    found = detect(columns_of(ROWS[name]))
+    assert found is not None
+    assert found.name == FORM_OF[name]
     assert parse_document(ROWS[name], FORM_OF[name])
     assert sum(len(values) for _, values in WRONG[name]) >= 30
 
@@ -347,6 +420,64 @@ def test_a_placeholder_without_a_column_is_text() -> None:
     assert one(row, "messages").branches[0][0].parts == ("<video> is a tag, as <image> is not.",)
 
 
+ANSWER = {"role": "assistant", "content": "A cat."}
+
+
+def asked(content: Any, **columns: Any) -> Row:
+    return {"messages": [{"role": "user", "content": content}, ANSWER], **columns}
+
+
+def test_parts_of_trl_say_by_number_which_image_they_show() -> None:
+    """Fails when images are taken in order although the parts name them, or one is left out in silence."""
+    places = [{"index": i, "text": None, "type": "image"} for i in (1, 0, 1)]
+    content = [*places, {"index": None, "text": "Which?", "type": "text"}]
+    one_, two = IMAGE, Medium(kind="image", uri="1.png")
+    document = one(asked(content, images=["0.png", "1.png"]), "messages")
+    assert document.branches[0][0].parts == (two, one_, two, "Which?")
+    with pytest.raises(DocumentError, match="images holds 3, but the row has 2 places"):
+        one(asked(content, images=["0.png", "1.png", "2.png"]), "messages")
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        (asked("<image>\nWhat?", video="v.mp4"), (VIDEO, "\nWhat?")),
+        (asked("<image> and <image>", videos=["v.mp4", "w.mp4"]), (VIDEO, " and ", Medium(kind="video", uri="w.mp4"))),
+        (asked("<video>, no <image>", video="v.mp4"), (VIDEO, ", no <image>")),
+        (asked([{"type": "video"}, {"type": "text", "text": "<image>"}], video="v.mp4"), (VIDEO, "<image>")),
+        (asked("<image> <video>", video="v.mp4", image="0.png"), (IMAGE, " ", VIDEO)),
+    ],
+)
+def test_an_image_placeholder_stands_for_a_video_where_nothing_else_does(row: Row, parts: Any) -> None:
+    """Fails when LLaVA's rows of videos are rejected, or a tag <image> in a text about HTML becomes a video."""
+    assert one(row, "messages").branches[0][0].parts == parts
+
+
+def test_times_beside_a_video_are_those_of_its_clip() -> None:
+    """Fails when the whole video is shown although the row names a part of it, or somebody's own column cuts it."""
+    row = asked("<video>What?", video="v.mp4", start=1, video_end=2.5, fps=None)
+    assert one(row, "messages").media() == [Medium(kind="video", uri="v.mp4", start=1.0, end=2.5)]
+    with pytest.raises(DocumentError, match="start is read beside one video, and videos holds 2"):
+        one(asked("<video><video>", videos=["v.mp4", "w.mp4"], start=1), "messages")
+    with pytest.raises(DocumentError, match="a part with start, and so has the row"):
+        one(asked([{"type": "video", "start": 1}], video="v.mp4", start=1), "messages")
+    assert one(asked("What?", start=3, end="never"), "messages").media() == []
+
+
+def test_a_list_of_frames_is_a_video() -> None:
+    """Fails when frames are packed as images, or at a rate that nobody named."""
+    frames = (IMAGE, Medium(kind="image", uri="1.png"))
+    video = Medium(kind="video", frames=frames, fps=0.5)
+    names = ["0.png", "1.png"]
+    assert one(asked("<video>What?", frames=names, fps=0.5), "messages").media() == [video]
+    for key in ("fps", "sample_fps"):
+        assert one(asked([{"type": "video", "video": names, key: 0.5}]), "messages").media() == [video]
+    with pytest.raises(DocumentError, match="fps is missing: the video is a list of frames"):
+        one(asked([{"type": "video", "video": names}]), "messages")
+    counted = asked("<video>What?", video="v.mp4", frames=120)
+    assert one(counted, "messages").media() == [VIDEO], "their number is a column of the user's own"
+
+
 def test_turns_without_loss_tools_and_calls() -> None:
     """Fails when a turn that must not be learnt is, or a chat template does not get what the row holds for it."""
     document = one(ROWS["sharegpt"], "sharegpt")
@@ -372,6 +503,21 @@ def test_what_each_form_becomes() -> None:
     assert (document.prompt, document.interleaved) == (("One ", IMAGE, " two,"), (" three.",))
     turns = one(ROWS["prompt_messages"], "prompt_completion").branches[0]
     assert [turn.carries_loss for turn in turns] == [False, False, True]
+    turns = one(ROWS["question_answer"], "question_answer").branches[0]
+    assert [turn.role for turn in turns] == ["system", "user", "assistant", "user", "assistant"]
+    frames = (IMAGE, Medium(kind="image", data=b"x"))
+    assert turns[1].parts == ("Is it ", Medium(kind="video", frames=frames, fps=2.0, start=0.5), "?")
+    turns = one(ROWS["cauldron"], "cauldron").branches[0]
+    assert [turn.parts for turn in turns] == [
+        (IMAGE, Medium(kind="image", uri="1.png"), "What is it?"),
+        *(("A cat.",), ("And that?",), ("A dog.",)),
+    ]
+    openorca = {"system_prompt": "Be short.", "question": "Why?", "response": "So."}
+    assert [turn.parts for turn in one(openorca, "question_answer").branches[0]] == [
+        ("Be short.",),
+        ("Why?",),
+        ("So.",),
+    ]
     assert one(ROWS["caption"], "caption").interleaved == (IMAGE, Medium(kind="image", uri="1.png"), VIDEO, "A cat.")
     assert one(ROWS["obelics"], "interleaved").interleaved == ("First.", IMAGE, "Second.")
     assert one(ROWS["mmc4"], "interleaved").interleaved == ("One.", IMAGE, " Two.")
@@ -400,12 +546,36 @@ def test_bytes_in_every_shape(part: Row) -> None:
     [
         *[(name, True) for name in ("image", "images", "Video", "videos", "audio", "conversations", "chat", "seg.png")],
         *[(name, True) for name in ("image_path", "img_url", "photo_files", "source_video", "messages", "media")],
+        *[(name, True) for name in ("frames", "frame_paths")],
         *[(name, False) for name in ("text", "url", "meta", "n", "imagery", "video_id", "chatty", "label", "scores")],
     ],
 )
 def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
     """Fails when a column of images is listed like any other one, or a column of labels ends the command."""
     assert is_telling(name) is telling
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}, "input_ids are tokens"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "chosen and rejected are preferences.* prompt and completion",
+        ),
+        ({"question": "a", "chosen": "b", "rejected": "c"}, "chosen and rejected are preferences"),
+        ({"chosen": [], "rejected": []}, "chosen and rejected are preferences"),
+        ({"prompt": "a", "completions": ["b"], "labels": [True]}, "completions are steps"),
+        ({"prompt": "a"}, "prompt alone is no form; the nearest, prompt_completion, needs completion beside it"),
+        ({"question": "a", "label": 3}, "question alone .* question_answer, needs output beside it"),
+        ({"conversation": []}, "no form reads the column conversation; the nearest is conversations"),
+        ({"a": 1, "b": 2}, "no form has the columns a, b"),
+    ],
+)
+def test_columns_without_a_form_are_told_with_the_nearest(row: Row, message: str) -> None:
+    """Fails when a source that cannot be packed is measured to its end, or the reason names no way out."""
+    assert detect(columns_of(row)) is None
+    assert re.search(message, formless(columns_of(row)))
 
 
 ANY = st.recursive(
@@ -428,8 +598,8 @@ def places(value: Any, at: Place = ()) -> list[Place]:
     )
 
 
-WITHOUT_EFFECT = ("detail", "matched_sim", "path")
-"""Fields that are checked and change nothing: how dear an image is to OpenAI, a score, the name of inline bytes."""
+WITHOUT_EFFECT = ("detail", "matched_sim", "path", "source")
+"""Fields that change nothing: how dear an image is to OpenAI, a score, the name of bytes, where turns are from."""
 
 
 @settings(max_examples=400, deadline=None)
@@ -443,7 +613,9 @@ def test_any_value_in_any_place_is_in_the_document_or_in_a_reject(data: st.DataO
         assert outcome in ("bad_row", "empty")
         return
     is_new = row != ROWS[name] and value is not None and value not in ([], {})
-    if is_new and not (place[0] in ("image_info", "images", "messages") and place[-1] in WITHOUT_EFFECT):
+    if is_new and not (
+        place[0] in ("image_info", "images", "messages", "frames", "texts") and place[-1] in WITHOUT_EFFECT
+    ):
         assert outcome != parse_document(ROWS[name], FORM_OF[name])
 
 

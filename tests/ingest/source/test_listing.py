@@ -60,7 +60,7 @@ def test_every_file_has_the_form_that_its_columns_show(tmp_path: Path) -> None:
         ({"messages": [1], "image_path": "0.png", "text": "a"}, "image_path is not .* --form caption reads it, and"),
         (
             {"raw_content": "a", "image": "0.png"},
-            "the column image is not read by text; the forms sharegpt, .*caption read it beside",
+            "the column image is not read by text; the forms sharegpt, .*caption, question_answer read it beside",
         ),
         ({**SHAREGPT, "audio": "a.wav"}, r"no form but one of your own .* 'ignore_columns=\[audio\]' leaves it out"),
         ({"instruction": "a", "output": "b", "photos": ["0.png"]}, "the column photos is not read by Alpaca"),
@@ -82,7 +82,7 @@ def test_a_column_is_left_out_when_the_user_says_so(tmp_path: Path) -> None:
     [file] = listed(tmp_path, ignore_columns=["image"]).files
     assert file.form == "text"
     assert parse_document(row, file.form, ["image"]).text == "a"
-    with pytest.raises(DocumentError, match="'image' is not read by text"):
+    with pytest.raises(DocumentError, match="the column image is not read by text"):
         parse_document(row, file.form)
 
 
@@ -92,7 +92,7 @@ def test_a_later_row_with_media_is_a_reject(tmp_path: Path) -> None:
     [file] = listed(tmp_path).files
     [fragment] = list_fragments([file])
     rows = [row for _, _, row in read_fragment(fragment).rows]
-    with pytest.raises(DocumentError, match="'image' is not read by text"):
+    with pytest.raises(DocumentError, match="the column image is not read by text"):
         parse_document(rows[-1], file.form)
 
 

@@ -16,6 +16,7 @@ from preshard.packer_service.ingest.source.containers.row_groups import RowGroup
 from preshard.packer_service.ingest.source.file import RowReference
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row
 from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 
 
@@ -41,7 +42,7 @@ def test_columns_of_the_users_own_are_not_read(tmp_path: Path) -> None:
 def test_rows_without_any_field_are_still_rows(tmp_path: Path) -> None:
     """Fails when a file of the wrong columns loses its rows instead of having each rejected."""
     pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "f.parquet")
-    [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
+    [fragment] = list_fragments(list_sources([str(tmp_path)], PackConfig(form="messages")).files)
     assert [row for _, _, row in read_fragment(fragment).rows] == [{}, {}]
 
 

@@ -1,4 +1,4 @@
-"""CSV and TSV as pandas writes them: a header, and fields that may hold line breaks. Every value is text."""
+"""CSV and TSV as pandas writes them: a header, and fields that may hold line breaks. Most values are text."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ _HEADERS: LRUCache[tuple[str, int], list[str]] = LRUCache(256)
 NESTED = frozenset(
     (
         *("messages", "conversations", "annotations", "media", "images", "videos", "history", "tools", "documents"),
-        *("chat_template_kwargs", "texts", "text_list", "image_info"),
+        *("chat_template_kwargs", "texts", "text_list", "image_info", "frames"),
     )
 )
 """Columns whose values are lists or mappings; a table keeps them as JSON text."""
+NUMBERS = frozenset(("frames", "fps", "start", "end", "video_start", "video_end"))
+"""Columns whose values may be numbers beside a video."""
 
 
 def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]:
@@ -113,7 +115,15 @@ def _row(header: Any, fields: Any) -> Any:
     if len(fields) != len(header):
         return DocumentError("bad_row", f"the record has {len(fields)} fields, and the header has {len(header)}")
     given = ((name, field) for name, field in zip(header, fields, strict=True) if field)
-    return {name: _nested(field) if name in NESTED else field for name, field in given}
+    nested = {name: _nested(field) if name in NESTED else field for name, field in given}
+    return {name: _number(field) if name in NUMBERS else field for name, field in nested.items()}
+
+
+def _number(field: Any) -> Any:
+    try:
+        return float(field) if isinstance(field, str) else field
+    except ValueError:
+        return field
 
 
 def _nested(field: str) -> Any:

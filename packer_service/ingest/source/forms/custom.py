@@ -6,14 +6,12 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.source.forms import chat
+from preshard.packer_service.ingest.source.forms.dialogues import parse_messages
 from preshard.packer_service.ingest.source.forms.fields import bad, kind_of
-from preshard.packer_service.ingest.source.forms.form import Form
 from preshard.schemas.errors import ConfigError, DocumentError
 
 SHOWN_REASON = 200
@@ -25,9 +23,8 @@ def is_custom(name: str) -> bool:
     return ":" in name
 
 
-@lru_cache(maxsize=16)
-def custom_form(name: str) -> Form:
-    """The form ``package.module:function``.
+def parse_by(name: str) -> Callable[[dict[str, Any]], Document]:
+    """What parses rows by ``package.module:function``.
 
     The function gets the row with all of its columns, and returns a ``Document`` or a row of the form ``messages``. An
     error that it raises rejects the row.
@@ -36,13 +33,7 @@ def custom_form(name: str) -> Form:
         ConfigError: there is no such module or function.
     """
     function = _imported(name)
-    return Form(
-        name=name,
-        title=name,
-        columns=None,
-        fits=lambda _: False,
-        parse=lambda row: _called(function, name, row),
-    )
+    return lambda row: _called(function, name, row)
 
 
 def source_hash(name: str) -> str:
@@ -81,7 +72,7 @@ def _called(function: Callable[[dict[str, Any]], Any], name: str, row: dict[str,
         reason = " ".join(str(error).split())[:SHOWN_REASON]
         bad(f"{name} raised {type(error).__name__}: {reason}")
     if isinstance(made, dict):
-        return chat.FORM.parse({key: value for key, value in made.items() if value is not None})
+        return parse_messages({key: value for key, value in made.items() if value is not None})
     if not isinstance(made, Document):
         bad(f"{name} returned a {kind_of(made)}, not a Document or a row of the form messages")
     return made

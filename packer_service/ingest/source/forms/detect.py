@@ -3,52 +3,180 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import product
+from typing import Any
 
-from preshard.packer_service.ingest.source.forms import (
-    alpaca,
-    caption,
-    chat,
-    interleaved,
-    prompt_completion,
-    sharegpt,
-    text,
-)
-from preshard.packer_service.ingest.source.forms.custom import custom_form, is_custom
-from preshard.packer_service.ingest.source.forms.form import Form
+from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.source.forms import dialogues, texts
+from preshard.packer_service.ingest.source.forms.custom import is_custom, parse_by
+from preshard.packer_service.ingest.source.forms.fields import shown
+from preshard.packer_service.ingest.source.forms.fill import CLIP_COLUMNS, MEDIA_COLUMNS, VIDEO_COLUMNS
+from preshard.packer_service.ingest.source.forms.media import NOT_FOLLOWED, PIXELS
+from preshard.packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS
 from preshard.schemas.errors import ConfigError
 
 AUTO = "auto"
 """Asks for the form that the columns show."""
+IDENTITY = ("id", "source")
+"""Columns that every form has."""
+
+Columns = Mapping[str, str]
+"""Names of columns, each with the kind of what it holds, as :func:`kind_of_value` says it."""
+KINDS = FLAG, NUMBER, OTHER, OBJECTS = "flag", "number", "other", "list of objects"
+"""The later ones tell more of a column whose rows differ."""
+
+
+def kind_of_value(value: Any) -> str:
+    """The kind of a value of a row."""
+    if isinstance(value, int | float):
+        return FLAG if isinstance(value, bool) else NUMBER
+    return OBJECTS if isinstance(value, list) and any(isinstance(item, dict) for item in value) else OTHER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """One way in which people write documents as rows.
+
+    Attributes:
+        name: as ``--form`` takes it.
+        title: what a user reads before the work begins.
+        needs: groups of columns; a file that has all columns of one group may have this form.
+        more: other columns that it can read; None is every column.
+        parse: makes a document of a row without its null fields, or raises ``DocumentError``.
+        unless: columns beside which a file has another form.
+        turns: whether ``texts`` holds turns of a conversation; None where there is no such column.
+    """
+
+    name: str
+    title: str
+    needs: tuple[tuple[str, ...], ...]
+    more: tuple[str, ...] | None
+    parse: Callable[[dict[str, Any]], Document]
+    unless: tuple[str, ...] = ()
+    turns: bool | None = None
+
+    def fits(self, columns: Columns) -> bool:
+        """Whether a file with these columns has this form."""
+        if any(name in columns for name in self.unless):
+            return False
+        if self.turns is not None and "texts" in columns and (columns["texts"] == OBJECTS) != self.turns:
+            return False
+        return any(all(name in columns for name in group) for group in self.needs)
+
+    def reads(self, column: str, columns: Columns) -> bool:
+        """Whether it reads a column of a file or row with these columns."""
+        if self.more is None or column in IDENTITY:
+            return True
+        if column in CLIP_COLUMNS or column == "fps":
+            beside = VIDEO_COLUMNS if column != "fps" else ("frames",)
+            return any(name in columns and self.reads(name, columns) for name in beside)
+        if column == "frames" and columns.get("frames") in (NUMBER, FLAG):
+            return False  # how many a video has
+        return column in self.more or any(column in group for group in self.needs)
+
+
+_CHAT = (*MEDIA_COLUMNS, "tools")
+_PAIR = (*_CHAT, "input", "system", "history")
 
 FORMS: tuple[Form, ...] = (
-    sharegpt.FORM,
-    chat.FORM,
-    prompt_completion.FORM,
-    alpaca.FORM,
-    interleaved.FORM,
-    caption.FORM,
-    text.FORM,
+    Form(
+        name="sharegpt",
+        title="ShareGPT / LLaVA conversations",
+        needs=(("conversations",),),
+        more=("system", *_CHAT),
+        parse=dialogues.parse_sharegpt,
+    ),
+    Form(
+        name="messages",
+        title="messages, text or annotations",
+        needs=(("messages",), ("annotations",)),
+        more=("text", "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS),
+        parse=dialogues.parse_messages,
+    ),
+    Form(
+        name="prompt_completion",
+        title="TRL prompt and completion",
+        needs=(("prompt", "completion"),),
+        more=(*MEDIA_COLUMNS, *TEMPLATE_COLUMNS),
+        parse=dialogues.parse_prompt_completion,
+    ),
+    Form(
+        name="alpaca",
+        title="Alpaca instructions",
+        needs=(dialogues.ALPACA,),
+        more=_PAIR,
+        parse=dialogues.parse_pair,
+    ),
+    Form(
+        name="cauldron",
+        title="turns of user and assistant about images (the Cauldron)",
+        needs=(("texts", "images"),),
+        more=(),
+        parse=dialogues.parse_cauldron,
+        turns=True,
+    ),
+    Form(
+        name="interleaved",
+        title="interleaved documents (OBELICS, MMC4)",
+        needs=(texts.OBELICS, texts.MMC4),
+        more=(),
+        parse=texts.parse_interleaved,
+        turns=False,
+    ),
+    Form(
+        name="caption",
+        title="images or videos with a caption",
+        needs=tuple(product(texts.CAPTIONS, (*MEDIA_COLUMNS, *texts.PATHS))),
+        more=(),
+        parse=texts.parse_caption,
+    ),
+    Form(
+        name="text",
+        title="text",
+        # Behind rows of ``text`` there may be conversations, which the form ``messages`` reads as well.
+        needs=tuple((name,) for name in texts.TEXTS if name != "text"),
+        more=("text",),
+        parse=texts.parse_text,
+        unless=("text",),
+    ),
+    Form(
+        name="question_answer",
+        title="questions and answers",
+        needs=tuple(pair for pair in product(dialogues.QUESTIONS, dialogues.ANSWERS) if pair != dialogues.ALPACA),
+        more=(*_PAIR, "system_prompt"),
+        parse=dialogues.parse_pair,
+        unless=("text",),
+    ),
 )
 """Every form; of several that fit a file, the first is taken."""
 
+MESSAGES = next(form for form in FORMS if form.name == "messages")
+
 _TELLING = re.compile(
-    r"(?i)^(.*[_.])?(image|img|picture|photo|video|clip|audio|speech|sound|message|conversation|dialog|dialogue|chat|turn"
-    r"|jpe?g|png|webp|gif|mp4|webm|mkv|mov|wav|mp3|flac|medi)"
+    r"(?i)^(.*[_.])?(image|img|picture|photo|frame|video|clip|audio|speech|sound|message|conversation|dialog|dialogue|chat"
+    r"|turn|jpe?g|png|webp|gif|mp4|webm|mkv|mov|wav|mp3|flac|medi)"
     r"(s|a|um)?([_.](paths?|urls?|uris?|files?|names?|bytes|lists?))?$"
 )
+_PREFERENCES = {"chosen", "rejected", "rejected_response", "rejected_messages"}
+_OF_A_QUESTION = ("context", "passage", "choices", "options")
+"""Columns without which many questions mean something else."""
+_OF_A_PART = ("fps", "sample_fps", "max_frames", *PIXELS, *NOT_FOLLOWED)
+"""Columns that say how an image or video beside them is shown, or how the file itself is."""
+SHOWN_COLUMNS = 8
+"""Columns that a message names."""
 
 
-def detect(columns: Collection[str]) -> Form:
-    """The form of a file with these columns; without a better one that of ``messages``, which names what it misses."""
-    return next((form for form in FORMS if form.fits(columns)), chat.FORM)
+def detect(columns: Columns) -> Form | None:
+    """The form of a file with these columns, None if no form has them."""
+    found = next((form for form in FORMS if form.fits(columns)), None)
+    return found or (MESSAGES if "text" in columns else None)
 
 
-def has_form(columns: Collection[str]) -> bool:
-    """Whether these columns are those of some form."""
-    return any(form.fits(columns) for form in FORMS) or "text" in columns
-
-
+@lru_cache(maxsize=32)
 def find_form(name: str) -> Form:
     """A form by its name.
 
@@ -56,7 +184,7 @@ def find_form(name: str) -> Form:
         ConfigError: there is none.
     """
     if is_custom(name):
-        return custom_form(name)
+        return Form(name=name, title=name, needs=(), more=None, parse=parse_by(name))
     found = next((form for form in FORMS if form.name == name), None)
     if found is None:
         legal = ", ".join(form.name for form in FORMS)
@@ -69,14 +197,64 @@ def is_telling(column: str) -> bool:
     return bool(_TELLING.match(column))
 
 
-def remedy(column: str, form: Form, columns: Collection[str]) -> str:
+def overlooked(columns: Columns, form: Form) -> str | None:
+    """Why the columns of a file or row must not be read in a form: one of them would be left out, and what to do."""
+    left = [name for name in columns if not form.reads(name, columns)]
+    for name in left:
+        leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
+        if name in _PREFERENCES and form is not MESSAGES:
+            return f"the column {name} makes these preferences, which cannot be packed; {leave_out}"
+        if name == "label" and columns[name] == FLAG and form.name in ("prompt_completion", "question_answer"):
+            all_learnt = "says which answers are bad, and all would be learnt; filter the rows"
+            return f"the column label {all_learnt}, or {leave_out}"
+        if name in _OF_A_QUESTION and form.name == "question_answer":
+            return f"the column {name} is not read by {form.title}; write it into the question, or {leave_out}"
+        if name in _OF_A_PART and any(form.reads(medium, columns) for medium in MEDIA_COLUMNS if medium in columns):
+            how = NOT_FOLLOWED.get(name, "a setting belongs into the part of its image or video in messages")
+            return f"the column {name} beside images or videos is not read: {how}; {leave_out}"
+        if columns[name] not in (NUMBER, FLAG) and is_telling(name):
+            return f"the column {named(name)} is not read by {form.title}; {_remedy(name, form, columns, leave_out)}"
+    return None
+
+
+def named(column: str) -> str:
+    """A column's name as messages repeat it."""
+    return column if column.isidentifier() else shown(column)
+
+
+def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
     """What reads a column that a form does not; ``columns`` are all that stand beside it."""
-    others = [other for other in FORMS if other is not form and other.reads(column)]
+    others = [other for other in FORMS if other is not form and other.reads(column, columns)]
     fitting = [other.name for other in others if other.fits(columns)]
-    leave_out = f"--set 'ignore_columns=[{column}]' leaves it out"
     if fitting:
         return f"--form {' or '.join(fitting)} reads it, and {leave_out}"
     if others:
         names = ", ".join(other.name for other in others)
         return f"the forms {names} read it beside other columns of theirs, and {leave_out}"
     return f"no form but one of your own (--form package.module:function) reads it, and {leave_out}"
+
+
+def formless(columns: Columns) -> str:
+    """Why rows with these columns have no form, and what comes nearest."""
+    if "input_ids" in columns:
+        return "input_ids are tokens, which are not read; give the text that they were made of, as text or messages"
+    if found := sorted(_PREFERENCES & columns.keys()):
+        nearest = "give the answer that is to be learnt as prompt and completion, or as messages"
+        return f"{' and '.join(found)} are preferences, which cannot be packed; {nearest}"
+    if "completions" in columns:
+        return "completions are steps, each with a label, which cannot be packed; give prompt and completion"
+    missing = [
+        (len(present) / len(group), [name for name in group if name not in present], present, form.name)
+        for form in FORMS
+        for group in form.needs
+        if (present := [name for name in group if name in columns])
+    ]
+    if missing:
+        _, lacks, has, name = max(missing, key=lambda each: each[0])
+        return f"{' and '.join(has)} alone is no form; the nearest, {name}, needs {' and '.join(lacks)} beside it"
+    alone = [group[0] for form in FORMS for group in form.needs if len(group) == 1]
+    for column in columns:
+        if near := get_close_matches(column.lower(), alone, 1, 0.7):
+            return f"no form reads the column {named(column)}; the nearest is {near[0]}: rename it"
+    names = ", ".join(map(named, list(columns)[:SHOWN_COLUMNS]))
+    return f"no form has the columns {names}; write messages, or read them by --form package.module:function"

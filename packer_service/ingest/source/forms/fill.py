@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from preshard.packer_service.ingest.document import Medium, MediumKind, Message, Part
+from preshard.packer_service.ingest.document import Document, Medium, MediumKind, Message, Part
 from preshard.packer_service.ingest.source.forms.fields import bad
-from preshard.packer_service.ingest.source.forms.media import references
+from preshard.packer_service.ingest.source.forms.media import Place, frames_video, references, with_settings
+from preshard.packer_service.ingest.source.forms.messages import with_loss
 
 PLACEHOLDERS: dict[MediumKind, str] = {"image": "<image>", "video": "<video>"}
-COLUMNS: dict[MediumKind, tuple[str, ...]] = {"image": ("image", "images"), "video": ("video", "videos")}
+COLUMNS: dict[MediumKind, tuple[str, ...]] = {"image": ("image", "images"), "video": ("video", "videos", "frames")}
 """The columns that fill places of each kind; a row has one of them at most."""
 MEDIA_COLUMNS = tuple(name for names in COLUMNS.values() for name in names)
+VIDEO_COLUMNS = (*COLUMNS["video"], "video_path")
+CLIP_COLUMNS = ("start", "end", "video_start", "video_end")
+"""Columns that cut a clip out of the only video of a row."""
+OF_A_PLACE = ("start", "end", "fps", "max_frames", "min_pixels", "max_pixels")
+"""What a part without a file may say of the one that it shows."""
 
 
 @dataclass(kw_only=True)
 class Supply:
     """What a row's media columns hold, and how much of it has found its place.
 
-    A kind without a column is not there: then its placeholder is text as any other.
+    A kind without a column is not there: then its placeholder is text as any other. ``marks`` are the placeholders,
+    each with the kind that it stands for.
     """
 
     columns: dict[MediumKind, str]
     media: dict[MediumKind, Sequence[Medium]]
-    taken: dict[MediumKind, int]
+    marks: dict[str, MediumKind]
+    taken: dict[MediumKind, list[int]] = field(default_factory=lambda: {"image": [], "video": []})
 
     @classmethod
-    def of(cls, row: dict[str, Any], more: Mapping[str, MediumKind] | None = None) -> Supply:
+    def of(cls, row: dict[str, Any], parts: Sequence[Part], more: Mapping[str, MediumKind] | None = None) -> Supply:
         """The media columns of a row; ``more`` are other names of such columns.
+
+        Args:
+            row: the row.
+            parts: all parts of it. Where a row has a video, no image, and no other place for either, ``<image>`` in
+                them stands for the video, as in LLaVA's own data.
+            more: other names of columns of media.
 
         Raises:
             DocumentError: ``bad_row``.
@@ -38,15 +52,16 @@ class Supply:
         columns: dict[MediumKind, str] = {}
         for kind, names in COLUMNS.items():
             others = [name for name, other in (more or {}).items() if other == kind]
-            present = [name for name in (*names, *others) if name in row]
+            present = [name for name in (*names, *others) if name in row and not _is_count(row[name], name)]
             if len(present) > 1:
                 bad(f"has {' and '.join(present)}; give one of them")
             if present:
                 columns[kind] = present[0]
-        media: dict[MediumKind, Sequence[Medium]] = {
-            kind: references(row[name], kind, name) for kind, name in columns.items()
-        }
-        return cls(columns=columns, media=media, taken=dict.fromkeys(columns, 0))
+        media = {kind: _media(row, kind, name) for kind, name in columns.items()}
+        marks = {PLACEHOLDERS[kind]: kind for kind in columns}
+        if "video" in columns and "image" not in columns and not any(_is_place(part) for part in parts):
+            marks[PLACEHOLDERS["image"]] = "video"
+        return cls(columns=columns, media=media, marks=marks)
 
     def into(self, parts: Sequence[Part], where: str) -> tuple[Part, ...]:
         """Parts with their places filled.
@@ -58,15 +73,14 @@ class Supply:
 
     def _filled(self, part: Part, where: str) -> Iterator[Part]:
         if isinstance(part, Medium):
-            yield self._next(part, where) if part.uri is None and part.data is None else part
+            yield self._next(part, where) if part.is_place else part
             return
-        marks = {PLACEHOLDERS[kind]: kind for kind in self.columns}
-        if not any(mark in part for mark in marks):
+        if not any(mark in part for mark in self.marks):
             yield part
             return
-        for piece in re.split(f"({'|'.join(marks)})", part):
-            if piece in marks:
-                yield self._next(Medium(kind=marks[piece]), where)
+        for piece in re.split(f"({'|'.join(self.marks)})", part):
+            if piece in self.marks:
+                yield self._next(Medium(kind=self.marks[piece]), where)
             elif piece:
                 yield piece
 
@@ -74,12 +88,18 @@ class Supply:
         kind = place.kind
         if kind not in self.columns:
             bad(f"{where} has a part of type {kind} without a file, and the row has no column {COLUMNS[kind][1]}")
-        number = self.taken[kind]
-        self.taken[kind] += 1
-        if number >= len(self.media[kind]):
+        index = place.index if isinstance(place, Place) else None
+        given, number = len(self.media[kind]), len(self.taken[kind]) if index is None else index
+        self.taken[kind].append(number)
+        if number >= given:
+            if index is not None:
+                bad(f"{where} has a part with index {index}, and {self.columns[kind]} holds {given}; they count from 0")
             return place  # the counts are compared once all places are known
         found = self.media[kind][number]
-        return replace(place, uri=found.uri, data=found.data)
+        own = {name: value for name in OF_A_PLACE if (value := getattr(place, name)) is not None}
+        if twice := [name for name in own if getattr(found, name) is not None]:
+            bad(f"{where} has a part with {twice[0]}, and so has the row; give one of them")
+        return replace(found, **own)
 
     def finish(self) -> None:
         """Makes sure that every image and video has found its place.
@@ -88,7 +108,7 @@ class Supply:
             DocumentError: ``bad_row``.
         """
         for kind, name in self.columns.items():
-            given, places = len(self.media[kind]), self.taken[kind]
+            given, places = len(self.media[kind]), len(set(self.taken[kind]))
             if given != places:
                 mark = f"{PLACEHOLDERS[kind]} or parts of type {kind} without a file"
                 bad(f"{name} holds {given}, but the row has {places} places for them ({mark}); give as many")
@@ -101,3 +121,42 @@ class Supply:
             shows = any(isinstance(part, Medium) for part in parts)
             filled.append(replace(message, parts=parts, content_is_list=message.content_is_list or shows))
         return tuple(filled)
+
+
+def _is_count(value: Any, name: str) -> bool:
+    """Whether ``frames`` says how many a video has."""
+    return name == "frames" and isinstance(value, int | float)
+
+
+def _is_place(part: Part) -> bool:
+    """Whether an image or video of the row goes here by its own placeholder."""
+    return part.is_place if isinstance(part, Medium) else PLACEHOLDERS["video"] in part
+
+
+def _media(row: dict[str, Any], kind: MediumKind, name: str) -> Sequence[Medium]:
+    if name == "frames":
+        return [with_settings(frames_video(row[name], name), _given(row, (*CLIP_COLUMNS, "fps")), "")]
+    media, clip = references(row[name], kind, name), _given(row, CLIP_COLUMNS)
+    if kind == "image" or not clip or name not in VIDEO_COLUMNS:
+        return media
+    if len(media) != 1:
+        bad(f"{next(iter(clip))} is read beside one video, and {name} holds {len(media)}; put it into their parts")
+    return [with_settings(media[0], clip, "")]
+
+
+def _given(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names if name in row}
+
+
+def filled_document(
+    row: dict[str, Any], messages: Sequence[Message], where: str, for_template: Mapping[str, Any]
+) -> Document:
+    """A conversation with the row's media in their places.
+
+    Raises:
+        DocumentError: ``bad_row``, or ``empty``: nothing would carry loss.
+    """
+    supply = Supply.of(row, [part for message in messages for part in message.parts])
+    filled = supply.into_messages(messages, where)
+    supply.finish()
+    return with_loss(Document(branches=(filled,), **for_template))

@@ -1,10 +1,11 @@
-"""References to images and videos in every shape that rows have: paths, URIs, bytes, data URIs, columns."""
+"""References to images and videos in every shape that rows have: paths, URIs, bytes, data URIs, frames, columns."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 from urllib.parse import unquote_to_bytes
 
@@ -28,14 +29,35 @@ MAX_FPS = 1000.0
 
 PLACES = {"image": ("image", "url", "path", "bytes", "base64"), "video": ("video", "url", "path", "bytes", "base64")}
 """Keys of a part that say where its image or video is; a part has one of them."""
-CLIP = ("start", "end", "video_start", "video_end", "fps", "max_frames")
-KEYS = {"image": ("type", *PLACES["image"]), "video": ("type", *PLACES["video"], *CLIP)}
+CLIP = ("start", "end", "video_start", "video_end", "fps", "sample_fps", "max_frames")
+PIXELS = ("min_pixels", "max_pixels")
+KEYS = {
+    "image": ("type", "index", *PLACES["image"], *PIXELS),
+    "video": ("type", "index", *PLACES["video"], *CLIP, *PIXELS),
+}
+NOT_FOLLOWED = {
+    "nframes": "frames are taken by their times; give fps and max_frames",
+    "min_frames": "frames are taken by their times; give fps",
+    "raw_fps": "the times of a list of frames follow from fps; give that",
+    "total_pixels": "the model's processor limits each image or video; give max_pixels",
+    "resized_height": "the model's processor keeps the shape of a picture; give min_pixels and max_pixels",
+    "resized_width": "the model's processor keeps the shape of a picture; give min_pixels and max_pixels",
+}
+"""Keys of qwen-vl-utils for which no processor of ``transformers`` gives the same, each with what to give instead."""
+MAX_PIXELS = 2**40
 IMAGE_SUFFIXES = frozenset(["apng", "avif", "bmp", "gif", "jfif", "jpeg", "jpg", "png", "ppm", "tif", "tiff", "webp"])
 VIDEO_SUFFIXES = frozenset(["avi", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "ts", "webm", "wmv"])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place(Medium):
+    """A part without a file that says which one of its column it shows, counted from 0, as TRL's own data do."""
+
+    index: int
+
+
 def medium(given: Any, where: str) -> Medium:
-    """A part of a content list that is no text. A part that only says its kind has neither ``uri`` nor ``data`` yet.
+    """An image or video of a content list. A part that only says its kind is a place for a file.
 
     Raises:
         DocumentError: ``bad_row``.
@@ -47,8 +69,11 @@ def medium(given: Any, where: str) -> Medium:
         return _of_openai(given, kind, where)
     if kind not in get_args(MediumKind):
         bad(f"{where}.type is {shown(kind)}; legal are text, image, video, image_url, video_url")
+    for key, remedy in NOT_FOLLOWED.items():
+        if given.get(key) is not None:
+            bad(f"{where}.{key} is not followed: {remedy}")
     part = strict_object(given, where, KEYS[kind], "a type")
-    return _with_clip(_placed(part, kind, where), part, where)
+    return with_settings(_placed(part, kind, where), part, f"{where}.")
 
 
 def _of_openai(given: dict[str, Any], name: str, where: str) -> Medium:
@@ -62,7 +87,7 @@ def _of_openai(given: dict[str, Any], name: str, where: str) -> Medium:
         if inner.get("detail") not in (None, "auto", "high"):
             found = shown(inner["detail"])
             bad(f"{where}.{name}.detail is {found}; images are shown as vision.* says, so legal are auto and high")
-        return _with_clip(reference(inner.get("url"), kind, f"{where}.{name}.url"), inner, f"{where}.{name}")
+        return with_settings(reference(inner.get("url"), kind, f"{where}.{name}.url"), inner, f"{where}.{name}.")
     return reference(value, kind, f"{where}.{name}")
 
 
@@ -71,9 +96,13 @@ def _placed(part: Mapping[str, Any], kind: MediumKind, where: str) -> Medium:
     if len(places) > 1:
         bad(f"{where} has {' and '.join(places)}; give exactly one of {', '.join(PLACES[kind])}")
     if not places:
-        return Medium(kind=kind)
+        return Medium(kind=kind) if "index" not in part else Place(kind=kind, index=_index(part, where))
+    if "index" in part:
+        bad(f"{where} has index and {places[0]}; give one of them")
     [name] = places
     value = part[name]
+    if kind == "video" and isinstance(value, list):
+        return frames_video(value, f"{where}.{name}")
     if name == "bytes" and not isinstance(value, bytes):
         bad(f"{where}.bytes is a {kind_of(value)}, not bytes")
     if name == "base64":
@@ -81,23 +110,58 @@ def _placed(part: Mapping[str, Any], kind: MediumKind, where: str) -> Medium:
     return reference(value, kind, f"{where}.{name}")
 
 
-def _with_clip(found: Medium, part: Mapping[str, Any], where: str) -> Medium:
-    """The medium with the part of a video that is shown, and how densely."""
+def _index(part: Mapping[str, Any], where: str) -> int:
+    index = part["index"]
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        bad(f"{where}.index is {shown(index)}, not the number of an image or video of the row, counted from 0")
+    return index
+
+
+def frames_video(value: Any, where: str) -> Medium:
+    """A video given by its frames; how many a second must follow."""
+    frames = tuple(references(listed(value, where), "image", where))
+    if not frames:
+        bad(f"{where} is an empty list; give the frames of the video")
+    return Medium(kind="video", frames=frames)
+
+
+def with_settings(found: Medium, given: Mapping[str, Any], at: str) -> Medium:
+    """The medium with what is said of it: the part of a video that is shown, how densely, and the limits of its pixels.
+
+    Args:
+        found: the image or video.
+        given: keys of its part, or columns beside it.
+        at: stands before a key in messages.
+    """
+    pixels: dict[str, Any] = {
+        name: whole_number(given[name], f"{at}{name}", MAX_PIXELS) for name in PIXELS if name in given
+    }
+    if len(pixels) == 2 and pixels["min_pixels"] > pixels["max_pixels"]:
+        bad(f"{at}min_pixels is {pixels['min_pixels']}, above max_pixels {pixels['max_pixels']}")
+    found = replace(found, **pixels)
     if found.kind == "image":
         return found
-    for name in ("start", "end"):
-        if name in part and f"video_{name}" in part:
-            bad(f"{where} has {name} and video_{name}; give one of them")
-    clip = {name.removeprefix("video_"): (name, part[name]) for name in CLIP if name in part}
-    times: dict[str, float] = {}
+    clip: dict[str, tuple[str, Any]] = {}
+    for key in CLIP:
+        name = key.removeprefix("video_").removeprefix("sample_")
+        if key in given and name in clip:
+            bad(f"{at}{key} is given and {clip[name][0]}, too; give one of them")
+        if key in given:
+            clip[name] = key, given[key]
+    if "sample_fps" in given and not found.frames:
+        bad(f"{at}sample_fps is for a list of frames; give fps")
+    times: dict[str, Any] = {}
     for name in ("start", "end", "fps"):
         if name in clip:
             key, value = clip[name]
-            times[name] = number(value, f"{where}.{key}", "a number of seconds" if name != "fps" else "a number")
+            times[name] = number(value, f"{at}{key}", "a number of seconds" if name != "fps" else "a number")
     if not 0 < times.get("fps", 1) <= MAX_FPS:
-        bad(f"{where}.fps is {shown(clip['fps'][1])}; legal are numbers above 0 and up to {MAX_FPS:g}")
-    most = whole_number(clip["max_frames"][1], f"{where}.max_frames", MAX_FRAMES) if "max_frames" in clip else None
-    return Medium(kind="video", uri=found.uri, data=found.data, max_frames=most, **times)
+        bad(f"{at}fps is {shown(clip['fps'][1])}; legal are numbers above 0 and up to {MAX_FPS:g}")
+    if found.frames and "fps" not in times:
+        bad(f"{at}fps is missing: the video is a list of frames; give how many of them a second has")
+    if "max_frames" in clip:
+        times["max_frames"] = whole_number(clip["max_frames"][1], f"{at}max_frames", MAX_FRAMES)
+    return replace(found, **times)
 
 
 def reference(value: Any, kind: MediumKind, where: str) -> Medium:

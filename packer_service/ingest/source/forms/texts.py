@@ -1,15 +1,22 @@
-"""The form ``interleaved`` of OBELICS and MMC4: web pages of text and images, with loss on all of the text."""
+"""Forms with loss on all of their text: pre-training text, captions, and web pages of OBELICS and MMC4."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
-from preshard.packer_service.ingest.document import Document, Medium, Part
+from preshard.packer_service.ingest.document import Document, Medium, MediumKind, Part
 from preshard.packer_service.ingest.source.forms.fields import bad, listed, shown, strict_object, string
-from preshard.packer_service.ingest.source.forms.form import Form
-from preshard.packer_service.ingest.source.forms.media import reference
+from preshard.packer_service.ingest.source.forms.fill import PLACEHOLDERS, Supply
+from preshard.packer_service.ingest.source.forms.media import kind_by_name, reference
 from preshard.schemas.errors import DocumentError
+
+TEXTS = ("text", "content", "raw_content", "contents", "body", "txt")
+"""Names of a text's column, the usual one first: RedPajama has ``raw_content``, collections of code ``content``."""
+
+CAPTIONS = ("caption", "text", "txt", "description")
+"""Names of a caption's column, the one that is taken first in front; img2dataset has both ``caption`` and ``txt``."""
+PATHS = ("file_name", "image_path", "video_path")
+"""Names of columns with the path of one file; ``file_name`` is that of the ``metadata.jsonl`` of an image folder."""
 
 OBELICS, MMC4 = ("texts", "images"), ("text_list", "image_info")
 FILE_KEYS = ("image", "path", "bytes", "image_name", "raw_url", "url")
@@ -20,11 +27,59 @@ PARAGRAPH = "\n\n"
 """Stands between two texts of OBELICS with no image between them."""
 
 
-def _fits(columns: Collection[str]) -> bool:
-    return any(all(name in columns for name in pair) for pair in (OBELICS, MMC4))
+def text_document(value: Any, where: str) -> Document:
+    """A document of one text.
+
+    Raises:
+        DocumentError: ``bad_row`` or ``empty``.
+    """
+    checked = string(value, where)
+    if not checked.strip():
+        raise DocumentError("empty", f"{where} is empty")
+    return Document(text=checked)
 
 
-def _parse(row: dict[str, Any]) -> Document:
+def parse_text(row: dict[str, Any]) -> Document:
+    """The form ``text``."""
+    present = [name for name in TEXTS if name in row]
+    if len(present) != 1:
+        bad(f"has {' and '.join(present) or 'none'} of {', '.join(TEXTS)}; give exactly one")
+    return text_document(row[present[0]], present[0])
+
+
+def parse_caption(row: dict[str, Any]) -> Document:
+    """The form ``caption``: one or several images or videos and a text about them."""
+    name = next((name for name in CAPTIONS if name in row), None)
+    if name is None:
+        bad(f"has none of {', '.join(CAPTIONS)}; give one")
+    text = string(row[name], name)
+    others = [other for other in CAPTIONS if other in row and other != name and row[other] != text]
+    if others:
+        bad(f"{name} and {others[0]} are two different texts; leave one of them out")
+    if not text.strip():
+        raise DocumentError("empty", f"{name} is empty")
+    supply = Supply.of(row, (text,), _paths(row))
+    if not supply.media:
+        return Document(text=text)  # a row of text among rows with media
+    marked = text if any(mark in text for mark in supply.marks) else _in_front(supply) + text
+    parts = supply.into((marked,), name)
+    supply.finish()
+    return Document(interleaved=parts)
+
+
+def _in_front(supply: Supply) -> str:
+    """Places for all images, and then for all videos."""
+    return "".join(PLACEHOLDERS[kind] * len(media) for kind, media in supply.media.items())
+
+
+def _paths(row: dict[str, Any]) -> dict[str, MediumKind]:
+    """The columns of :data:`PATHS` that the row has, each with the kind of its file."""
+    kinds: dict[str, MediumKind] = {"image_path": "image", "video_path": "video"}
+    return {name: kinds.get(name) or kind_by_name(row[name]) for name in PATHS if name in row}
+
+
+def parse_interleaved(row: dict[str, Any]) -> Document:
+    """The form ``interleaved``: texts and images in the order of a page."""
     pairs = [pair for pair in (OBELICS, MMC4) if pair[0] in row]
     if len(pairs) != 1:
         bad(f"has {' and '.join(pair[0] for pair in pairs) or 'none'} of texts, text_list; give exactly one")
@@ -82,12 +137,3 @@ def _image(entry: dict[str, Any], where: str) -> Medium:
     if name is None:
         bad(f"{where} has none of {', '.join(FILE_KEYS)}; give one")
     return reference(entry[name], "image", f"{where}.{name}")
-
-
-FORM = Form(
-    name="interleaved",
-    title="interleaved documents (OBELICS, MMC4)",
-    columns=frozenset((*OBELICS, *MMC4)),
-    fits=_fits,
-    parse=_parse,
-)

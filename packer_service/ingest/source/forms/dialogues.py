@@ -1,0 +1,229 @@
+"""Forms of conversations: messages, annotations, ShareGPT, questions and answers, the Cauldron, TRL's prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.source.forms.fields import (
+    bad,
+    kind_of,
+    listed,
+    parsed_json,
+    shown,
+    strict_object,
+    string,
+)
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, PLACEHOLDERS, Supply, filled_document
+from preshard.packer_service.ingest.source.forms.media import medium, references
+from preshard.packer_service.ingest.source.forms.messages import (
+    TEMPLATE_COLUMNS,
+    message,
+    messages,
+    template_columns,
+    with_loss,
+)
+from preshard.packer_service.ingest.source.forms.texts import text_document
+from preshard.schemas.errors import DocumentError
+
+ALTERNATIVES = ("text", "messages", "annotations")
+"""Columns of which a row of the form ``messages`` has one."""
+
+QUESTIONS = ("instruction", "question", "query", "prompt")
+ANSWERS = ("output", "answer", "response")
+"""Names of the columns of a question and of its answer. A row has one of each."""
+ALPACA = ("instruction", "output")
+SYSTEMS = ("system", "system_prompt")
+PREFERENCES = ("chosen", "rejected")
+"""Columns of preference data, which has no place in packs: nothing says which of both is to be learnt."""
+
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+"""Whom ``from`` names, and the role that it becomes."""
+KEYS = ("from", "value", "weight", "train")
+
+
+def parse_messages(row: dict[str, Any]) -> Document:
+    """The form ``messages``: a conversation, several annotations of shared media, or a text; rows may take turns."""
+    forms = [name for name in ALTERNATIVES if name in row]
+    if len(forms) != 1:
+        bad(f"has {' and '.join(forms) or 'none'} of {', '.join(ALTERNATIVES)}; give exactly one")
+    [form] = forms
+    legal = {"text": (), "annotations": ("media",), "messages": (*MEDIA_COLUMNS, *TEMPLATE_COLUMNS)}[form]
+    known = (*ALTERNATIVES, "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS)
+    stray = [name for name in known if name in row and name != form and name not in legal]
+    if stray == ["media"]:
+        bad("media is legal only beside annotations; put a conversation's media into its messages")
+    if stray:
+        bad(f"{stray[0]} is not read beside {form}; legal there are {', '.join(legal) or 'no other fields'}")
+    if form == "text":
+        return text_document(row["text"], "text")
+    if form == "annotations":
+        return with_loss(_annotated(row))
+    turns = messages(parsed_json(row["messages"], "messages"), "messages")
+    return filled_document(row, turns, "messages", template_columns(row))
+
+
+def _annotated(row: dict[str, Any]) -> Document:
+    annotations = listed(row["annotations"], "annotations")
+    shared = tuple(
+        _placed(medium(part, f"media[{i}]"), part, f"media[{i}]")
+        for i, part in enumerate(listed(row.get("media", []), "media"))
+    )
+    nothing = Supply.of({}, ())
+    branches = []
+    for i, given in enumerate(annotations):
+        where = f"annotations[{i}]"
+        branches.append(nothing.into_messages(messages(given, where), where))
+        if not branches[-1]:
+            bad(f"{where} has no messages; leave it out")
+    return Document(shared=shared, branches=tuple(branches), annotated=True)
+
+
+def _placed(found: Medium, part: dict[str, Any], where: str) -> Medium:
+    if found.is_place:
+        bad(f"{where}.{found.kind} is a {kind_of(part.get(found.kind))}, not a string")
+    return found
+
+
+def parse_sharegpt(row: dict[str, Any]) -> Document:
+    """The form ``sharegpt``: ``conversations`` of ``from`` and ``value``, with columns of media."""
+    if "conversations" not in row:
+        bad("has no conversations")
+    given = listed(parsed_json(row["conversations"], "conversations"), "conversations")
+    if given and isinstance(given[0], dict) and "role" in given[0]:
+        turns = messages(given, "conversations")  # Hugging Face's keys under ShareGPT's name
+    else:
+        turns = tuple(_turn(value, f"conversations[{i}]") for i, value in enumerate(given))
+    return _conversation(row, turns, "conversations")
+
+
+def _conversation(row: dict[str, Any], turns: Sequence[Message], where: str, system: str = "system") -> Document:
+    """The turns with the row's system prompt, media and tools."""
+    if system in row and (text := string(row[system], system)):
+        turns = (Message(role="system", parts=(text,)), *turns)
+    return filled_document(row, turns, where, template_columns({k: row[k] for k in ("tools",) if k in row}))
+
+
+def _turn(value: Any, where: str) -> Message:
+    given = strict_object(value, where, KEYS, "from and value")
+    speaker = given.get("from")
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        bad(f"{where}.from is {shown(speaker)}; legal are {', '.join(SPEAKERS)}")
+    text = string(given.get("value"), f"{where}.value")
+    turn: dict[str, Any] = {key: given[key] for key in ("weight", "train") if key in given}
+    turn["role"] = SPEAKERS[speaker]
+    if speaker == "function_call":
+        turn["tool_calls"] = _calls(text, f"{where}.value")
+    else:
+        turn["content"] = text
+    return message(turn, where)
+
+
+def _calls(text: str, where: str) -> list[dict[str, Any]]:
+    """A function call as LLaMA-Factory writes it, the JSON of one call or of several, in the form of a message."""
+    found = parsed_json(text, where)
+    calls = found if isinstance(found, list) else [found]
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            bad(f"{where} is {shown(text)} ({kind_of(found)}), not the JSON of a call with name and arguments")
+        strict_object(call, where, ("name", "arguments"), "name and arguments")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def parse_pair(row: dict[str, Any]) -> Document:
+    """The forms ``alpaca`` and ``question_answer``: a question and its answer, with ``system`` and ``history``."""
+    # Beside Alpaca's own names the others are columns of the user's own.
+    known = ALPACA if all(name in row for name in ALPACA) else (*QUESTIONS, *ANSWERS)
+    asked, answered = ([name for name in names if name in row and name in known] for names in (QUESTIONS, ANSWERS))
+    for present, names in ((asked, QUESTIONS), (answered, ANSWERS)):
+        if len(present) != 1:
+            bad(f"has {' and '.join(present) or 'none'} of {', '.join(names)}; give exactly one")
+    texts = {name: string(row[name], name) for name in (*asked, "input", *answered) if name in row}
+    question = "\n".join(text for text in (texts[asked[0]], texts.get("input", "")) if text)
+    turns: list[Message] = []
+    for i, exchange in enumerate(listed(parsed_json(row.get("history", []), "history"), "history")):
+        turns += _exchange(exchange, f"history[{i}]")
+    turns += [Message(role="user", parts=(question,)), Message(role="assistant", parts=(texts[answered[0]],))]
+    systems = [name for name in SYSTEMS if name in row and (name == "system" or known != ALPACA)]
+    if len(systems) > 1:
+        bad(f"has {' and '.join(systems)}; give one of them")
+    return _conversation(row, turns, "turns", *systems)
+
+
+def _exchange(value: Any, where: str) -> list[Message]:
+    """An earlier question with its answer, which carries loss as the last answer does."""
+    if not isinstance(value, list) or len(value) != 2:
+        bad(f"{where} is a {kind_of(value)}, not a list of a question and its answer")
+    question, answer = (string(text, f"{where}[{i}]") for i, text in enumerate(value))
+    return [Message(role="user", parts=(question,)), Message(role="assistant", parts=(answer,))]
+
+
+def parse_cauldron(row: dict[str, Any]) -> Document:
+    """The form ``cauldron``: images, and ``texts`` of ``user`` and ``assistant`` about them.
+
+    The images stand in front of the first question, unless the texts have placeholders for them.
+    """
+    turns: list[Message] = []
+    for i, value in enumerate(listed(row.get("texts"), "texts")):
+        where = f"texts[{i}]"
+        given = strict_object(value, where, ("user", "assistant", "source"), "user and assistant")
+        for role in ("user", "assistant"):
+            turns.append(message({"role": role, "content": string(given.get(role), f"{where}.{role}")}, where))
+    images = references(row.get("images", []), "image", "images")
+    if turns and not any(PLACEHOLDERS["image"] in str(part) for turn in turns for part in turn.parts):
+        places = tuple(Medium(kind="image") for _ in images)
+        turns[0] = replace(turns[0], parts=(*places, *turns[0].parts))
+    return filled_document(row, turns, "texts", {})
+
+
+def parse_prompt_completion(row: dict[str, Any]) -> Document:
+    """The form ``prompt_completion`` of TRL: loss on the completion only; both are strings, or lists of messages."""
+    for name in PREFERENCES:
+        if name in row:
+            bad(f"{name} makes this a row of preferences, which cannot be packed; give prompt and completion")
+    for name in ("prompt", "completion"):
+        if name not in row:
+            bad(f"has no {name}")
+    prompt, completion = _side(row["prompt"]), _side(row["completion"])
+    if isinstance(prompt, str) != isinstance(completion, str):
+        found = f"prompt is a {kind_of(prompt)} and completion a {kind_of(completion)}"
+        bad(f"{found}; give two strings or two lists of messages")
+    if isinstance(prompt, str):
+        return _of_texts(row)
+    silent = [replace(turn, has_loss=False) for turn in messages(prompt, "prompt")]
+    turns = (*silent, *messages(completion, "completion"))
+    return filled_document(row, turns, "turns", template_columns(row))
+
+
+def _side(value: Any) -> Any:
+    """Messages that a table keeps as JSON text are messages; all other strings are what they say."""
+    return parsed_json(value, "prompt") if isinstance(value, str) and _spells_messages(value) else value
+
+
+def _spells_messages(text: str) -> bool:
+    return text.lstrip().startswith("[") and '"role"' in text and '"content"' in text
+
+
+def _of_texts(row: dict[str, Any]) -> Document:
+    prompt, completion = string(row["prompt"], "prompt"), string(row["completion"], "completion")
+    if any(name in row for name in TEMPLATE_COLUMNS):
+        name = next(name for name in TEMPLATE_COLUMNS if name in row)
+        bad(f"{name} is for a chat template; it is legal beside lists of messages only")
+    if not completion.strip():
+        raise DocumentError("empty", "completion is empty, so no token would carry loss")
+    supply = Supply.of(row, (prompt, completion))
+    before = supply.into((prompt,) if prompt else (), "prompt")
+    after = supply.into((completion,), "completion")
+    supply.finish()
+    return Document(prompt=before, interleaved=after)
