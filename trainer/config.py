@@ -34,81 +34,81 @@ class TrainConfig(BaseModel):
         description="The dataset's folder, a path or a URI that pyarrow opens; to mix several, PATH:WEIGHT for each.",
     )
     model: Path = Field(description="Model folder: config.json, and weights unless --from-scratch is given.")
-    from_scratch: bool = Field(False, description="Begin with random weights, which follow from --seed alone.")
+    from_scratch: bool = Field(False, description="Start from random weights, which --seed determines.")
     steps: int = Field(ge=1, description="Optimiser steps in total, counting those before a resumed checkpoint.")
     ulysses: int = Field(1, ge=1, description="Ranks that share a pack by attention heads.")
     ring: int = Field(1, ge=1, description="Ranks that share a pack by the layout's slices.")
-    dp_shard: int = Field(1, ge=1, description="Packs in parallel within one replica of the parameters.")
+    dp_shard: int = Field(1, ge=1, description="Data-parallel ranks that share one replica of the parameters.")
     attention: Kind = Field(
         "gather", description="How ranks exchange keys and values; the result does not depend on it."
     )
     exchange: Exchange = Field(
-        "needed", description="Of attention gather: send all keys, or those that a rank's queries need."
+        "needed", description="With attention gather: send all keys, or only those that a rank's queries see."
     )
     ulysses_overlap: bool = Field(
-        False, description="Of attention ulysses: exchange half of the heads while the others are computed."
+        False, description="With attention ulysses: exchange half of the heads while computing the other half."
     )
     cp_fsdp: CpFsdp = Field(
-        "all", description="Which of the axes ring and ulysses shard the parameters; over the others they are whole."
+        "all", description="Which of the axes ring and ulysses shard the parameters; the others hold full copies."
     )
-    layout: str = Field("contiguous", description="Which of the dataset's layouts deals the tokens to ranks.")
+    layout: str = Field("contiguous", description="The token layout, one of those that the dataset holds.")
     features: Way = Field(
-        "route", description="How image features reach their tokens: sent to their rank only, or to every rank."
+        "route", description="How image features reach their tokens: sent to the rank that needs them, or to all ranks."
     )
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = Field(
         "auto",
-        description="What the model computes in: auto takes bfloat16 on CUDA, where parameters and sums of gradients "
-        "stay float32, and float32 on a CPU.",
+        description="Compute dtype; auto is bfloat16 on CUDA, with parameters and gradient sums in float32, and "
+        "float32 on a CPU.",
     )
     recompute: Literal["auto", Recompute] = Field(
         "auto",
-        description="What the backward pass computes again, to take less memory: each block, or all but its attention; "
-        "auto takes on CUDA the least that is estimated to fit, and none on a CPU.",
+        description="What the backward pass recomputes to save memory: every block (full), or every block except its "
+        "attention (selective); auto is the least that is estimated to fit on CUDA, and none on a CPU.",
     )
     memory_check: Literal["on", "off"] = Field(
-        "on", description="Whether a run ends before it loads anything where its estimate does not fit on the GPU."
+        "on", description="Stop before loading anything if the memory estimate does not fit on the GPU."
     )
     offload: Offload = Field(
-        "none", description="Where the inputs of blocks wait that are computed again: host memory, or a file on a disk."
+        "none", description="Where to keep the inputs of recomputed blocks: host memory, or a file on disk."
     )
-    mlp_tiles: int = Field(1, ge=1, description="Parts in which the MLPs of the language model take a rank's tokens.")
-    logits_mib: int = Field(1024, ge=1, description="The most memory for logits at a time, in MiB.")
-    accumulate: int = Field(1, ge=1, description="Packs that each data-parallel rank takes per optimiser step.")
+    mlp_tiles: int = Field(1, ge=1, description="Parts into which the language model's MLPs divide a rank's tokens.")
+    logits_mib: int = Field(1024, ge=1, description="Memory for logits at any one time, in MiB.")
+    accumulate: int = Field(1, ge=1, description="Packs per data-parallel rank and optimiser step.")
     lr: float | None = Field(
-        None, gt=0, description="Largest learning rate; by default 1e-5, and 1e-3 with --from-scratch."
+        None, gt=0, description="Peak learning rate; by default 1e-5, or 1e-3 with --from-scratch."
     )
-    min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the largest.")
-    warmup: int = Field(10, ge=0, description="Steps over which the learning rate grows to its largest.")
-    weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; vectors and embeddings have none.")
+    min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the peak.")
+    warmup: int = Field(10, ge=0, description="Steps over which the learning rate rises to its peak.")
+    weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; none for vectors and embeddings.")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay rate for the mean of gradients.")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay rate for the mean of their squares.")
-    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient; a larger one is scaled down to it.")
-    seed: int = Field(0, ge=0, description="Determines random weights and the order of the packs.")
-    workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between the steps.")
+    clip: float = Field(1.0, gt=0, description="Gradient norm above which gradients are scaled down.")
+    seed: int = Field(0, ge=0, description="Seed of the random weights and of the order of packs.")
+    workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between steps.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where to compute; auto takes CUDA if there is a device."
+        "auto", description="Where to compute; auto is CUDA if there is a device."
     )
     metrics: Path | None = Field(None, description="File for one JSON object per step, written by rank 0.")
     peak_tflops: float | None = Field(
-        None, gt=0, description="Speed of one device by its maker, for the metrics' model FLOPs utilisation."
+        None, gt=0, description="Peak speed of one device, to report model FLOPs utilisation."
     )
     tensorboard: Path | None = Field(None, description="Folder for TensorBoard's files, written by rank 0.")
     profile: Path | None = Field(None, description="Folder for each rank's trace of steps 4 to 6, by torch.profiler.")
-    eval_data: str | None = Field(None, description="Dataset on which the loss is taken without learning from it.")
+    eval_data: str | None = Field(None, description="Dataset to evaluate on.")
     eval_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations; with --eval-data the last step always has one."
+        None, ge=1, description="Steps between evaluations; --eval-data always evaluates after the last step."
     )
     log_every: int = Field(
         10, ge=1, description="Steps between printed lines; the first and last step are always printed."
     )
     checkpoint: Path | None = Field(None, description="Folder for checkpoints, visible to all ranks.")
-    save_every: int | None = Field(None, ge=1, description="Steps between checkpoints; the last step always has one.")
-    async_save: bool = Field(False, description="Write checkpoints beside the steps that follow.")
+    save_every: int | None = Field(
+        None, ge=1, description="Steps between checkpoints; the last step always writes one."
+    )
+    async_save: bool = Field(False, description="Write checkpoints in the background.")
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
     resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
-    export: Path | None = Field(
-        None, description="New folder for the model after the last step, as from_pretrained loads it."
-    )
+    export: Path | None = Field(None, description="New folder for the trained model, which from_pretrained can load.")
 
     @model_validator(mode="after")
     def _exchange_is_of_gather(self) -> Self:

@@ -39,7 +39,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
     check_export(out, "--out")
     found = checkpoint if (checkpoint / "run.json").is_file() else find_checkpoint(checkpoint)
     if found is None:
-        raise ConfigError(f"{checkpoint} holds no checkpoint; name a folder that --checkpoint of preshard.train named")
+        raise ConfigError(f"{checkpoint} holds no checkpoint; give a folder that was the --checkpoint of a run")
     read_model_config(model)
     trained, given = read_run_state(found).model, identity(model)
     if trained != given:
@@ -60,7 +60,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="Model folder that was trained.")
+@click.option("--model", type=click.Path(path_type=Path), required=True, help="Model folder that the run started from.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the model.")
 def cli(checkpoint: Path, model: Path, out: Path) -> None:
     """Writes the model of CHECKPOINT as a folder that from_pretrained loads.

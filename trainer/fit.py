@@ -140,7 +140,7 @@ class Fitting:
                 ]
                 started = f"start {processes} processes with " if processes != world_size else "take "
                 return started + " ".join(options)
-        return "take a smaller model or shorter packs"
+        return "use a smaller model or shorter packs"
 
     def _remedies(self, config: TrainConfig, world_size: int) -> Iterator[tuple[dict[str, Any], int]]:
         """Changes and processes, the cheapest first: shards instead of replicas, saving, then more ranks for a pack."""
@@ -210,7 +210,7 @@ def resolve(
     if not found.fits and config.memory_check == "on":
         parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(found.parts).items())
         raise ConfigError(
-            f"a rank would hold {found.parts.total / GIB:.1f} GiB by estimate with --recompute {taken.recompute} "
+            f"a rank would need {found.parts.total / GIB:.1f} GiB (estimated) with --recompute {taken.recompute} "
             f"({parts}); of its device's {device / GIB:.1f} GiB, {USABLE * device / GIB:.1f} can be used: "
             f"{fitting.remedy(taken, world_size)}, or --memory-check off if the estimate is wrong"
         )

@@ -84,7 +84,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
     if dataset.n_packs < dp_size * config.accumulate:
         raise ConfigError(
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
-            f"{' + '.join(config.data)} has only {dataset.n_packs} packs: accumulate fewer, or start fewer processes"
+            f"{' + '.join(config.data)} has only {dataset.n_packs} packs: lower --accumulate, or start fewer processes"
         )
     evaluation = _evaluation(config, cp_rank)
     if config.tensorboard is not None and find_spec("tensorboard") is None:
@@ -153,8 +153,8 @@ def _checkpoint(config: TrainConfig) -> Path | None:
     found = find_checkpoint(config.checkpoint)
     if found is not None and not config.resume:
         raise ConfigError(
-            f"--checkpoint is {config.checkpoint}, which holds {found.name}; give --resume to continue from it, or "
-            f"another folder to start afresh"
+            f"--checkpoint is {config.checkpoint}, which holds {found.name}; use --resume to continue from it, or "
+            f"another folder to start over"
         )
     if found is None and config.checkpoint.exists() and not config.checkpoint.is_dir():
         raise ConfigError(f"--checkpoint is {config.checkpoint}, which is a file; name a folder")

@@ -187,7 +187,7 @@ def apply_gradients(
             raise DivergedError(
                 f"the gradient's norm is {norm} and the loss {totals.loss_sum / totals.loss_weight}, "
                 f"on the packs {totals.packs}; "
-                f"resume from a checkpoint with a smaller --lr"
+                f"resume from a checkpoint with a lower --lr"
             )
         factor = min(1.0, clip / norm if norm else 1.0) / totals.loss_weight
         for parameter in parameters:

@@ -131,7 +131,7 @@ def _describe_start(job: Job, world_size: int) -> str:
 
 def _line(figures: StepFigures) -> str:
     if figures.loss is None:
-        return f"step {figures.step:6d}  no token of the packs {figures.packs} has a loss: nothing to learn"
+        return f"step {figures.step:6d}  no token of the packs {figures.packs} carries loss: nothing to learn"
     parts = [
         f"step {figures.step:6d}  loss {figures.loss:8.4f}  grad norm {figures.grad_norm:9.4f}",
         f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s",
@@ -231,11 +231,11 @@ def _known(error: Exception) -> str | None:
     if isinstance(error, PreshardError | OSError):
         return _one_line(error)
     if isinstance(error, RuntimeError) and any(lost in str(error) for lost in LOST):
-        return ("another rank is gone without a word; if it was killed for its memory, the machine's log says so: "
-                "give --resume to continue")  # fmt: skip
+        return ("another rank died without an error message; if it ran out of memory, the system log says so: "
+                "use --resume to continue")  # fmt: skip
     if isinstance(error, RuntimeError) and str(error).startswith(WORKER_GONE):
-        return ("a process that reads ahead is gone without a word; if it was killed for its memory, the machine's log "
-                "says so: take fewer --workers, and --resume to continue")  # fmt: skip
+        return ("a process that reads ahead died without an error message; if it ran out of memory, the system log "
+                "says so: use fewer --workers, and --resume to continue")  # fmt: skip
     return None
 
 

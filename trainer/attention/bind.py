@@ -109,8 +109,7 @@ def check_overlap(kind: str, *, overlap: bool) -> None:
     """
     if overlap and kind != "ulysses":
         raise ConfigError(
-            f"--ulysses-overlap is given with attention {kind!r}, which does not exchange heads alone: take attention "
-            "ulysses, or leave the option out"
+            f"--ulysses-overlap needs attention ulysses, not {kind!r}: use attention ulysses, or omit the option"
         )
 
 

@@ -32,7 +32,7 @@ class KeptResults:
     def give(self, place: int) -> Any:
         kept, versions = self._results[place]
         if _versions(kept) != versions:
-            raise RuntimeError("an output of attention was changed in place, so it cannot be kept: --recompute full")
+            raise RuntimeError("an attention output was changed in place, so it cannot be reused: set --recompute full")
         return tree_map_only(Tensor, Tensor.detach, kept)
 
 

@@ -129,8 +129,8 @@ class RankBatch:
     def _check_causal(self, name: str) -> None:
         if self.not_causal:
             raise ReaderError(
-                f"{name} of pack {self.pack_id} would be another mask: {self.not_causal}; take an attention that reads "
-                "doc_ids, branch_ids and group_ids, as those of preshard.trainer.attention do"
+                f"{name} of pack {self.pack_id} cannot be expressed this way: {self.not_causal}; use an attention "
+                "that reads doc_ids, branch_ids and group_ids, as those of preshard.attention do"
             )
 
     @property
@@ -148,7 +148,7 @@ class RankBatch:
             ReaderError: the dataset was packed for a model, whose crops differ in size.
         """
         if self.crop_side is None:
-            raise ReaderError("crops of a dataset that was packed for a model differ in size: take batch.pictures")
+            raise ReaderError("crops of a dataset packed for a model differ in size: use batch.pictures")
         return self.pixels.view(-1, self.crop_side, self.crop_side, 3)
 
     def model_inputs(self) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         part = RankPart(scheme=layout, ulysses_degree=ulysses_degree, ring_degree=ring_degree, cp_rank=cp_rank)
         given = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
         if not given:
-            raise ReaderError("no dataset is given; give at least one path with its weight")
+            raise ReaderError("no dataset given; give at least one path with its weight")
         self.readers = [PackReader(each, part, filesystem) for each, _ in given]
         self.split = self.readers[0].split
         _check_rank("dp_rank", dp_rank, "dp_size", dp_size)

@@ -55,7 +55,7 @@ class DatasetFiles:
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
         with self._open_file(
-            MANIFEST, lambda where: ManifestMissing(where, "is missing: not a dataset, or its packing has not finished")
+            MANIFEST, lambda where: ManifestMissing(where, "is missing: not a dataset, or packing has not finished")
         ) as file:
             self.manifest: ManifestHead = read_manifest_head(file, MANIFEST)
 
@@ -65,7 +65,7 @@ class DatasetFiles:
         except (ConfigError, OSError) as error:
             reason = " ".join(str(error).removeprefix(f"{without_secrets(self.location)}: ").split())
             raise ReaderError(
-                f"dataset {self.location}: no filesystem opens it ({reason}); give a path, or a URI such as s3://... or gs://..."
+                f"dataset {self.location}: it cannot be opened ({reason}); give a path, or a URI such as s3://... or gs://..."
             ) from None
 
     def packs(self) -> PackIndex:

@@ -120,9 +120,7 @@ def _stored_edges(
     stored = head.image_shard_boundaries.get(str(cp_size))
     if stored is None:
         sizes = ", ".join(head.image_shard_boundaries)
-        raise BoundariesInvalid(
-            where, f"image_shard_boundaries: missing for cp_size {cp_size}; there are those for {sizes}"
-        )
+        raise BoundariesInvalid(where, f"image_shard_boundaries has no cp_size {cp_size}; it has {sizes}")
     ranks = [stored.get(str(rank)) for rank in range(cp_size)]
     starts = [rank["start_image_idx"] for rank in ranks if rank is not None]
     edges = np.searchsorted(crops, [*starts, crops[-1]])

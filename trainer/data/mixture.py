@@ -42,7 +42,7 @@ def check_alike(datasets: Sequence[tuple[str, ManifestHead, PackConfig]]) -> Non
             if value != wanted[name]:
                 raise ReaderError(
                     f"{path} cannot be mixed with {first_path}: {name} is {_shown(value)}, not {_shown(wanted[name])}; "
-                    "pack one of them again like the other"
+                    "pack one of them again with the settings of the other"
                 )
 
 

@@ -87,8 +87,8 @@ class SharedPlaces:
     def _cannot_write(self, error: OSError) -> ReaderError:
         mib = -(-len(self._table) * RECORD.itemsize // 2**20)
         return ReaderError(
-            f"{self._path} cannot be written ({error.strerror}); it will hold where the dataset's {len(self)} packs "
-            f"lie, {mib} MiB: set TMPDIR to a folder with room for it"
+            f"{self._path} cannot be written ({error.strerror}); it needs {mib} MiB for the places of the dataset's "
+            f"{len(self)} packs: set TMPDIR to a folder with enough space"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def _own_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         is_ours = not folder.is_symlink() and folder.stat().st_uid == os.getuid()
     except OSError as error:
-        raise ReaderError(f"{folder} cannot be made ({error.strerror}); set TMPDIR to a folder of yours") from None
+        raise ReaderError(f"{folder} cannot be created ({error.strerror}); set TMPDIR to your own folder") from None
     if not is_ours:
-        raise ReaderError(f"{folder} belongs to another user; set TMPDIR to a folder of yours")
+        raise ReaderError(f"{folder} belongs to another user; set TMPDIR to your own folder")
     return folder
 
 

@@ -101,12 +101,12 @@ def _advice(
     if not layout_stored:
         balanced = [scheme for scheme in config.layouts if scheme in BLOCK_SCHEMES] or BLOCK_SCHEMES
         found.append(
-            f"{layout_name(layout, ring_degree)} was not packed and is derived for every pack; packing with "
+            f"{layout_name(layout, ring_degree)} is not stored, so it is derived for every pack; packing with "
             f"{ring_degree} among ring_degrees would add {' and '.join(balanced)}, whose slowest rank computes less"
         )
     if not edges_stored:
         found.append(
-            f"image boundaries of cp_size {cp_size} were not packed and are derived for every pack; packing with "
+            f"image boundaries of cp_size {cp_size} are not stored, so they are derived for every pack; packing with "
             f"{cp_size} among cp_sizes would spare that and show their balance in the report"
         )
     return found

@@ -94,7 +94,8 @@ def read_run_state(checkpoint: Path) -> RunState:
         return RunState(**{field.name: stored[field.name] for field in fields(RunState)})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{checkpoint / RUN} does not describe a checkpoint ({error!r}); remove {checkpoint} to use the one before"
+            f"{checkpoint / RUN} is not a valid description of a checkpoint ({error!r}); "
+            f"remove {checkpoint} to use the previous one"
         ) from None
 
 
@@ -177,8 +178,8 @@ class Checkpoints:
         newest = find_checkpoint(self._folder)
         left = "no checkpoint is there yet" if newest is None else f"{newest.name} is whole"
         return SaveError(
-            f"the checkpoint after step {state.step} cannot be written to {self._folder} ({reason}), and {left}: make "
-            "room there, then give --resume"
+            f"the checkpoint after step {state.step} cannot be written to {self._folder} ({reason}), and {left}: free "
+            "some space there, then use --resume"
         )
 
     def _path(self, state: RunState, *, unfinished: bool = False) -> Path:
@@ -218,7 +219,7 @@ def load_parameters(checkpoint: Path, model: nn.Module) -> None:
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
             dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except CheckpointException as error:
-        raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); take the checkpoint before it") from None
+        raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); use the previous checkpoint") from None
     set_model_state_dict(model, parameters)
 
 
@@ -235,7 +236,7 @@ def parameter_dtype(checkpoint: Path) -> torch.dtype:
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     )
     if not dtypes:
-        raise ConfigError(f"{checkpoint} holds no parameters; take another checkpoint")
+        raise ConfigError(f"{checkpoint} holds no parameters; use another checkpoint")
     return dtypes.most_common(1)[0][0]  # a few buffers may have another
 
 

@@ -33,7 +33,7 @@ def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
         return dist.new_group(list(ranks))
     if not ANY_ORDER:
         raise ConfigError(
-            f"the mesh has ranks of a pack in the order {list(ranks)}, and torch {torch.__version__} makes groups in "
-            "ascending order alone: order the ranks of the mesh, or install torch 2.13"
+            f"the mesh has ranks of a pack in the order {list(ranks)}, and torch {torch.__version__} supports only "
+            "ascending order: reorder the ranks of the mesh, or install torch 2.13"
         )
     return dist.new_group(list(ranks), sort_ranks=False)

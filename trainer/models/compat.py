@@ -37,6 +37,6 @@ def check_has(model_type: str | None) -> None:
 
     first = ".".join(map(str, since))
     raise ConfigError(
-        f"--model is a {model_type} model, which transformers has since {first} and {transformers.__version__} is "
+        f"--model is a {model_type} model, which needs transformers {first} or newer; {transformers.__version__} is "
         f"installed: pip install 'transformers>={first}'"
     )

@@ -51,7 +51,7 @@ def read_model_config(folder: str | Path) -> Any:
     transformers = register_attention()
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model is {folder}, which has no config.json; give a model folder")
+        raise ConfigError(f"--model is {folder}, which has no config.json; give the path of a model folder")
     try:
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         check_followed({"model_type": "", **stored}, "--model")
@@ -60,7 +60,7 @@ def read_model_config(folder: str | Path) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # configurations check themselves, each by errors of its own
-        raise ConfigError(f"--model {folder}: its config.json is not one of a model ({one_line(error)})") from None
+        raise ConfigError(f"--model {folder}: its config.json does not describe a model ({one_line(error)})") from None
     check_followed(config.to_dict(), "--model")  # again, with what its class has for keys left out
     return config
 

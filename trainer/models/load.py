@@ -117,7 +117,9 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
             model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config))
     except Exception as error:  # sizes that do not fit each other end in any error
         kind = config.model_type
-        raise ConfigError(f"--model: transformers builds no {kind} of its config.json ({one_line(error)})") from None
+        raise ConfigError(
+            f"--model: transformers cannot build {kind} from its config.json ({one_line(error)})"
+        ) from None
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ConfigError(
             f"--model: the output projection of {config.model_type} has a bias, which the loss does not add: take a "
@@ -177,7 +179,9 @@ def _read(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
     fill(dict(passing.named_buffers()))
     if missing := fill.left | set(info["missing_keys"]):
         first, *more = sorted(missing)
-        raise ConfigError(f"--model {folder} holds no weights for {first} and {len(more)} more; give all of them")
+        raise ConfigError(
+            f"--model {folder} has no weights for {first} and {len(more)} more parameters; give a complete folder"
+        )
 
 
 def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, str]) -> None:

@@ -82,12 +82,10 @@ def check_saving(recompute: str, offload: str, device_type: str) -> None:
     if offload not in OFFLOAD:
         raise ConfigError(f"--offload is {offload!r}; take one of {', '.join(OFFLOAD)}")
     if offload != "none" and recompute == "none":
-        raise ConfigError(f"--offload is {offload} and --recompute is none; it moves the inputs of blocks that are "
-                          "computed again: add --recompute full or selective")  # fmt: skip
+        raise ConfigError(f"--offload is {offload} and --recompute is none; it moves the inputs of "
+                          "recomputed blocks: add --recompute full or selective")  # fmt: skip
     if offload == "host" and device_type == "cpu":
-        raise ConfigError(
-            "--offload is host and the model computes on the CPU, in that same memory: take disk, or none"
-        )
+        raise ConfigError("--offload is host and the model computes on the CPU, in that same memory: use disk, or none")
 
 
 def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:

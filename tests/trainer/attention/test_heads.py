@@ -48,7 +48,7 @@ def test_overlap_needs_heads_to_overlap() -> None:
     """Fails when an option has no effect without a word, or the first step finds out that there is one head."""
     check_heads("ulysses", 8, 2, ulysses_degree=4, ring_degree=1, overlap=True)
     check_heads("ulysses", 1, 1, ulysses_degree=1, ring_degree=1, overlap=True)
-    with pytest.raises(ConfigError, match="--ulysses-overlap is given with attention 'gather'"):
+    with pytest.raises(ConfigError, match="--ulysses-overlap needs attention ulysses, not 'gather'"):
         check_heads("gather", 8, 2, ulysses_degree=4, ring_degree=1, overlap=True)
     with pytest.raises(ConfigError, match="8 heads on 8 ranks are 1 on each: take a Ulysses degree of at most 4"):
         check_heads("ulysses", 8, 2, ulysses_degree=4, ring_degree=2, overlap=True)

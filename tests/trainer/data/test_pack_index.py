@@ -154,10 +154,10 @@ def test_a_folder_that_cannot_hold_the_file_is_named(tmp_path: Path, monkeypatch
     """Fails when a full or forbidden temporary folder ends in a traceback."""
     path = tmp_path / "packs.parquet"
     write_table(path, group=50)
-    with pytest.raises(ReaderError, match=r"places-1 cannot be written .*packs lie, 1 MiB: set TMPDIR"):
+    with pytest.raises(ReaderError, match=r"places-1 cannot be written .*needs 1 MiB .*packs: set TMPDIR"):
         SharedPlaces(PackTable(Opens(path)), "digest", path)
     monkeypatch.setattr("tempfile.tempdir", str(path))
-    with pytest.raises(ReaderError, match=r"cannot be made .*set TMPDIR"):
+    with pytest.raises(ReaderError, match=r"cannot be created .*set TMPDIR"):
         SharedPlaces(PackTable(Opens(path)), "digest")
 
 

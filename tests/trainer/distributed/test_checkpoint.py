@@ -65,7 +65,7 @@ def test_a_full_disk_ends_every_rank_with_one_line(gloo_pool: Any, tmp_path: Pat
     for said in gloo_pool.run(failures_of_saves, str(tmp_path), beside, where, dp_shard=2):
         [line] = said
         assert line.startswith(f"the checkpoint after step 2 cannot be written to {tmp_path} (")
-        assert line.endswith("and step-00000001 is whole: make room there, then give --resume")
+        assert line.endswith("and step-00000001 is whole: free some space there, then use --resume")
         assert "\n" not in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
 

@@ -72,7 +72,7 @@ def test_dropout_in_attention_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model_type": "nothing"}'])
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str) -> None:
     """Fails when a folder that holds no model ends the run with a traceback."""
-    with pytest.raises(ConfigError, match=r"has no config\.json; give a model folder"):
+    with pytest.raises(ConfigError, match=r"has no config\.json; give the path of a model folder"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config\.json is not (one of a model|supported)"):

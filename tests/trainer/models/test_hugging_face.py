@@ -93,7 +93,7 @@ def test_random_weights_do_not_depend_on_the_dtype(made: Callable[[str], Made]) 
 
 def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_path: Path) -> None:
     """Fails when a folder without weights, a model of another kind, or a dataset of another model is taken."""
-    with pytest.raises(ConfigError, match="give a model folder"):
+    with pytest.raises(ConfigError, match="give the path of a model folder"):
         load_model(tmp_path)
     text, vision = made("qwen3")[0], made("qwen3_vl")[0]
     (tmp_path / "config.json").write_bytes((text / "model" / "config.json").read_bytes())

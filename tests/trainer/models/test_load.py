@@ -204,7 +204,7 @@ def test_weights_that_are_not_all_there_are_named(tmp_path: Path) -> None:
     del state["model.layers.1.mlp.up_proj.weight"]
     original.save_pretrained(tmp_path, state_dict=state)
     register_attention().logging.set_verbosity_error()
-    with pytest.raises(ConfigError, match=r"holds no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ConfigError, match=r"has no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     with pytest.raises(ConfigError, match="its weights cannot be read") as raised:

@@ -130,7 +130,7 @@ def test_the_remedy_fits(given: dict[str, Any], seq_len: int, world_size: int, r
 
 def test_no_remedy_is_invented() -> None:
     """Fails when something is named that does not fit, where nothing does."""
-    assert fitting(device=2**30).remedy(settings(recompute="full"), 8) == "take a smaller model or shorter packs"
+    assert fitting(device=2**30).remedy(settings(recompute="full"), 8) == "use a smaller model or shorter packs"
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_run_that_does_not_fit_ends_before_it_loads_anything(options: Any, mon
     with pytest.raises(ConfigError) as refused:
         prepare(config, rank=0, world_size=1, device_type="cuda")
     said = str(refused.value)
-    assert said.startswith("a rank would hold 1.0 GiB by estimate with --recompute full (state 0.0, gathered 0.0, ")
+    assert said.startswith("a rank would need 1.0 GiB (estimated) with --recompute full (state 0.0, gathered 0.0, ")
     assert "logits 1.0); of its device's 1.0 GiB, 0.9 can be used: take --mlp-tiles 8 --logits-mib 256, or" in said
     assert "\n" not in said
     anyway = prepare(config.model_copy(update={"memory_check": "off"}), rank=0, world_size=1, device_type="cuda")

@@ -237,7 +237,7 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
 MISFITS = {
     "heads": (["--ulysses", "16"], 16, "num_heads 8 over ulysses_degree = 16 ranks, which does not divide"),
     "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
-    "overlap": (["--ulysses-overlap"], 1, "--ulysses-overlap is given with attention 'gather'"),
+    "overlap": (["--ulysses-overlap"], 1, "--ulysses-overlap needs attention ulysses, not 'gather'"),
     "exchange": (["--exchange", "all", "--attention", "ring"], 1, "--exchange is all with --attention ring"),
     "scheme": (["--layout", "spiral"], 1, "layout is 'spiral'; the dataset was packed for contiguous, zigzag"),
     "degree": (
@@ -247,9 +247,9 @@ MISFITS = {
     ),
     "weights": (["--data", "C:/other"], 1, "has no weight; write --data"),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes do not divide by --dp-shard 2 x --ring 2"),
-    "packs": (["--accumulate", "100"], 1, "packs: accumulate fewer, or start fewer processes"),
+    "packs": (["--accumulate", "100"], 1, "packs: lower --accumulate, or start fewer processes"),
     "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 5 packs"),
-    "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give a model folder"),
+    "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give the path of a model folder"),
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
     "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
     "resume": (["--resume"], 1, "--resume is given without --checkpoint"),

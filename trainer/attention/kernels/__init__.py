@@ -108,9 +108,11 @@ def check_kernel(device_type: str, dtype: torch.dtype, head_dim: int) -> None:
         return
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"--dtype is {name}; attention on CUDA has none: take float32 or bfloat16, or --device cpu")
+        raise ConfigError(
+            f"--dtype is {name}; attention on CUDA does not support it: use float32 or bfloat16, or --device cpu"
+        )
     if head_dim < SMALLEST_CUDA_HEAD:
         raise ConfigError(
-            f"the model's head_dim is {head_dim}; attention on CUDA takes {SMALLEST_CUDA_HEAD} or more: take another "
+            f"the model's head_dim is {head_dim}; attention on CUDA needs at least {SMALLEST_CUDA_HEAD}: use another "
             "model, or --device cpu"
         )
