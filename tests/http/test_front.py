@@ -160,16 +160,37 @@ def test_metrics_count_what_processes_answer(front: Front) -> None:
     assert float(whole.split()[1]) >= 3
 
 
+def ask_plan(front: Front, asked: dict[str, Any]) -> http.client.HTTPConnection:
+    """Asks for a plan, and does not wait for it."""
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=LONG)
+    connection.request("POST", "/v1/plan", json.dumps(asked), {"Content-Type": "application/json"})
+    return connection
+
+
 def test_a_plan_has_a_process_of_its_own(front: Front) -> None:
     """Fails when what names its datasets in the body cannot reach them."""
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=LONG)
-    body = json.dumps({"dataset": "tiny"})
-    connection.request("POST", "/v1/plan", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    assert (answer.status, json.loads(answer.read())["packs"]) == (
-        200,
-        front.json("/v1/datasets/tiny")["counts"]["packs"],
-    )
+    with contextlib.closing(ask_plan(front, {"dataset": "tiny"})) as connection:
+        answer = connection.getresponse()
+        packs = front.json("/v1/datasets/tiny")["counts"]["packs"]
+        assert (answer.status, json.loads(answer.read())["packs"]) == (200, packs)
+
+
+def test_a_plan_ends_with_its_client(served_root: Path) -> None:
+    """Fails when a plan goes on that nobody waits for, or the next client is refused because of it."""
+    with served(served_root, plan_seconds=LONG) as (process, port):
+        front, deadline, planning = Front(process, port), time.monotonic() + LONG, set[int]()
+        while front.get("/v1/datasets/tiny").status != 200:  # everything that the plan does not start has started
+            assert time.monotonic() < deadline
+        before = set(front.readers())
+        with contextlib.closing(ask_plan(front, {"lengths": {"tokens": [7] * 300_000}})):
+            while not sum(map(processor_seconds, planning)) > 0.1 and time.monotonic() < deadline:
+                planning = set(front.readers()) - before
+            [planner] = planning
+            os.kill(planner, signal.SIGSTOP)  # longer than any test would wait
+            assert is_running(planner)
+        with contextlib.closing(ask_plan(front, {"lengths": {"tokens": [7]}})) as next_client:
+            assert next_client.getresponse().status == 200
+        assert ends([planner], LONG)
 
 
 def test_a_dataset_that_hangs_is_given_up_and_hangs_nothing_else(front: Front) -> None:

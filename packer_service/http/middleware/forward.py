@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -31,6 +31,9 @@ PLAN_URGENT_SECONDS = 10.0
 """Time in which a plan stands beside answers for a processor, of which it takes a second or two. Behind them it might
 not end in its time on a busy machine."""
 
+TURN_SECONDS = 1.0
+"""Time in which a plan whose client has gone makes room for the next one, before that is refused."""
+
 _SHELL_BYTES = 500
 """What a kept answer takes besides its body."""
 
@@ -53,6 +56,10 @@ class Reply(NamedTuple):
 
     def header(self, wanted: bytes) -> str:
         return next((value.decode("latin-1") for name, value in self.headers if name == wanted), "")
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class Forward:
@@ -102,6 +109,8 @@ class Forward:
             reply = await (self._other(scope, receive) if name is None else self._of_dataset(scope, name))
         except ProblemError as problem:
             await problem_response(scope, problem)(scope, receive, send)
+            return
+        except ClientGoneError:
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
         await send({"type": "http.response.body", "body": reply.body})
@@ -172,16 +181,26 @@ class Forward:
         )
 
     async def _other(self, scope: Scope, receive: Receive) -> Reply:
-        """What names its datasets in its query or body has a process of its own, and that for one question."""
+        """What names its datasets in its query or body has a process of its own, and that for one question.
+
+        The process ends when the client goes away: nobody else gets its answer.
+        """
         body = await _body_of(receive)
         await self.listing.fresh("")
         if scope["path"] != PLAN_PATH:
-            return await self._in_own_process(scope, body, self.settings.request_seconds)
-        if self._planning.locked():
-            raise busy("Another plan is being made, and only one is made at a time.", 5)
-        async with self._planning:
+            answering = self._in_own_process(scope, body, self.settings.request_seconds)
+            return await _while_connected(receive, answering)
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._planning.acquire()
+        except TimeoutError:
+            raise busy("Another plan is being made, and only one is made at a time.", 5) from None
+        try:
             seconds = self.settings.request_seconds + self.settings.plan_seconds
-            return await self._in_own_process(scope, body, seconds, urgent_seconds=PLAN_URGENT_SECONDS)
+            answering = self._in_own_process(scope, body, seconds, urgent_seconds=PLAN_URGENT_SECONDS)
+            return await _while_connected(receive, answering)
+        finally:
+            self._planning.release()
 
     async def _in_own_process(self, scope: Scope, body: bytes, seconds: float, **others: float) -> Reply:
         head = {"scope": _head_of(scope)}
@@ -216,6 +235,29 @@ def _head_of(scope: Scope) -> dict[str, Any]:
 def _reply_of(frame: Frame) -> Reply:
     headers = [(str(name).encode("latin-1"), str(value).encode("latin-1")) for name, value in frame.head["headers"]]
     return Reply(int(frame.head["status"]), headers, frame.body)
+
+
+async def _while_connected(receive: Receive, answering: Coroutine[Any, Any, Reply]) -> Reply:
+    """An answer, given up when the client goes away.
+
+    Raises:
+        ClientGoneError: it has.
+    """
+    answer, gone = asyncio.ensure_future(answering), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientGoneError
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _body_of(receive: Receive) -> bytes:

@@ -2,6 +2,7 @@
 
 const TOKEN = "preshard-token";
 const remembered = new Map();
+let leaving = new AbortController();
 
 /** A problem that the service described (RFC 9457), or that kept it from answering. */
 export class Problem extends Error {
@@ -57,8 +58,15 @@ export function forget() {
   remembered.clear();
 }
 
+/** Gives up what was posted: the reader has left the view that asked, and the service need not work on. */
+export function abandon() {
+  leaving.abort();
+  leaving = new AbortController();
+}
+
 export async function post(segments, body) {
-  const options = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  const headers = { "Content-Type": "application/json" };
+  const options = { method: "POST", body: JSON.stringify(body), headers, signal: leaving.signal };
   return (await send(address(segments), options)).json();
 }
 

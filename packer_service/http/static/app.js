@@ -1,6 +1,6 @@
 // From the address to a view: loads what the view needs, shows it, and says what went wrong.
 
-import { Problem, forget, token } from "./api.js";
+import { Problem, abandon, forget, token } from "./api.js";
 import { announce, h } from "./dom.js";
 import { current } from "./router.js";
 import { field, takeAwaited } from "./section.js";
@@ -104,6 +104,7 @@ async function show() {
   const first = shown.path === null;
   const turn = shown.turn + 1;
   shown = { path, turn };
+  abandon();
   const view = viewOf(segments);
   if (!samePath) forget();
   document.title = view.title === "Datasets" ? "preshard" : `${view.title} · preshard`;

@@ -76,6 +76,7 @@ export async function whatIf(params) {
       result.replaceChildren(await compared(name, documents, values, known));
       announce(result.querySelector(".verdict").textContent);
     } catch (error) {
+      if (error.name === "AbortError") return; // another view is shown
       result.replaceChildren(problemBox(error));
     }
     button.disabled = false;
