@@ -223,7 +223,7 @@ BROKEN_HEADS: dict[str, tuple[type[Exception], str, Callable[[dict[str, Any]], o
     "ranks exchanged": (errors.BoundariesInvalid, "in rank order", _exchange),
     "no boundaries": (
         errors.BoundariesInvalid,
-        "missing for cp_size 2; there are those for 1, 4, 8",
+        "has no cp_size 2; it has 1, 4, 8",
         lambda head: head["image_shard_boundaries"].pop("2"),
     ),
     "a rank less": (errors.BoundariesInvalid, "rank", lambda head: head["image_shard_boundaries"]["2"].pop("1")),

@@ -268,7 +268,7 @@ def test_what_cannot_be_mixed_is_named(three: list[tuple[Path, float]], copied: 
 
 def test_no_dataset_at_all() -> None:
     """Fails when an empty list ends in an IndexError."""
-    with pytest.raises(ReaderError, match="no dataset is given"):
+    with pytest.raises(ReaderError, match="no dataset given"):
         PackedDataset([])
 
 

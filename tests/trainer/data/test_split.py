@@ -67,7 +67,7 @@ def test_the_ranks_of_an_unplanned_split_hold_everything_once(
     packed: Path, whole: list[Any], check_union: Callable[..., None], ulysses: int, ring: int
 ) -> None:
     """Fails when a rank's slice or crops at a size that no sample names overlap another's or leave a gap."""
-    with pytest.warns(UserWarning, match="were not packed and are derived"):
+    with pytest.warns(UserWarning, match="are not stored, so they are derived"):
         first = PackedDataset(packed, ulysses_degree=ulysses, ring_degree=ring)
     others = [
         PackedDataset(packed, ulysses_degree=ulysses, ring_degree=ring, cp_rank=rank)
@@ -84,10 +84,10 @@ def test_the_ranks_of_an_unplanned_split_hold_everything_once(
 
 def test_one_rank_says_once_what_packing_would_gain(packed: Path) -> None:
     """Fails when every rank warns, a planned split warns, or the line does not say what to pack for."""
-    with pytest.warns(UserWarning, match="was not packed") as given:
+    with pytest.warns(UserWarning, match="is not stored") as given:
         PackedDataset(packed, ring_degree=16)
     [line] = [str(warning.message) for warning in given]
-    assert "contiguous.ring16 was not packed" in line
+    assert "contiguous.ring16 is not stored" in line
     assert "packing with 16 among ring_degrees would add balanced_ring and balanced_gather" in line
     assert "packing with 16 among cp_sizes" in line
     assert "\n" not in line

@@ -143,7 +143,7 @@ def test_only_inputs_of_blocks_wait_in_the_hosts_memory(
         ({"recompute": "some"}, "take one of none, full, selective"),
         ({"recompute": "full", "offload": "tape"}, "take one of none, host, disk"),
         ({"offload": "disk"}, "add --recompute full or selective"),
-        ({"recompute": "full", "offload": "host"}, "take disk, or none"),
+        ({"recompute": "full", "offload": "host"}, "use disk, or none"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(settings: Any, said: str) -> None:
