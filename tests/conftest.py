@@ -27,6 +27,7 @@ from PIL import Image
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.local import LocalExecutor
 from preshard.schemas.config import PackConfig
 
 if TYPE_CHECKING:
@@ -337,12 +338,11 @@ def demo_dataset(
     demo: tuple[Path, dict[str, int], list[str]],
     progress: Silent,
 ) -> Path:
-    """Half of the demo ``source``, beside it, packed on Ray as `make demo` does it. Read only: copy it to change it."""
+    """Half of the demo ``source``, beside it, packed as `make demo` does it. Read only: copy it to change it."""
 
     def make(folder: Path) -> None:
         source = write_half(demo[0], folder)
-        # A worker without the session's Ray starts one for this alone, as the command does.
-        with _started_ray(None) as executor:
+        with LocalExecutor() as executor:
             pack([str(source)], str(folder / "dataset"), PackConfig(packs_per_shard=2), executor, progress)
 
     return made_once("demo-dataset", make) / "dataset"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from preshard.packer_service.runtime.choose import EXECUTORS
 from preshard.schemas.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -68,10 +69,16 @@ class Sizes(click.ParamType):
         return sizes
 
 
-def ray_options(command: Any) -> Any:
+def executor_options(command: Any) -> Any:
     """Where tasks run."""
-    command = click.option("--num-cpus", type=click.IntRange(min=1), help="CPUs of a local Ray.")(command)
-    return click.option("--ray-address", help="`auto`, `local` (the default) or the address of a Ray cluster.")(command)
+    text = "CPUs to use of this machine; all by default."
+    command = click.option("--num-cpus", type=click.IntRange(min=1), help=text)(command)
+    text = "Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one."
+    command = click.option("--ray-address", metavar="ADDR", help=text)(command)
+    text = "`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given."
+    return click.option("--executor", type=click.Choice(EXECUTORS), default="auto", show_default=True, help=text)(
+        command
+    )
 
 
 def print_figures(report: PlanReport, as_json: bool, rejects_file: str | None = None) -> None:

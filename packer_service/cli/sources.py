@@ -13,13 +13,14 @@ import click
 from preshard.packer_service.cli.options import (
     config_options,
     dp_option,
+    executor_options,
     print_figures,
-    ray_options,
     say,
     source_options,
     with_source_options,
 )
-from preshard.packer_service.runtime.on_use import RayOnUse
+from preshard.packer_service.runtime.choose import chosen_executor
+from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.filesystem import join
@@ -45,7 +46,7 @@ TOO_MANY_REJECTS = 3
 )
 @source_options
 @config_options
-@ray_options
+@executor_options
 def pack(
     sources: tuple[str, ...],
     out: str,
@@ -56,6 +57,7 @@ def pack(
     allow_media: tuple[str, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
+    executor: str,
     ray_address: str | None,
     num_cpus: int | None,
 ) -> int:
@@ -66,8 +68,8 @@ def pack(
     from preshard.packer_service.job.pack import pack as run_job
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
-    with _tasks(ray_address, num_cpus) as (executor, progress):
-        outcome = run_job(sources, out, config, executor, progress, media=_allowed(media_root, allow_media))
+    with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
+        outcome = run_job(sources, out, config, tasks, progress, media=_allowed(media_root, allow_media))
     counts = outcome.manifest.counts
     if outcome.already_done:
         say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
@@ -89,7 +91,7 @@ def pack(
 @dp_option
 @source_options
 @config_options
-@ray_options
+@executor_options
 def plan(
     sources: tuple[str, ...],
     form: str | None,
@@ -101,6 +103,7 @@ def plan(
     dp_sizes: tuple[int, ...],
     config_file: Path | None,
     settings: tuple[str, ...],
+    executor: str,
     ray_address: str | None,
     num_cpus: int | None,
 ) -> None:
@@ -119,12 +122,10 @@ def plan(
             figures = plan_lengths(lengths, config, progress, dp_sizes)
         print_figures(figures, as_json)
         return
-    with _tasks(ray_address, num_cpus) as (executor, progress):
+    with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
         report = plan_tables(sources, config, progress, dp_sizes)
         if report is None:
-            report = plan_sources(
-                sources, config, executor, progress, dp_sizes, media=_allowed(media_root, allow_media)
-            )
+            report = plan_sources(sources, config, tasks, progress, dp_sizes, media=_allowed(media_root, allow_media))
     print_figures(report, as_json)
     _require_documents("plan", report.documents, report.source_documents)
 
@@ -180,12 +181,12 @@ def _allowed(media_root: str | None, allow_media: tuple[str, ...]) -> AllowedMed
 
 
 @contextmanager
-def _tasks(ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[RayOnUse, ConsoleProgress]]:
+def _tasks(kind: str, ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[Executor, ConsoleProgress]]:
     """What runs a job's tasks, and what hears of them; both end with the block."""
     progress = ConsoleProgress()
     with ExitStack() as stack:
         stack.callback(progress.close)
-        yield RayOnUse(stack, ray_address, num_cpus, progress), progress
+        yield stack.enter_context(chosen_executor(kind, ray_address, num_cpus, progress)), progress
 
 
 def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:

@@ -31,7 +31,7 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
         calls: descriptor of the pipe from which calls are read.
         answers: descriptor of the pipe to which answers are written.
         lifeline: descriptor of a pipe that nobody writes to, and that closes with the calling process.
-        memory: bytes, as of :class:`preshard.packer_service.isolation.limits.Limits`.
+        memory: bytes, as of :class:`preshard.packer_service.isolation.limits.Limits`; 0 for no bound.
         cpu_seconds: as of the same.
     """
     _confine(lifeline, memory)
@@ -56,7 +56,8 @@ def _confine(lifeline: int, memory: int) -> None:
         signal.signal(default, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # not the address space: shared libraries, and what an allocator only reserves, take no memory
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    if memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     _end_with(lifeline)
 
 
@@ -123,7 +124,9 @@ class _CannotCallError(PreshardError):
 
 
 def _allow(cpu_seconds: int) -> None:
-    """Grants this processor time from now on; the kernel ends the process by SIGXCPU when it is used up."""
+    """Grants this processor time from now on, after which the kernel ends the process by SIGXCPU; 0 for no bound."""
+    if not cpu_seconds:
+        return
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + 1 + cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
@@ -134,7 +137,7 @@ def _failure(error: Exception, memory: int) -> tuple[Tag, Any]:
         return Tag.MEMORY, None
     if isinstance(error, _CannotCallError):
         return Tag.ERROR, PreshardError(f"the helper process cannot make the call ({error})")
-    if isinstance(error, DocumentError) and peak() > memory * NEAR_MEMORY:
+    if memory and isinstance(error, DocumentError) and peak() > memory * NEAR_MEMORY:
         # many decoders call a file damaged when they are given no memory
         near = f"{error} (its decoder came near its limit of {memory >> 20} MiB of memory)"
         return Tag.NEAR_MEMORY, DocumentError(error.code, near)

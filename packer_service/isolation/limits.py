@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds of one call. Each value that the call yields starts both times anew.
+    """Bounds of one call; None for no bound. Each value that the call yields starts both times anew.
 
     They are not configurable: a file that stays within them is packed the same whatever they are, and no intact file
     that we looked at came near them.
     """
 
-    memory: int = 512 << 20
+    memory: int | None = 512 << 20
     """Bytes of private memory of the helper process. With the packing process, which holds one pack, below 1 GiB."""
 
-    cpu_seconds: int = 120
+    cpu_seconds: int | None = 120
     """Processor time without a result. Not clock time, by which a good file is slow on a busy or suspended machine."""
 
-    asleep_seconds: int = 600
+    asleep_seconds: int | None = 600
     """Seconds in which the process did nothing, and did not wait for anything that the kernel counts as a disk."""
 
     tries: int = 2

@@ -88,7 +88,7 @@ class HelperProcess:
             elif tag is Tag.NEAR_MEMORY:
                 raise CallFailedError("came near its limit of memory", rejection=value)
             elif tag is Tag.MEMORY:
-                raise CallFailedError(f"needs more than its {_mib(self.limits.memory)} of memory")
+                raise CallFailedError(f"needs more than {self._memory()}")
             else:
                 raise CallFailedError(f"failed ({value})")
 
@@ -120,7 +120,11 @@ class HelperProcess:
         if -code in OUTSIDE:
             return KilledError(f"the helper process was ended from outside ({name}); is the machine out of memory?")
         # many libraries do not check whether they were given memory, and these crashes look like any other
-        return CallFailedError(f"crashed ({name}; its memory is limited to {_mib(self.limits.memory)})")
+        limit = f"; its memory is limited to {self.limits.memory >> 20} MiB" if self.limits.memory else ""
+        return CallFailedError(f"crashed ({name}{limit})")
+
+    def _memory(self) -> str:
+        return f"its {self.limits.memory >> 20} MiB of memory" if self.limits.memory else "the machine's memory"
 
     def close(self) -> None:
         """Ends the process, whatever it is doing."""
@@ -146,7 +150,7 @@ def _start(limits: Limits) -> tuple[subprocess.Popen[bytes], Connection, Connect
     answers, their_answers = Pipe(duplex=False)
     their_lifeline, lifeline = Pipe(duplex=False)
     theirs = [end.fileno() for end in (their_calls, their_answers, their_lifeline)]
-    arguments = map(str, (*theirs, limits.memory, limits.cpu_seconds))
+    arguments = map(str, (*theirs, limits.memory or 0, limits.cpu_seconds or 0))
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "preshard.packer_service.isolation.helper", *arguments],
@@ -166,7 +170,3 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**os.environ, **threads, "PYTHONPATH": path, "ARROW_DEFAULT_MEMORY_POOL": "system"}
-
-
-def _mib(size: int) -> str:
-    return f"{size >> 20} MiB"

@@ -17,7 +17,7 @@ class Watchdog:
     Looks are counted, not time, which passes while this process is stopped or the machine is suspended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], asleep_seconds: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], asleep_seconds: int | None) -> None:
         self.process = process
         self.asleep_seconds = asleep_seconds
         self.has_killed = False
@@ -26,7 +26,8 @@ class Watchdog:
         self._before: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._over = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="watchdog").start()
+        if asleep_seconds is not None:
+            threading.Thread(target=self._run, daemon=True, name="watchdog").start()
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -53,7 +54,7 @@ class Watchdog:
         now = activity(self.process.pid)
         self._asleep = self._asleep + 1 if now == self._before and now[0] == "S" else 0
         self._before = now
-        if self._asleep >= self.asleep_seconds:
+        if self.asleep_seconds is not None and self._asleep >= self.asleep_seconds:
             self.has_killed = True
             self.process.kill()
 

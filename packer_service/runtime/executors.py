@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from preshard.schemas.errors import PreshardError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+REASON_CHARACTERS = 300
+"""Longest reason of a failure that goes into our one line."""
+
 
 class TaskError(PreshardError):
     """A task failed for a reason that is not a document's fault: a full disk, an outage, a lost node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a task returns from another process in place of an exception, which might not be pickled."""
+
+    reason: str
+    traceback: str
+
+
+def attempt(function: Callable[[T], R], item: T) -> R | Failure:
+    """The function's result, or why there is none."""
+    try:
+        return function(item)
+    except Exception as error:  # a task can raise anything
+        return Failure(f"{type(error).__name__}: {last_line(error)}", traceback.format_exc())
+
+
+def result_of(found: Any) -> Any:
+    """What :func:`attempt` gave.
+
+    Raises:
+        TaskError: the function failed; its traceback is a note of the error.
+    """
+    if not isinstance(found, Failure):
+        return found
+    failure = TaskError(f"a task failed ({found.reason}); what was done is kept")
+    failure.add_note(found.traceback)
+    raise failure
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's text, which says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:REASON_CHARACTERS] if lines else "no message"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ import queue
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,13 @@ import ray.data
 import ray.data.exceptions
 import ray.exceptions
 
-from preshard.packer_service.runtime.executors import TaskError
+from preshard.packer_service.runtime.executors import (
+    REASON_CHARACTERS,
+    TaskError,
+    attempt,
+    last_line,
+    result_of,
+)
 from preshard.packer_service.runtime.job_metrics import JobMetrics
 from preshard.packer_service.runtime.leave import exit_at_once
 from preshard.packer_service.runtime.probe import RayLostError, Service, until_lost
@@ -41,8 +46,6 @@ LEAST_WINDOW = 1024
 """Tasks that Ray is given at once on a small machine: their items take 2 MiB of its store."""
 TASKS_PER_CPU = 16
 """Tasks that it is given at once for each CPU of a large cluster: a window lasts longer than its start takes."""
-REASON_CHARACTERS = 300
-"""Longest reason of a failure that goes into our one line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +71,13 @@ class RayExecutor:
         metrics = JobMetrics(task.__name__, len(items))
         try:
             for row in until_lost(partial(_rows, task, items, self.window), self.services):
-                result = _result(row)
+                result = result_of(pickle.loads(row["result"]))
                 metrics.done(result)
                 yield row["index"], result
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
             raise TaskError(
-                f"a task failed ({type(cause).__name__}: {_last_line(cause)}); what was done is kept"
+                f"a task failed ({type(cause).__name__}: {last_line(cause)}); what was done is kept"
             ) from error
 
 
@@ -112,24 +115,6 @@ def _run_window(task: _Task, items: Sequence[Any], window: range, found: queue.Q
         found.put(error)
 
 
-def _result(row: dict[str, Any]) -> Any:
-    """The function's result.
-
-    Raises:
-        TaskError: the function failed; its traceback is a note of the error.
-    """
-    if row["failure"] is None:
-        return pickle.loads(row["result"])
-    failure = TaskError(f"a task failed ({row['failure']}); what was done is kept")
-    failure.add_note(row["traceback"])
-    raise failure
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:REASON_CHARACTERS] if lines else "no message"
-
-
 class _Task:
     """Makes a function of items one of rows. Items and results are pickled, so that Arrow guesses no types from them.
 
@@ -141,12 +126,8 @@ class _Task:
         self.__name__ = getattr(getattr(function, "func", function), "__name__", "task")
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        done = {"index": row["index"], "result": None, "failure": None, "traceback": None}
-        try:
-            return {**done, "result": pickle.dumps(self.function(pickle.loads(row["item"])))}
-        except Exception as error:  # a result like any other, since Ray would try the task again and log it
-            failure = f"{type(error).__name__}: {_last_line(error)}"
-            return {**done, "failure": failure, "traceback": traceback.format_exc()}
+        found = attempt(self.function, pickle.loads(row["item"]))
+        return {"index": row["index"], "result": pickle.dumps(found)}
 
 
 @contextmanager

@@ -79,7 +79,9 @@ def pack(source: Path, out: Path, processes: int, settings: list[str], tree: Pat
     command = [sys.executable, "-m", "preshard.packer_service", "pack", str(source), "--out", str(out)]
     options = [word for setting in settings for word in ("--set", setting)]
     begin = time.perf_counter()
-    job = subprocess.Popen([*command, "--num-cpus", str(processes), *options], cwd=ROOT, stdout=subprocess.DEVNULL)
+    job = subprocess.Popen(
+        [*command, "--executor", "ray", "--num-cpus", str(processes), *options], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
     peaks = PeakMemory(job.pid)
     if peaks.watch_until_end(job):
         sys.exit("the job failed")

@@ -234,6 +234,8 @@ def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
         str(source),
         "--out",
         str(out),
+        "--executor",
+        "ray",
         "--num-cpus",
         "2",
         "--max-rejects",

@@ -78,7 +78,7 @@ def pack(folder: Path, *extra: str) -> list[str]:
     places = [str(folder / "corpus"), "--out", str(folder / "dataset")]
     begin = time.monotonic()
     job = subprocess.Popen(
-        [*program, "pack", *places, "--max-rejects", "1", "--num-cpus", "2", *settings],
+        [*program, "pack", *places, "--max-rejects", "1", "--executor", "ray", "--num-cpus", "2", *settings],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )

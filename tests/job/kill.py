@@ -277,6 +277,8 @@ def _on_ray(source: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
         str(source),
         "--out",
         str(out),
+        "--executor",
+        "ray",
         "--num-cpus",
         "2",
         "--max-rejects",

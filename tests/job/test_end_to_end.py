@@ -1,4 +1,4 @@
-"""Half of the demo source, with all of its media, through the whole job on Ray with the defaults, as in `make demo`."""
+"""Half of the demo source, with all of its media, through the whole job with the defaults, as in `make demo`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
-
-pytestmark = pytest.mark.usefixtures("ray_session")  # to pack in the worker that has a Ray already
 
 
 def test_every_document_is_where_it_should_be(demo_dataset: Path) -> None:

@@ -137,7 +137,7 @@ def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
     out, environment = tmp_path / "out", {**os.environ}
     if moment != "starting Ray":  # no second Ray is started only to be used
         environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    words = command(tiny_source, out, tiny_settings)
+    words = command(tiny_source, out, tiny_settings, "--executor", "ray")
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment) as running:
         assert running.stderr is not None
         said = []

@@ -1,0 +1,162 @@
+"""Tasks on this machine without Ray: in this process, and in one more for each further CPU where that pays."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.isolation.process import CallFailedError, HelperProcess
+from preshard.packer_service.runtime.executors import Failure, attempt, last_line, result_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+HEAD_START = 10.0
+"""Seconds that this process works alone. Another one needs some eight of a processor before its first task is done: it
+imports what tasks need, reads the tokenizer, and starts a decoder of its own."""
+TRIES = 3
+"""Processes that a task may lose, as to a kernel out of memory, before the job ends."""
+END_SECONDS = 5.0
+"""Longest wait for a helper's thread: one whose process is just starting ends by itself."""
+UNLIMITED = Limits(memory=None, cpu_seconds=None, asleep_seconds=None)
+"""What a task may use: decoders and templates have limits of their own inside it."""
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+class LocalExecutor:
+    """Runs each item here, and beside this process in helper processes that end with it.
+
+    Which process runs a task decides nothing. A helper that is killed loses its task alone, which another one runs.
+
+    Args:
+        num_cpus: processes that run tasks, this one included; by default as many as there are CPUs.
+    """
+
+    def __init__(self, num_cpus: int | None = None) -> None:
+        self.num_cpus = num_cpus or count_cpus()
+        self._idle: list[HelperProcess] = []
+
+    def __enter__(self) -> LocalExecutor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
+        """Runs all items, and yields each result with its item's index.
+
+        Raises:
+            TaskError: a task failed, or killed every process that it was run in.
+        """
+        tasks, left = _Tasks(function, items), len(items)
+        helpers = [_Helper(tasks, self._idle) for _ in range(min(self.num_cpus, left) - 1)]
+        for helper in helpers:
+            helper.start()
+        try:
+            for index, item in tasks.take():
+                left -= 1
+                yield index, result_of(attempt(function, item))
+                while not tasks.results.empty():
+                    left -= 1
+                    yield tasks.received()
+            for _ in range(left):
+                yield tasks.received()
+        finally:
+            tasks.over.set()
+            for helper in helpers:
+                helper.end()
+
+
+class _Tasks:
+    """The items of a run, each taken once by whoever is free, and what helpers found."""
+
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self.function = function
+        self.results: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self.over = threading.Event()
+        self._items, self._begun, self._lock = items, 0, threading.Lock()
+
+    def take(self) -> Iterator[tuple[int, Any]]:
+        """Items with their indices, until none is left or the run is over."""
+        while not self.over.is_set():
+            with self._lock:
+                index = self._begun
+                self._begun = min(index + 1, len(self._items))
+            if index == len(self._items):
+                return
+            yield index, self._items[index]
+
+    def received(self) -> tuple[int, Any]:
+        """The next result of a helper, as soon as it is there."""
+        index, found = self.results.get()
+        return index, result_of(found)
+
+
+class _Helper(threading.Thread):
+    """Runs tasks in a process of its own for as long as there are any, and then leaves the process for the next run."""
+
+    def __init__(self, tasks: _Tasks, idle: list[HelperProcess]) -> None:
+        super().__init__(daemon=True, name="helper")
+        self.tasks, self.idle = tasks, idle
+        self._process: HelperProcess | None = None
+        self._is_asked = False
+
+    def run(self) -> None:
+        with suppress(IndexError):
+            self._process = self.idle.pop()
+        if self._process is None and (self.tasks.over.wait(HEAD_START) or not self._is_loaded()):
+            return
+        for index, item in self.tasks.take():
+            self.tasks.results.put((index, self._asked(attempt, self.tasks.function, item)))
+        if self._process is not None:
+            self.idle.append(self._process)
+
+    def end(self) -> None:
+        """Ends the process if it is at work, and waits for the thread."""
+        process = self._process
+        if self._is_asked and process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self.join(END_SECONDS)
+
+    def _is_loaded(self) -> bool:
+        """Starts the process and has it import what the tasks need, before it takes one that others could do."""
+        return not isinstance(self._asked(callable, self.tasks.function), Failure)
+
+    def _asked(self, function: Callable[..., Any], *args: Any) -> Any:
+        for left in reversed(range(TRIES)):
+            try:
+                self._process = self._process or HelperProcess(UNLIMITED)
+                self._is_asked = True
+                [found] = self._process.call(function, *args)
+            except Exception as error:  # a process that ended, and whatever keeps one from starting
+                if self._process is not None:
+                    self._process.close()
+                    self._process = None
+                if not left or self.tasks.over.is_set():
+                    return Failure(
+                        f"its process {error}" if isinstance(error, CallFailedError) else last_line(error), ""
+                    )
+            else:
+                return found
+            finally:
+                self._is_asked = False
+        raise AssertionError("the last try returns")
+
+
+def count_cpus() -> int:
+    """The CPUs that this process may use: by its affinity and, in a container, its share of them."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = CPU_QUOTA.read_text().split()
+        cpus = min(cpus, -(-int(quota) // int(period)))  # without a quota it is "max"
+    return max(1, cpus)
