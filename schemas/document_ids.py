@@ -1,4 +1,7 @@
-"""The canonical order of documents: by a hash of the id, so that no plan depends on the order in which rows come."""
+"""The canonical order of documents: by a hash of the id, so that no plan depends on the order in which rows come.
+
+Of rows that differ and have the id ``x``, one keeps it, and others get numbers: ``x#2``, ``x#3``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,11 @@ from jaxtyping import Int, Int64, UInt64
 _BATCH = 65_536
 """Ids hashed at a time: some 50 MiB of intermediate arrays for ids of twenty characters."""
 
+MAX_NUMBER = 999_999
+"""Largest number behind an id. All ids of one stem are planned together, so there are no more than a partition has."""
+
+_NUMBER = r"#[1-9][0-9]{0,5}\z"
+
 _BASE = 0x9E3779B97F4A7C15
 """Odd, so that no power of it is 0 modulo 2**64; the fraction of the golden ratio."""
 
@@ -24,6 +32,11 @@ def hash_ids(ids: pa.Array | pa.ChunkedArray) -> UInt64[np.ndarray, "docs"]:
     """
     chunks = ids.chunks if isinstance(ids, pa.ChunkedArray) else [ids]
     return mix64(np.concatenate([np.zeros(0, np.uint64), *map(_polynomials, _batches(chunks))]))
+
+
+def id_stems(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Ids without the number that is, or may be taken for, the one of a row whose id others have as well."""
+    return pc.replace_substring_regex(ids, _NUMBER, "")
 
 
 def canonical_order(

@@ -58,7 +58,7 @@ REJECT_STAGES = ("read", "measure", "plan", "write")
 
 REJECT_CODES = (
     "bad_row",
-    "duplicate_id",
+    "duplicate_row",
     "empty",
     "missing_media",
     "bad_image",

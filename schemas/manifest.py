@@ -100,7 +100,7 @@ class ModelEntry(_Record):
 
 class Counts(_Record):
     """Totals. Each of the ``source_documents`` rows that were read is counted in ``documents``, in ``rejected``, or in
-    ``left_out``, which a mixture drops.
+    ``left_out``, which a mixture drops. ``numbered`` of them got a number behind their id, which others have too.
     """
 
     source_documents: Natural
@@ -108,6 +108,7 @@ class Counts(_Record):
     pieces: Natural
     rejected: Natural
     left_out: Natural
+    numbered: Natural
     packs: Natural
     tokens: Natural
     padding_tokens: Natural

@@ -213,7 +213,7 @@ def _rows() -> list[dict[str, Any]]:
     ]
     rows += [
         {"text": "without an id"},
-        {"id": "text-1", "text": "the same id again"},
+        dict(rows[1]),
         {"id": "bad-empty", "source": "text", "text": " "},
         {"id": "bad-missing", "source": "images", "messages": _turns([_image("nowhere.png")], "x")},
         {"id": "bad-image", "source": "images", "messages": _turns([_image("zero.png")], "x")},
@@ -225,7 +225,7 @@ def _rows() -> list[dict[str, Any]]:
 
 
 TINY_REJECTS = {
-    "text-1": "duplicate_id",
+    "text-1": "duplicate_row",
     "bad-empty": "empty",
     "bad-missing": "missing_media",
     "bad-image": "bad_image",

@@ -168,7 +168,7 @@ def test_report_says_what_was_written(
     assert figures["balanced_packs"] == figures["packs"]
     status, output, _ = run(capsys, "report", str(tiny_dataset))
     assert status == 0
-    assert "duplicate_id 1" in output
+    assert "duplicate_row 1" in output
     assert "balanced_ring" in output
     assert "cp 8" in output
 
@@ -259,7 +259,7 @@ def test_too_many_rejects_are_another_exit_status(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_settings: list[str], tiny_config: PackConfig, progress: Any
 ) -> None:
     """Fails when a source that loses a tenth of its rows packs with status 0, or one within the limit does not."""
-    rows = [f'{{"id": "r{i}", "text": "word {i}"}}' for i in range(18)] + ['{"id": "r1", "text": "other"}', '{"x": 1}']
+    rows = [f'{{"id": "r{i}", "text": "word {i}"}}' for i in range(18)] + ['{"id": "r1", "text": "word 1"}', '{"x": 1}']
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     words = [str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
     pack(words[:1], words[2], tiny_config, PlainExecutor(), progress)
@@ -271,7 +271,7 @@ def test_too_many_rejects_are_another_exit_status(
     assert error.startswith(
         f"preshard: {tmp_path}/out: the dataset is whole, but 2 of 20 rows (10.00%) were rejected, "
     )
-    assert "1 duplicate_id (an earlier row has the same id)" in error
+    assert "1 duplicate_row (is equal to the row 'rows.jsonl:2')" in error
     assert error.endswith("or allow more with --max-rejects 0.1\n")
     assert run(capsys, "pack", *words, "--max-rejects", "0.1")[0] == 0
     assert run(capsys, "pack", *words, "--max-rejects", "0.09")[0] == 3

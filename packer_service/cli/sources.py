@@ -198,12 +198,18 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     Raises:
         PreshardError: no document was packed.
     """
-    from preshard.packer_service.report.console import limit_line, reason_lines, too_many_rejects, unread_lines
+    from preshard.packer_service.report.console import (
+        limit_line,
+        numbered_lines,
+        reason_lines,
+        too_many_rejects,
+        unread_lines,
+    )
     from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_limit, dataset_reject_reasons
     from preshard.packer_service.shards.store import Folder
 
     counts = manifest.counts
-    lines = unread_lines(manifest.unused_columns, manifest.unread_files)
+    lines = [*unread_lines(manifest.unused_columns, manifest.unread_files), *numbered_lines(counts.numbered)]
     if counts.packs:
         say(f"fill {counts.tokens / (counts.tokens + counts.padding_tokens):.2%}")
     if (limit := dataset_limit(Folder(out))) is not None:

@@ -51,7 +51,7 @@ def _cut(source: Path, target: Path, share: float) -> None:
 
 
 def broken_rows() -> Iterator[tuple[str, Row]]:
-    """Code and row of every bad document that is valid JSON. Of two duplicates, the last one is bad."""
+    """Code and row of every bad document that is valid JSON. Of two equal rows, the second is bad."""
     videos = {
         "missing_media": {"missing-video": "videos/never-made.mp4", "folder-as-video": "videos"},
         "bad_video": {
@@ -85,7 +85,7 @@ def _broken_forms() -> Iterator[tuple[str, Row]]:
     yield "empty", _text("bad-blank-text", " \n\t ")
     yield "empty", {"id": "bad-no-answer", "source": "image_qa", "messages": conversation("Is anyone there?")}
     yield "too_long", _text("bad-too-long", reference_text(TOO_LONG_CHARACTERS))
-    yield "duplicate_id", _text("bad-duplicate", "The second of two rows of one name.")
+    yield "duplicate_row", first_of_duplicates()
     yield "bad_row", {"id": "bad-no-content", "source": "docs_text"}
     yield "bad_row", {**_text("bad-two-forms", "Text."), "messages": conversation("And turns?", "Yes.")}
     yield "bad_row", _about("bad-unknown-part", {"type": "hologram", "hologram": "photos/moon.png"})
@@ -93,7 +93,7 @@ def _broken_forms() -> Iterator[tuple[str, Row]]:
 
 
 def first_of_duplicates() -> Row:
-    """The good row whose id the duplicate repeats."""
+    """The good row that the duplicate repeats."""
     return _text("bad-duplicate", "The first of two rows of one name.")
 
 

@@ -1,32 +1,111 @@
-"""Which of many ids came before: exact, in some 25 bytes per id, where a set of all strings takes over a hundred."""
+"""Rows of one id: those that differ get numbers behind it, and of equal ones a single one is left.
+
+Nothing here depends on the order of the source's files: rows of one id are ordered by a hash of their content.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Int64, UInt64
+
+from preshard.schemas.document_ids import MAX_NUMBER, id_stems
+from preshard.schemas.errors import ConfigError
 
 
-def repeated(ids: pa.ChunkedArray, hashes: UInt64[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
-    """Whether an earlier row has the same id.
+class Row(NamedTuple):
+    """A row among those whose ids have one stem, in the order in which they are looked at.
 
-    Only ids whose hash occurs twice, few if any, are themselves compared.
+    Documents of packed datasets come first, so that they keep their ids; then rows that could be read.
+    """
+
+    is_fresh: bool
+    is_unread: bool
+    content: int
+    label: str
+    line: int
+    doc_id: str
+    number: int
+    rendered: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of rows whose id others have as well, by the number of the row.
+
+    Attributes:
+        ids: the new ids.
+        twins: for rows that are not packed the equal row that is.
+    """
+
+    ids: dict[int, str] = field(default_factory=dict)
+    twins: dict[int, int] = field(default_factory=dict)
+
+
+def shared_stems(
+    stem_hashes: UInt64[np.ndarray, "rows"], id_hashes: UInt64[np.ndarray, "rows"]
+) -> Int64[np.ndarray, "some"]:
+    """All rows of the stems of which an id occurs several times; of a source whose ids are unique, none."""
+    ordered = np.sort(id_hashes)
+    several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(several):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.isin(stem_hashes, stem_hashes[np.isin(id_hashes, several)]))
+
+
+def settle(rows: list[Row]) -> Settled:
+    """Gives rows that differ ids of their own, and finds equal rows.
+
+    Two rows of one id are equal if their contents are. A document of a packed dataset has no row any more: it is equal
+    to a row that renders as it does, and to a document of another dataset with the same content, whatever numbers
+    their ids have. A row without any other of its id keeps it, whatever it looks like.
 
     Args:
-        ids: strings without nulls.
-        hashes: of each id, from :func:`preshard.schemas.document_ids.hash_ids`.
+        rows: of some stems, each with all of its rows.
+
+    Raises:
+        ConfigError: more rows have one id than there are numbers.
     """
-    again = np.zeros(len(ids), bool)
-    seen: set[str] = set()
-    rows = shared_hashes(hashes)
-    for row, value in zip(rows.tolist(), ids.take(pa.array(rows)).to_pylist(), strict=True):
-        again[row] = value in seen
-        seen.add(value)
-    return again
+    found = Settled()
+    stems = id_stems(pa.array([row.doc_id for row in rows], pa.string())).to_pylist()
+    by_stem = defaultdict[str, list[Row]](list)
+    for row, stem in zip(rows, stems, strict=True):
+        by_stem[stem].append(row)
+    for stem, of_stem in by_stem.items():
+        _settle_stem(stem, sorted(of_stem), found)
+    return found
 
 
-def shared_hashes(hashes: UInt64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
-    """The rows whose hash another row has as well."""
-    ordered = np.sort(hashes)
-    several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    return np.flatnonzero(np.isin(hashes, several)) if len(several) else np.zeros(0, np.int64)
+def _settle_stem(stem: str, rows: list[Row], found: Settled) -> None:
+    taken = {row.doc_id for row in rows}
+    numbers = (number for number in count(2) if f"{stem}#{number}" not in taken)
+    kept = set[str]()
+    same_id = dict[tuple[str, int], int]()
+    stored, looks = dict[int, int](), dict[int | None, int]()
+    for row in rows:
+        if row.doc_id in kept:
+            twin = None
+            if not row.is_unread:
+                across = looks.get(row.rendered) if row.is_fresh else stored.get(row.content)
+                twin = same_id.get((row.doc_id, row.content), across)
+            if twin is not None:
+                found.twins[row.number] = twin
+                continue
+            number = next(numbers)
+            if number > MAX_NUMBER:
+                raise ConfigError(
+                    f"id {row.doc_id!r:.80}: more than {MAX_NUMBER:,} different rows have it; leave ids out with "
+                    "--set 'ignore_columns=[id]'"
+                )
+            found.ids[row.number] = f"{stem}#{number}"
+        kept.add(row.doc_id)
+        if not row.is_unread:
+            same_id[row.doc_id, row.content] = row.number
+            if not row.is_fresh:
+                stored[row.content] = row.number
+                looks[row.rendered] = row.number

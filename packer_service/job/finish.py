@@ -136,6 +136,7 @@ def _write_tables(
         pieces=pieces.rows,
         rejected=planned.n_rows - packed - left_out,
         left_out=left_out,
+        numbered=planned.n_numbered,
         packs=packs.rows,
         tokens=packs.totals["n_tokens"],
         padding_tokens=packs.totals["n_padding"],

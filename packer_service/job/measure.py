@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +14,7 @@ import pyarrow as pa
 
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.media.reach import is_absolute
 from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
 from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.pieces import render_pieces
@@ -43,14 +47,16 @@ MEASURED = pa.schema(
         ("area", pa.int64()),
         ("loss_weight", pa.float64()),
         ("truncated", pa.int64()),
+        ("content", pa.uint64()),
+        ("rendered", pa.uint64()),
         ("stage", pa.string()),
         ("code", pa.string()),
         ("message", pa.string()),
     ]
 )
 """One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
-fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask."""
-
+fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask.
+``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it."""
 
 AHEAD_ROWS = 16
 """Most rows that wait while the images of those before them are read."""
@@ -124,10 +130,11 @@ def _measure_row(
     config: PackConfig,
     tokenizer: Tokenizer,
 ) -> list[dict[str, Any]]:
-    doc_id, source = row_identity(row)
+    doc_id, source = row_identity(row, config.ignore_columns)
     where = {"row": number, "offset": reference.offset, "size": reference.size, "doc_id": doc_id, "source": source}
     if isinstance(document, DocumentError):
         return [{**where, **reason_columns("read", document)}]
+    where["content"] = _row_hash(document, source, fragment.file)
     try:
         pieces = render_pieces(document, fragment.file.media, config, tokenizer)
     except DocumentError as error:
@@ -157,14 +164,17 @@ def _measure_stored(document: StoredRow, where: dict[str, Any], config: PackConf
     except DocumentError as error:
         return [{**where, **reason_columns("measure", error)}]
     *others, (last, lost) = pieces
+    where["content"] = _stored_hash(pieces, document.source)
     return _lengths(where, [*others, (last, lost + document.truncated)])
 
 
 def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int]]) -> list[dict[str, Any]]:
     """One row for each piece of a document."""
+    rendered = _number(_digest_of(pieces))
     return [
         {
             **where,
+            "rendered": rendered,
             "piece": number,
             "tokens": len(piece),
             "images": totals.n_images,
@@ -177,6 +187,42 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
         for number, (piece, lost) in enumerate(pieces)
         for totals in (UnitTotals.of(piece.units),)
     ]
+
+
+def _row_hash(document: Document, source: str, file: SourceFile) -> int:
+    """A hash of what a row says, whatever container it lies in; an image or video counts by its name, or its bytes."""
+    media = () if document.is_plain else document.media()
+    relative = any(medium.uri is not None and not is_absolute(medium.uri) for medium in media)
+    said = json.dumps([document, source, file.beneath if relative else None], default=_in_json)
+    return _number(blake2b(said.encode(), digest_size=8))
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return blake2b(value).hexdigest()
+    return [type(value).__name__, *(getattr(value, each.name) for each in fields(value))]
+
+
+def _stored_hash(pieces: Sequence[tuple[RenderedDocument, int]], source: str) -> int:
+    """A hash of what a packed document is: of its arrays and, by their checksums, its crops."""
+    digest = _digest_of(pieces)
+    for piece, _ in pieces:
+        of_units = [piece.media[number].images for number in piece.units.numbers.tolist()]
+        digest.update(np.array([image.crc32c for images in of_units for image in images], "<u4").tobytes())
+    digest.update(source.encode())
+    return _number(digest)
+
+
+def _digest_of(pieces: Sequence[tuple[RenderedDocument, int]]) -> blake2b:
+    digest = blake2b(digest_size=8)
+    for piece, _ in pieces:
+        for array in (piece.tokens, piece.labels, piece.loss_weights, piece.branch_ids, piece.units.grids):
+            digest.update(array.tobytes())
+    return digest
+
+
+def _number(digest: blake2b) -> int:
+    return int.from_bytes(digest.digest(), "little")
 
 
 def _area(piece: RenderedDocument) -> int:

@@ -1,13 +1,15 @@
 """One partition of all documents, planned by itself: a range of hashes, so a random sample of the documents.
 
-What two documents of one partition have to do with each other is settled here: duplicates meet, since the same id has
-the same hash. The partitions follow from the source and the configuration alone, never from the cluster.
+What two documents of one partition have to do with each other is settled here: rows of one id meet, and so do ``x`` and
+``x#2``, since partitions are ranges of the hash of the id without its number. They follow from the source and the
+configuration alone, never from the cluster.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -89,7 +91,7 @@ def plan_partition(
         labels: labels of the source's files.
         config: the configuration of the job.
         work: the work folder.
-        unique: whether a row is rejected whose id came before.
+        unique: whether rows of one id get numbers, and equal ones are rejected.
     """
     folder = Folder(work)
     found = survey([read_range(folder / RUNS, run, part.low, part.high) for run in runs], labels, unique=unique)
@@ -97,8 +99,7 @@ def plan_partition(
     give_back_memory()  # joining and sorting takes columns in Arrow, planning takes arrays
     plan = plan_documents(documents, config, part.number)
     give_back_memory()
-    _keep(folder / PLAN_FOLDER, part, Survey(documents=documents, rejects=found.rejects, n_rows=found.n_rows), plan,
-          totals, sources, config)  # fmt: skip
+    _keep(folder / PLAN_FOLDER, part, replace(found, documents=documents), plan, totals, sources, config)
     counts = TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
     del found, documents, plan
     give_back_memory()  # the next partition may be planned in the same process
@@ -125,6 +126,7 @@ def _keep(
         n_rows=found.n_rows,
         n_documents=_count_ids(found.documents),
         n_rejected=len(found.rejects),
+        n_numbered=found.n_numbered,
         n_placed=plan.n_documents,
         groups=groups,
         left=plan.n_packs - grouped,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile
 from preshard.packer_service.job.left_packs import plan_left
 from preshard.packer_service.job.measured import FOLDER_FILES, MEASURED_FOLDER, KeptFragment
 from preshard.packer_service.job.partition import PARTITION_ROWS, Partition, count_partitions, plan_partition
@@ -110,7 +110,7 @@ class PartitionPlanner:
         Args:
             files: those of the source.
             unused: columns that the schemas of tables have and nothing reads, with the number of files that have them.
-            unique: whether a row is rejected whose id came before.
+            unique: whether rows of one id get numbers, and equal ones are rejected.
 
         Raises:
             ConfigError: the mixture names a source that no row has.
@@ -207,7 +207,7 @@ class _Lines:
 
     def part(self, kept: KeptFragment) -> RunPart:
         file = self.fragments[kept.number].file
-        return RunPart(kept, self.numbers[file], file.label, self.before[kept.number])
+        return RunPart(kept, self.numbers[file], file.label, file.kind == DATASET, self.before[kept.number])
 
 
 def _left_packs(found: Sequence[SegmentFacts]) -> list[SegmentPacks]:

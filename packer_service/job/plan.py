@@ -111,6 +111,11 @@ class Planned:
         return sum(part.n_rejected for part in self.partitions)
 
     @property
+    def n_numbered(self) -> int:
+        """Documents, rejected ones included, that got a number behind their id."""
+        return sum(part.n_numbered for part in self.partitions)
+
+    @property
     def n_packs(self) -> int:
         return self._firsts[-1]
 

@@ -46,6 +46,7 @@ def planned_report(
         source_documents=planned.n_rows,
         documents=documents,
         rejected=planned.n_rejected,
+        numbered=planned.n_numbered,
         lost=losses_of(planned.rejects(), dict(truncated)),
         mixture=planned.mixture,
         limit=planned.limit,

@@ -27,10 +27,14 @@ from preshard.packer_service.runtime.memory import give_back_memory
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
-from preshard.schemas.document_ids import hash_ids
+from preshard.schemas.document_ids import hash_ids, id_stems
 
 READ_ROWS = 250_000
 """Rows that are read at a time: their wide columns stay below what planning a partition takes."""
+
+
+UNKNOWN = ("stage", "code", "message", "content", "rendered", "is_stored")
+"""Columns of a run of which sizes tell nothing."""
 
 
 class SizeRuns:
@@ -67,7 +71,7 @@ class SizeRuns:
         Args:
             progress: hears what is done.
             partition_rows: documents that are planned together.
-            unique: whether a document is rejected whose id came before.
+            unique: whether documents of one id get numbers.
         """
         planner = PartitionPlanner(
             work=self._work,
@@ -81,13 +85,13 @@ class SizeRuns:
 
 def _run_of_sizes(table: pa.Table, config: PackConfig) -> pa.Table:
     """Documents as they can be packed, in columns of a run; rejected ones among them."""
-    table = table.append_column("id_hash", pa.array(hash_ids(table["doc_id"])))
+    table = table.append_column("id_hash", pa.array(hash_ids(id_stems(table["doc_id"]))))
     kept, lost = within_budgets(with_patches(table, config), config)
     lost = lost.append_column("stage", pa.repeat("plan", len(lost)))
     kept = kept.append_column("area", pa.array(causal_area(kept["tokens"].to_numpy())))
     joined = pa.concat_tables([kept, lost], promote_options="permissive")
     columns = {name: narrow(joined[name]) for name in LOCATED.names if name in joined.column_names}
-    nothing = {name: pa.nulls(len(joined)) for name in ("stage", "code", "message") if name not in columns}
+    nothing = {name: pa.nulls(len(joined)) for name in UNKNOWN if name not in columns}
     source = joined["source"].combine_chunks().dictionary_encode()
     return pa.table({**columns, **nothing, "file": pa.repeat(pa.scalar(0, pa.int8()), len(joined)), "source": source})
 

@@ -15,7 +15,6 @@ from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.partition import PARTITION_ROWS
-from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.preview_pieces import join_pieces
 from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.plan.order import check_dp_sizes
@@ -74,7 +73,7 @@ def plan_tables(
             sizes.add(table)
             progress.step("sorted lengths", sizes.n_rows, total)
         planned = sizes.plan(progress, partition_rows, unique=True)
-        if _has_duplicates(planned):
+        if planned.n_numbered:
             return None
         for note in dataset_notes(files):
             progress.note(note)
@@ -114,7 +113,3 @@ def _would_be_cut(table: pa.Table, config: PackConfig) -> bool:
     limits = {"tokens": config.seq_len, "images": config.max_images, "patches": config.max_patches}
     most = {name: pc.max(table[name]).as_py() for name in limits}
     return any(limit is not None and most[name] > limit for name, limit in limits.items())
-
-
-def _has_duplicates(planned: Planned) -> bool:
-    return any(pc.any(pc.equal(part["code"], "duplicate_id")).as_py() for part in planned.rejects())

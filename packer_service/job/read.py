@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 from cachetools import LRUCache
 
 from preshard.packer_service.ingest.cache import recent_values
@@ -22,6 +23,7 @@ from preshard.packer_service.job.plan import PlannedDocument
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.config import PackConfig
+from preshard.schemas.document_ids import id_stems
 from preshard.schemas.errors import DocumentError
 
 Pieces = list[RenderedDocument]
@@ -119,9 +121,17 @@ def named_media(planned: PlannedDocument, config: PackConfig) -> list[Medium]:
 
 def _taken_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     try:
-        return [piece for piece, _ in stored_pieces(planned.file, planned.reference, planned.doc_id, config)]
+        spans, number = open_dataset(planned.file).pack(planned.reference.offset).head.documents, planned.reference.size
+        given_id = spans[number].doc_id if number < len(spans) else ""
+        doc_id = given_id if _may_be(given_id, planned.doc_id) else planned.doc_id
+        return [piece for piece, _ in stored_pieces(planned.file, planned.reference, doc_id, config)]
     except DocumentError as error:
         raise DocumentError("decode_failed", f"changed since it was measured: {error}") from None
+
+
+def _may_be(given_id: str, doc_id: str) -> bool:
+    """Whether a document of this id can come of a row of that id: others of the same id may have given it a number."""
+    return given_id == doc_id or len(set(id_stems(pa.array([given_id, doc_id])).to_pylist())) == 1
 
 
 def _document(row: Any, planned: PlannedDocument, config: PackConfig) -> Document:
@@ -135,8 +145,8 @@ def _read_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
         raise DocumentError("decode_failed", "the source file is gone since it was measured") from None
     if isinstance(row, DocumentError):
         raise DocumentError("decode_failed", f"changed since it was measured: {row}")
-    given_id, _ = row_identity(row)
-    if given_id not in (None, planned.doc_id):
+    given_id, _ = row_identity(row, config.ignore_columns)
+    if given_id is not None and not _may_be(given_id, planned.doc_id):
         raise DocumentError("decode_failed", f"changed since it was measured: its id is now {given_id!r:.80}")
     document = _document(row, planned, config)
     pieces = render_pieces(document, planned.file.media, config, configured_tokenizer(config))

@@ -23,7 +23,7 @@ from preshard.packer_service.job.measured import KeptFragment, read_measured
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.memory import give_back_memory
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.document_ids import hash_ids
+from preshard.schemas.document_ids import hash_ids, id_stems
 
 RUNS = "runs"
 RUN_ROWS = 1_000_000
@@ -32,9 +32,18 @@ RUN_ROWS = 1_000_000
 MOST_COUNTED = 10_000
 """Names of unused columns that are counted at a time: rows of JSON can each have keys of their own."""
 
-LOCATED = pa.schema([*list(MEASURED)[1:], ("file", pa.int64()), ("line", pa.int64()), ("id_hash", pa.uint64())])
+LOCATED = pa.schema(
+    [
+        *list(MEASURED)[1:],
+        ("file", pa.int64()),
+        ("line", pa.int64()),
+        ("is_stored", pa.bool_()),
+        ("id_hash", pa.uint64()),
+    ]
+)
 """Columns of a run: those of ``MEASURED``, with every ``doc_id`` filled in, ``file`` (its number among the source's
-files), ``line`` (row in the file from 1) and the hash of the id. Integers are as narrow as their values allow."""
+files), ``line`` (row in the file from 1), whether that is a packed dataset, and the hash of the id's stem, so that ids
+that may become each other's lie together. Integers are as narrow as their values allow."""
 
 _FACTS, _EDGES = b"facts", b"edges"
 
@@ -66,11 +75,12 @@ class RunFacts(BaseModel):
 
 
 class RunPart(NamedTuple):
-    """A fragment of a run: what is kept of it, its file's number and label, and the file's lines before it."""
+    """A fragment of a run: what is kept of it, its file's number, label and kind, and the file's lines before it."""
 
     kept: KeptFragment
     file: int
     label: str
+    is_dataset: bool
     lines_before: int
 
 
@@ -98,7 +108,7 @@ def merge_fragments(parts: Sequence[RunPart], work: str) -> TaskCounts:
     tables, seconds, unused = list[pa.Table](), 0.0, dict[int, set[str]]()
     for part in parts:
         found = read_measured(folder, part.kept)
-        tables.append(locate(found.measured.table, part.file, part.label, part.lines_before))
+        tables.append(locate(found.measured.table, part))
         unused.setdefault(part.file, set()).update(found.measured.unused)
         seconds += found.seconds
     table = pa.concat_tables(tables, promote_options="permissive")
@@ -150,17 +160,20 @@ def _most(counts: Counter[str], number: int) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number]
 
 
-def locate(table: pa.Table, file: int, label: str, lines_before: int) -> pa.Table:
+def locate(table: pa.Table, part: RunPart) -> pa.Table:
     """Adds where each row is from, and an id to those without. As narrow as the values allow."""
-    line = pc.add(table["row"], lines_before + 1)
+    line = pc.add(table["row"], part.lines_before + 1)
     doc_ids = table["doc_id"]
     if doc_ids.null_count:
-        location = pc.binary_join_element_wise(label, pc.cast(line, pa.string()), ":")  # SourceFile.location of each
+        location = pc.binary_join_element_wise(
+            part.label, pc.cast(line, pa.string()), ":"
+        )  # SourceFile.location of each
         doc_ids = pc.coalesce(doc_ids, location)
     columns = {name: table[name] for name in MEASURED.names} | {"doc_id": doc_ids, "line": line}
-    columns["file"] = pa.repeat(file, len(table))
+    of_all = {"file": part.file, "is_stored": part.is_dataset}
+    columns |= {name: pa.repeat(value, len(table)) for name, value in of_all.items()}
     narrowed = {name: narrow(columns[name]) for name in LOCATED.names if name in columns}
-    added = {"source": columns["source"].dictionary_encode(), "id_hash": pa.array(hash_ids(doc_ids))}
+    added = {"source": columns["source"].dictionary_encode(), "id_hash": pa.array(hash_ids(id_stems(doc_ids)))}
     return pa.table(narrowed | {"doc_id": doc_ids} | added).select(LOCATED.names)
 
 

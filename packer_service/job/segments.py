@@ -44,6 +44,7 @@ class SegmentFacts(BaseModel):
         n_rows: documents of the source, rejected ones included.
         n_documents: those that are packed, however many pieces and copies each has.
         n_rejected: those that were rejected.
+        n_numbered: those of both that got a number behind their id.
         n_placed: rows of the plan: one for each piece and copy.
         groups: packs in whole groups, by epoch.
         left: packs that are left over.
@@ -58,6 +59,7 @@ class SegmentFacts(BaseModel):
     n_rows: int
     n_documents: int
     n_rejected: int
+    n_numbered: int
     n_placed: int
     groups: list[int]
     left: int

@@ -72,8 +72,8 @@ def show_document(
         if file.kind == DATASET:
             raise ConfigError(f"SOURCE {file.uri}: is packed; preshard serve shows its documents, show those of rows")
     tokenizer = configured_tokenizer(config)
-    found = _find(list_fragments(files), row if row or doc_id else "1", doc_id)
-    given_id, source = row_identity(found.row)
+    found = _find(list_fragments(files), row if row or doc_id else "1", doc_id, config)
+    given_id, source = row_identity(found.row, config.ignore_columns)
     try:
         if isinstance(found.row, DocumentError):
             raise found.row
@@ -92,7 +92,7 @@ def show_document(
     )
 
 
-def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None) -> _Found:
+def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None, config: PackConfig) -> _Found:
     """
     Raises:
         ConfigError: there is no such row.
@@ -103,13 +103,15 @@ def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None)
         for place, _, row in read.rows:
             number = before + place + 1
             location = fragment.file.location(lines_before[fragment.file] + place + 1)
-            if wanted in (str(number), location) or (doc_id is not None and doc_id in (row_identity(row)[0], location)):
+            given_id, _ = row_identity(row, config.ignore_columns)
+            if wanted in (str(number), location) or (doc_id is not None and doc_id in (given_id, location)):
                 return _Found(row=row, fragment=fragment, location=location)
         before += read.n_lines
         lines_before[fragment.file] += read.n_lines
     asked = f"--row {wanted}" if wanted is not None else f"--id {doc_id}"
     rows = f"the last row is {number}" if number else "the source holds no row"
-    raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, and blank lines are none")
+    hint = "; pack numbers rows of one id, show them by --row FILE:N" if doc_id is not None and "#" in doc_id else ""
+    raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, blank lines among them{hint}")
 
 
 def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMedium:

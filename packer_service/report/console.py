@@ -55,7 +55,7 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
         say(f"  {source}: " + ", ".join(f"{code} {number}" for code, number in codes.items()))
     for line in reason_lines(report.reject_reasons, report.rejected, rejects_file):
         say(line)
-    for line in mixture_lines(report):
+    for line in (*numbered_lines(report.numbered), *mixture_lines(report)):
         say(line)
     truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in report.truncated_tokens.items())
     say(f"truncated tokens: {truncated or 'none'}")
@@ -97,6 +97,13 @@ def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: s
     if others > 0:
         lines.append(f"  {others:,} for other reasons")
     return [*lines, f"  every reject: {rejects_file}"] if rejects_file else lines
+
+
+def numbered_lines(numbered: int) -> list[str]:
+    """How many ids got a number; nothing if none did."""
+    if not numbered:
+        return []
+    return [f"repeated ids: {numbered:,} {'row' if numbered == 1 else 'rows'} numbered (ID#2, ID#3 ...)"]
 
 
 def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, allowed: float) -> str:

@@ -92,6 +92,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         source_documents=counts.source_documents,
         documents=counts.documents,
         rejected=counts.rejected,
+        numbered=counts.numbered,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
         warnings=warnings_of(manifest, config),

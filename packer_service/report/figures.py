@@ -191,6 +191,7 @@ class PlanReport(PlanFill, Losses, Mixture, Balances):
 
     source_documents: int = Field(description="Documents of the source, packed or rejected.")
     rejected: int = Field(description="Documents that cannot be packed.")
+    numbered: int = Field(description="Documents that got a number behind their id, which other rows have too.")
     plan_seconds: float = Field(description="Time that planning took.")
 
 

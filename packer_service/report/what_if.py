@@ -87,6 +87,7 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         source_documents=len(table),
         documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
         rejected=len(lost),
+        numbered=0,
         mixture=mixture_figures(totals, config, names),
         lost=losses(_rejects(lost), kept, "truncated"),
         limit=fill_limit(columns, config, plan.n_packs),
@@ -125,6 +126,7 @@ def plan_report(
     source_documents: int,
     documents: int,
     rejected: int,
+    numbered: int,
     lost: Losses,
     mixture: Mixture,
     limit: FillLimit | None,
@@ -141,6 +143,7 @@ def plan_report(
         source_documents: documents of the source.
         documents: those of them that are packed, however many pieces each has.
         rejected: those of them that are not.
+        numbered: those of both that got a number behind their id.
         lost: what is lost.
         mixture: what each source got.
         limit: what keeps its packs from being fuller.
@@ -161,6 +164,7 @@ def plan_report(
         source_documents=source_documents,
         documents=documents,
         rejected=rejected,
+        numbered=numbered,
         plan_seconds=round(seconds, 3),
     )
 

@@ -30,9 +30,9 @@ from preshard.schemas.tables import DOCUMENTS, REJECTS, TABLES
 
 
 def rejected_rows(rejects: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Rejects of a document itself, of another document with the same id, and of one that was lost in writing."""
+    """Rejects of a document itself, of a row that is equal to another, and of one that was lost in writing."""
     written = pc.equal(rejects["stage"], "write")
-    again = pc.and_(pc.invert(written), pc.equal(rejects["code"], "duplicate_id"))
+    again = pc.and_(pc.invert(written), pc.equal(rejects["code"], "duplicate_row"))
     return rejects.filter(pc.invert(pc.or_(written, again))), rejects.filter(again), rejects.filter(written)
 
 
@@ -65,7 +65,7 @@ def check_documents(documents: pa.Table, rejects: pa.Table, config: PackConfig) 
         yield DocumentTwice, f"document {row['doc_id']!r} is rejected {row['count_all']} times when written"
     known = pa.chunked_array([packed, *own["doc_id"].chunks, *written["doc_id"].chunks], pa.string())
     for row in again.filter(pc.invert(pc.is_in(again["doc_id"], known))).to_pylist():
-        yield DocumentLost, f"document {row['doc_id']!r} is rejected as a duplicate, but none of that id is left"
+        yield DocumentLost, f"document {row['doc_id']!r} is rejected as equal to a row of that id, but there is none"
     yield from _check_pieces(documents, written, config)
 
 

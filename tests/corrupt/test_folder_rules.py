@@ -315,7 +315,7 @@ def document_lost_from_its_pack(data: Any) -> None:
 
 @breaks("D9")
 def duplicate_of_a_document_that_is_nowhere(data: Any) -> None:
-    row = next(row for row in data.tables[REJECTS] if row["code"] == "duplicate_id")
+    row = next(row for row in data.tables[REJECTS] if row["code"] == "duplicate_row")
     row["doc_id"] = "nobody"
     data.save()
 

@@ -50,7 +50,7 @@ def test_every_line_is_packed_or_rejected(tmp_path: Path, hostile_lines: list[by
     documents, codes = packed(tmp_path, progress)
     assert documents + codes.total() == sum(bool(line.strip()) for line in hostile_lines)
     assert documents > 200
-    assert {"bad_row", "empty", "duplicate_id", "missing_media", "too_long"} <= codes.keys()
+    assert {"bad_row", "empty", "missing_media", "too_long"} <= codes.keys()
 
 
 @settings(max_examples=100, deadline=None)

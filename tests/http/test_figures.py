@@ -424,7 +424,7 @@ def test_every_document_is_found_where_it_lies_or_why_it_does_not(
         answer = get(client, f"/documents/{doc_id}")
         assert [row["code"] for row in answer["rejects"]] == [code]
         assert code in answer["summary"]
-        assert bool(answer["pieces"]) == (code == "duplicate_id")
+        assert bool(answer["pieces"]) == (code == "duplicate_row")
 
 
 def test_documents_and_rejects_are_found_by_their_columns(client: TestClient, path: Path) -> None:

@@ -22,7 +22,7 @@ def test_every_document_is_where_it_should_be(demo_dataset: Path) -> None:
     assert {code: sorted(ids) for code, ids in found.items()} == expected["rejects"]
     packed = pq.read_table(demo_dataset / "documents.parquet")["doc_id"].to_pylist()
     assert len(packed) == len(set(packed)) == expected["documents"] >= 200
-    others = [reject["doc_id"] for reject in rejects if reject["code"] != "duplicate_id"]
+    others = [reject["doc_id"] for reject in rejects if reject["code"] != "duplicate_row"]
     assert not set(packed) & set(others)
     assert max(Counter(others).values()) == 1
 

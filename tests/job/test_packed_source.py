@@ -306,9 +306,9 @@ def test_datasets_and_rows_mix_and_ids_are_checked_across_all(
     config = load_config(None, ["seq_len=1024"], sources)
     counts = pack(sources, str(tmp_path / "new"), config, PlainExecutor(), Listener()).manifest.counts
     ids = [row["doc_id"] for row in documents(tmp_path / "new")]
-    assert sorted(ids) == sorted([*(row["doc_id"] for row in documents(old)), "fresh"])
-    assert counts.rejected == len(documents(old)) + 1
-    assert set(pq.read_table(tmp_path / "new" / "rejects.parquet")["code"].to_pylist()) == {"duplicate_id"}
+    assert sorted(ids) == sorted([*(row["doc_id"] for row in documents(old)), "fresh", "long text#2"])
+    assert (counts.rejected, counts.numbered) == (len(documents(old)), 1)
+    assert set(pq.read_table(tmp_path / "new" / "rejects.parquet")["code"].to_pylist()) == {"duplicate_row"}
     other = packed(folder / "source", tmp_path / "other", [*common, "seq_len=1024"])
     with pytest.raises(
         ConfigError, match=r"seq_len: is 512 in .*old and 1024 in .*other; say which with --set seq_len="

@@ -49,7 +49,9 @@ def fragments() -> list[Fragment]:
 
 
 def measured(number: int) -> Measured:
-    """Documents of two sources, most of them without an id; in every fragment one id of all and one rejected row."""
+    """Documents of two sources, most of them without an id; in every fragment one rejected row, and one of an id that
+    all have: every other fragment has the same row.
+    """
     rng = np.random.default_rng(number)
     rows = []
     for row in range(ROWS_EACH):
@@ -67,6 +69,7 @@ def measured(number: int) -> Measured:
             "piece": 0,
             "area": tokens * tokens // 2 + 1,
             "truncated": int(row == 5),
+            "content": number // 2,
         }
         rows.append({**found, "loss_weight": 1.0})
     return Measured(
@@ -118,7 +121,7 @@ def test_every_document_lies_in_one_pack_of_one_partition(
     assert len(plan.partitions) == parts
     found = all_rows(plan, "images")
     per_file = ROWS_EACH + ROWS_EACH // 9
-    wanted, again, empty = set[str](), list[str](), list[str]()
+    wanted, again, empty = {f"again#{number}" for number in (2, 3, 4)}, list[str](), list[str]()
     for number, fragment in enumerate(fragments()):
         for row in measured(number).table.to_pylist():
             place = fragment.file.location(row["row"] + 1 + number % 2 * per_file)
@@ -127,7 +130,7 @@ def test_every_document_lies_in_one_pack_of_one_partition(
             (empty.append if row["code"] else wanted.add)(row["doc_id"] or place)
     assert Counter(row["doc_id"] for row in found) == Counter(wanted)
     rejects = [row for part in plan.rejects() for row in part.to_pylist()]
-    assert sorted(row["location"] for row in rejects if row["code"] == "duplicate_id") == sorted(again[1:])
+    assert sorted(row["location"] for row in rejects if row["code"] == "duplicate_row") == sorted(again[1::2])
     assert sorted(row["doc_id"] for row in rejects if row["code"] == "empty") == sorted(empty)
     assert plan.n_rows == N_FRAGMENTS * ROWS_EACH == len(found) + len(rejects) == plan.n_documents + plan.n_rejected
     tokens, images = Counter[int](), Counter[int]()
@@ -247,6 +250,7 @@ def test_a_job_of_several_partitions_is_sound_and_resumes(tmp_path: Path, progre
     source.mkdir()
     rng = np.random.default_rng(0)
     rows = [{"text": "a few words " * int(rng.integers(1, 60))} for _ in range(60)] + [{"text": " "}]
+    rows += [{"id": "x", "text": f"one of {5 + i % 5} words"} for i in range(7)] + [{"id": "x#2", "text": "its own id"}]
     for number in range(3):
         lines = "".join(json.dumps(row) + "\n" for row in rows[number::3])
         (source / f"{number}.jsonl").write_text(lines, encoding="utf-8")
@@ -254,7 +258,7 @@ def test_a_job_of_several_partitions_is_sound_and_resumes(tmp_path: Path, progre
     config = configured("seq_len=256", "order.window=2", "epochs=2", *layouts)
     whole, out = tmp_path / "whole", tmp_path / "out"
     counts = pack([str(source)], str(whole), config, PlainExecutor(), progress, partition_rows=50).manifest.counts
-    assert (counts.documents, counts.rejected, counts.pieces) == (60, 1, 120)
+    assert (counts.documents, counts.rejected, counts.numbered, counts.pieces) == (66, 3, 4, 132)
     verdict = verify_dataset(str(whole), processes=1, progress=progress, partition_rows=50)
     assert verdict.sound, verdict.as_lines()
     for after in (1, 2, 2, 2, 3):

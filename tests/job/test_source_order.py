@@ -6,8 +6,10 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview import plan_sources
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -15,13 +17,16 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import Manifest
 
+ANSWER = {"role": "assistant", "content": "yes"}
+
 
 def rows_of(source: Path) -> list[str]:
-    """The rows of the tiny source that have an id of their own, since other ids name a place."""
+    """The rows of the tiny source that have an id, since others are named by their place; and rows that share one."""
     lines = (source / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines if line != "{not json"]
-    ids = [row.get("id") for row in rows]
-    return [json.dumps(row) for row in rows if ids.count(row.get("id")) == 1 and "id" in row]
+    rows += [{"id": "same", "text": f"one of three texts, {i % 3}"} for i in range(4)]
+    rows += [{"id": f"same#{number}", "source": "text", "text": "a name that might be given"} for number in (2, 3)]
+    return [json.dumps(row) for row in rows if "id" in row]
 
 
 def split_in_two(folder: Path, source: Path, rows: list[str]) -> list[str]:
@@ -50,18 +55,25 @@ def test_shards_do_not_depend_on_the_order_of_the_source(
         manifest = Manifest.model_validate_json((out / "manifest.json").read_bytes())
         shards.append([(shard.name, shard.sha256) for shard in manifest.shards])
         assert manifest.counts.packs > 4
+        assert manifest.counts.numbered == 2
+        ids = pq.read_table(out / "documents.parquet").sort_by("doc_id")["doc_id"].unique().to_pylist()
+        assert [name for name in ids if name.startswith("same")] == ["same", *(f"same#{n}" for n in (2, 3, 4, 5))]
+        rejects = pq.read_table(out / "rejects.parquet").to_pylist()
+        assert [row["code"] for row in rejects if row["doc_id"].startswith(("same", "text-1"))] == ["duplicate_row"] * 2
     assert shards[0] == shards[1]
 
 
-def test_of_two_rows_with_one_id_the_earlier_source_is_packed(
-    tiny_config: PackConfig, tmp_path: Path, progress: Progress
+def test_names_of_media_count_by_the_folder_that_they_are_relative_to(
+    tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: Progress
 ) -> None:
-    """Fails when which of two documents wins follows from their hash, or from the names of the files."""
-    for name, text in (("a.jsonl", "short"), ("b.jsonl", "a text of more tokens than the other one")):
-        (tmp_path / name).write_text(json.dumps({"id": "same", "text": text}), encoding="utf-8")
-    found = [
-        plan_sources([str(tmp_path / name) for name in names], tiny_config, PlainExecutor(), progress)
-        for names in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl"))
-    ]
-    assert found[0].tokens < found[1].tokens
-    assert [report.rejected for report in found] == [1, 1]
+    """Fails when rows of two folders that are alike but for their pictures are taken for equal, or one of them for two
+    where their pictures are the same."""
+    row = {"id": "same", "images": ["0.png"], "messages": [{"role": "user", "content": "<image>?"}, ANSWER]}
+    for name, line in (("a", json.dumps(row)), ("b", json.dumps({**row, "metadata": None}))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text(line, encoding="utf-8")
+        (tmp_path / name / "0.png").symlink_to(tiny_source / "0.png")
+    sources = [str(tmp_path / name / "rows.jsonl") for name in "ab"]
+    for media, ids, rejected in ((None, 1, 0), (AllowedMedia(root=str(tiny_source)), 0, 1)):
+        plan = plan_sources(sources, tiny_config, PlainExecutor(), progress, media=media)
+        assert (plan.numbered, plan.rejected, plan.documents) == (ids, rejected, 1 + ids)

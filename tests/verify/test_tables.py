@@ -35,7 +35,7 @@ def rejects(*rows: tuple[str, str, str]) -> pa.Table:
 
 
 WHOLE, SPLIT = parse_config({}), parse_config({"oversize": "split"})
-LOST, AGAIN = ("write", "decode_failed"), ("plan", "duplicate_id")
+LOST, AGAIN = ("write", "decode_failed"), ("plan", "duplicate_row")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ export const PADDING = {
 
 export const CODES = {
   bad_row: "it cannot be read, or has no form that is known",
-  duplicate_id: "another document has this id",
+  duplicate_row: "an equal row of this id is packed",
   empty: "it holds nothing to learn from",
   missing_media: "an image or video is missing",
   bad_image: "an image cannot be decoded",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
 from pyarrow import fs
 
@@ -137,7 +138,15 @@ def list_sources(
             raise ConfigError(f"SOURCE {source}: holds no rows: {what}")
     roots = tuple(dict.fromkeys([*(_media_root(source, read.files) for source in sources), *named]))
     root = named[0] if media.root is not None else None
-    return replace(read, files=[replace(file, media_root=root, media_roots=roots) for file in read.files])
+    above = [split_query(root or file.folder)[0].split("/") for file in read.files]
+    common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*above, strict=False)))
+    return replace(
+        read,
+        files=[
+            replace(file, media_root=root, media_roots=roots, beneath="/".join(folder[common:]))
+            for file, folder in zip(read.files, above, strict=True)
+        ],
+    )
 
 
 def _there(option: str, location: str) -> str:

@@ -26,11 +26,12 @@ function lost(detail) {
 
 /** What keeps packs from being fuller, as the service words it. */
 const limit = ({ limit: found }) => (found ? `Why not more: ${found.message}. ` : "");
+const repeated = ({ numbered }) => (numbered ? `; ${integer(numbered)} with a number behind a repeated id` : "");
 
 function summary(detail) {
   const { counts } = detail;
   return facts([
-    ["Documents", integer(counts.documents), `packed, of ${integer(counts.documents + counts.rejected)}`],
+    ["Documents", integer(counts.documents), `packed, of ${integer(counts.documents + counts.rejected)}${repeated(counts)}`],
     ["Rejected", h("a", { href: href(["d", detail.name, "rejects"]) }, integer(counts.rejected)), "documents, with reasons"],
     ["Tokens", integer(counts.tokens), "real ones"],
     ["Padding", integer(counts.padding_tokens), "tokens that hold nothing"],
