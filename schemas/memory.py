@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from preshard.schemas.dimensions import ModelDimensions
 
-RECOMPUTE = ("none", "selective", "full")
-"""What the backward pass computes again, the least first."""
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
+"""What the backward pass recomputes, the least first."""
 
 USABLE = 0.9
 """Share of a device's memory that tensors may take: the rest is CUDA's own, its libraries' and lost between tensors."""

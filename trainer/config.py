@@ -9,13 +9,14 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.memory import Recompute
 from preshard.schemas.validation import first_violation
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.attention.exchange import Exchange
 from preshard.trainer.data.mixture import parse_weighted
 from preshard.trainer.distributed.mesh import CpFsdp
 from preshard.trainer.models.features import Way
-from preshard.trainer.models.memory import Offload, Recompute
+from preshard.trainer.models.memory import Offload
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

@@ -20,11 +20,10 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.memory import RECOMPUTE
 from preshard.trainer.attention.kept import KeptResults
 
-Recompute = Literal["none", "full", "selective"]
 Offload = Literal["none", "host", "disk"]
-RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 OFFLOAD: tuple[Offload, ...] = get_args(Offload)
 
 MLP_NAMES = ("mlp", "feed_forward", "block_sparse_moe")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from preshard.packer_service.report.advice.hardware import DEVICES, Device, DeviceName
 from preshard.schemas.config import CostConfig, Width
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.memory import Recompute
 from preshard.schemas.validation import first_violation
 
 MAX_GPUS = 2**17
@@ -20,7 +21,6 @@ MAX_SPLITS = 500
 Share = Annotated[float, Field(ge=1e-3, le=1)]
 Rate = Annotated[float, Field(ge=1e-3, le=1e9)]
 Bytes = Annotated[int, Field(ge=1, le=8)]
-Recompute = Literal["auto", "none", "selective", "full"]
 
 MODEL_KEYS = (
     *("hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
@@ -79,7 +79,7 @@ class AdviceQuestion(BaseModel):
     )
     logits_gb: float = Field(1.074, ge=0, le=1e6, description="Memory of logits at a time, in 10^9 bytes.")
     memory_share: Share = Field(0.9, description="Share of the memory that tensors may take.")
-    recompute: Recompute = Field(
+    recompute: Literal["auto", Recompute] = Field(
         "auto", description="What the backward pass computes again; auto is the least with which a split fits."
     )
     most_packs: int | None = Field(

@@ -140,7 +140,7 @@ def test_only_inputs_of_blocks_wait_in_the_hosts_memory(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"recompute": "some"}, "take one of none, full, selective"),
+        ({"recompute": "some"}, "take one of none, selective, full"),
         ({"recompute": "full", "offload": "tape"}, "take one of none, host, disk"),
         ({"offload": "disk"}, "add --recompute full or selective"),
         ({"recompute": "full", "offload": "host"}, "use disk, or none"),
