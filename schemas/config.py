@@ -127,7 +127,9 @@ class VideoConfig(_Section):
 class OrderConfig(_Section):
     """The order of packs over training steps."""
 
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the order of the groups.")
+    seed: int = Field(
+        0, ge=0, le=2**63 - 1, description="Seed of the order of packs, and of which documents share one."
+    )
     window: int = Field(
         64,
         ge=1,

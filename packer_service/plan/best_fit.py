@@ -49,10 +49,11 @@ def best_fit(
     max_tokens: int,
     max_images: int,
 ) -> Int64[np.ndarray, "docs"]:
-    """The pack of each document, kind after kind, by plain best-fit decreasing.
+    """The pack of each document, kind after kind, in the order in which kinds are given.
 
     Args:
-        tokens: tokens of each kind, descending, each at most ``max_tokens``.
+        tokens: tokens of each kind, at least one kind and each at most ``max_tokens``. Descending, for best-fit
+            decreasing.
         images: images of each kind, each at most ``max_images``.
         count: documents of each kind.
         max_tokens: the first budget; memory grows with it, by 24 bytes per token.
@@ -68,7 +69,7 @@ def best_fit(
     heaps = np.full(max_tokens + 1, -1, np.int64)
     # Values are free images negated, since the tree looks for small ones.
     tree = build_tree(np.full(max_tokens + 1, GONE, np.int64))
-    row, opened = 0, 0
+    row, opened, smallest = 0, 0, tokens.min()
     for kind in range(len(tokens)):
         for _ in range(count[kind]):
             free = first_at_most(tree, tokens[kind], -images[kind])
@@ -83,8 +84,9 @@ def best_fit(
                 left[pack] = right[pack] = -1
             free -= tokens[kind]
             free_images[pack] -= images[kind]
-            heaps[free] = _merge(heaps[free], pack, free_images, left, right)
-            set_value(tree, free, -free_images[heaps[free]])
+            if free >= smallest:
+                heaps[free] = _merge(heaps[free], pack, free_images, left, right)
+                set_value(tree, free, -free_images[heaps[free]])
             packs[row] = pack
             row += 1
     return packs

@@ -117,7 +117,7 @@ def even_fit(
         max_images: the second budget.
         n_packs: packs over which the sources are spread. What does not fit into so many gets further packs.
         draws: parts of 1,024 by which documents are smaller than they might be, one after the other, so that other ones
-            meet; empty for none.
+            meet.
 
     Returns:
         Pack numbers from 0, in the order in which the packs were filled.
@@ -158,7 +158,7 @@ def even_fit(
             left[source] -= tokens[kind]
             free_tokens -= tokens[kind]
             free_images -= images[kind]
-            draw = draws[n_packed % len(draws)] if len(draws) else 0
+            draw = draws[n_packed % len(draws)]
             _sort(by_owed, owed)
             kind = _next_kind(tree, tokens, edges, by_owed, owed, free_tokens, free_images, draw)
         pack += 1

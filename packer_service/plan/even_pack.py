@@ -34,7 +34,7 @@ def even_packs(
     max_tokens: int,
     max_images: int | None,
     n_packs: int,
-    salt: int | None,
+    salt: int,
 ) -> Int64[np.ndarray, "docs"] | None:
     """A packing in which each pack holds the sources in their shares, as far as documents' sizes allow it.
 
@@ -45,7 +45,7 @@ def even_packs(
         max_tokens: the first budget.
         max_images: the second budget; None for no limit.
         n_packs: packs that packing by size takes.
-        salt: gives documents other neighbours than without it, and than with another one.
+        salt: chooses which documents of a source share a pack.
 
     Returns:
         The pack of each document; None where packing by size may stay as it is: with one source, where there are fewer
@@ -54,8 +54,8 @@ def even_packs(
     columns = source_columns(sources, tokens)
     if n_packs < STRETCH or not columns.any():
         return None
-    drawn = np.zeros(len(tokens), np.uint64) if salt is None else _drawn(len(tokens), salt)
-    draws = np.zeros(0, np.int64) if salt is None else (_drawn(_DRAWS, salt) % np.uint64(_LESS)).astype(np.int64)
+    drawn = _drawn(len(tokens), salt)
+    draws = (_drawn(_DRAWS, salt) % np.uint64(_LESS)).astype(np.int64)
     order = np.lexsort((drawn, -images, -tokens, columns))
     first = np.flatnonzero(_differs(columns[order]) | _differs(tokens[order]) | _differs(images[order]))
     kind_tokens, kind_images = tokens[order[first]], images[order[first]]

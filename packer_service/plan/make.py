@@ -10,11 +10,15 @@ from jaxtyping import Int, Int64
 
 from preshard.packer_service.plan.blend import tokens_by_source
 from preshard.packer_service.plan.cost import CostModel, document_tiles, pack_cost
+from preshard.packer_service.plan.kinds import sorted_rows
 from preshard.packer_service.plan.order import check_window, partition_seed, step_order
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.packer_service.plan.plan import Plan
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
+
+_PASS_STEP = 0x2545F4914F6CDD1D
+"""Difference of the salts of two passes: odd and large, so that the pass of one seed has no salt of another's."""
 
 
 class Columns(Protocol):
@@ -65,7 +69,7 @@ def make_plan(
         max_patches: patches that a pack may hold; None for no limit.
         alignment: documents start at multiples of this many tokens.
         window: packs of a group of nearly equal cost, see :func:`~preshard.packer_service.plan.order.step_order`.
-        seed: chooses the order of the groups.
+        seed: chooses the order of the packs, and which documents share one.
         cost_model: weighs linear, attention and vision work.
         sources: number of each document's source, from 0, which the order of the packs mixes evenly; None for one.
         passes: of each document, ascending; a pack holds documents of one pass. None for one.
@@ -93,7 +97,7 @@ def make_plan(
             max_images=max_images,
             patches=None if patches is None else patches[part],
             max_patches=max_patches,
-            salt=number or None,
+            salt=(seed + number * _PASS_STEP) % 2**64,
             sources=None if sources is None else np.asarray(sources)[part],
         )
         n_packs = int(opened_in[part].max()) + 1
@@ -114,8 +118,8 @@ def make_plan(
     position = np.empty(n_packs, np.int64)
     position[order] = np.arange(n_packs)
     pack_of = position[opened_in]
-    document = np.argsort(pack_of, kind="stable")
     edges = np.concatenate([[0], np.cumsum(np.bincount(pack_of, minlength=n_packs))]).astype(np.int64)
+    document = sorted_rows(pack_of)
     aligned_length = aligned[document]
     return Plan(
         seq_len=seq_len,

@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int, Int64, UInt64
 from preshard.packer_service.plan.blend import blended_order
 from preshard.schemas.document_ids import mix64
 from preshard.schemas.errors import PlanError
+from preshard.schemas.step_order import part_size, places_in_group, rest_order
 
 _PARTITION_STEP = 0x1CE4E5B9BF58476D
 """Difference of the seeds of two partitions: odd and large, so that it is no small sum of epochs and seeds."""
@@ -25,18 +26,19 @@ def step_order(
 ) -> Int64[np.ndarray, "packs"]:
     """Orders packs so that every aligned group of ``window`` of them is a run of neighbours in cost.
 
-    Inside a group the packs stand in order of cost, so every aligned sub-group of any size is again a run of
-    neighbours. A bit of the seed's hash reverses some groups, so that no rank always gets the cheaper pack, and the
-    seed gives the order of the groups, which is then changed so that sources are mixed evenly
+    Inside a group the seed shuffles the packs so that every aligned sub-group of a size that divides the window is
+    again a run of neighbours (:mod:`preshard.schemas.step_order`). The seed gives the order of the groups, too, which
+    is then changed so that sources are mixed evenly
     (:func:`~preshard.packer_service.plan.blend.blended_order`). When the number of packs does not divide by ``window``,
-    the rest comes last: it is the run of neighbours without which the other groups are the most even. Groups hold packs
-    of one epoch, and stand in the order of epochs; the packs that are left over of several epochs are ordered together,
-    behind them.
+    the rest comes last: it is the run of neighbours without which the other groups are the most even. Where parts of a
+    group may change places, it is ordered as whole parts and a rest in the same way; otherwise by cost, either way
+    round. Groups hold packs of one epoch, and stand in the order of epochs; the packs that are left over of several
+    epochs are ordered together, behind them.
 
     Args:
         costs: cost of each pack, finite and not negative.
         window: packs of a group: any data-parallel size that divides it has steps of nearly equal packs.
-        seed: chooses the order of the groups.
+        seed: chooses the order of the groups and inside of them.
         tokens: tokens of each source in each pack; None to leave the order to the seed.
         epochs: of each pack; None for one.
 
@@ -50,13 +52,32 @@ def step_order(
     check_window(window)
     numbers = [0] if epochs is None else np.unique(epochs).tolist()
     if len(numbers) < 2:
-        return np.concatenate(_groups_and_rest(np.arange(len(costs)), costs, window, seed, tokens))
+        return _shuffled(np.arange(len(costs)), costs, window, seed, tokens)
     of_epochs = [
         _groups_and_rest(np.flatnonzero(epochs == number), costs, window, (seed + number) % 2**63, tokens)
         for number in numbers
     ]
     left = np.sort(np.concatenate([rest for _, rest in of_epochs]))
-    return np.concatenate([*(groups for groups, _ in of_epochs), *_groups_and_rest(left, costs, window, seed, tokens)])
+    return np.concatenate([*(groups for groups, _ in of_epochs), _shuffled(left, costs, window, seed, tokens)])
+
+
+def _shuffled(
+    packs: Int64[np.ndarray, "some"],
+    costs: Float64[np.ndarray, "packs"],
+    window: int,
+    seed: int,
+    tokens: Int64[np.ndarray, "packs sources"] | None,
+) -> Int64[np.ndarray, "some"]:
+    """Some packs in step order: whole groups, whole parts of one, whole parts of those, down to single packs."""
+    groups, rest = _groups_and_rest(packs, costs, window, seed, tokens)
+    part = part_size(window)
+    if part is None:  # the parts of one size would cut through those of another
+        return np.concatenate(
+            [groups, rest[rest_order(len(rest), window, int(_hash(np.zeros(1, np.uint64), seed)[0]))]]
+        )
+    if len(rest):
+        rest = _shuffled(rest, costs, part, (seed + 1) % 2**63, None)
+    return np.concatenate([groups, rest])
 
 
 def _groups_and_rest(
@@ -66,7 +87,7 @@ def _groups_and_rest(
     seed: int,
     tokens: Int64[np.ndarray, "packs sources"] | None,
 ) -> tuple[Int64[np.ndarray, "grouped"], Int64[np.ndarray, "rest"]]:
-    """Some packs in step order: whole groups, and what is left over."""
+    """Some packs: those of whole groups in step order, and what is left over in order of cost."""
     by_cost = packs[np.argsort(costs[packs], kind="stable")]
     n_groups, n_rest = divmod(len(packs), window)
     rest_at = _rest_position(costs[by_cost], window) if n_rest else 0
@@ -74,8 +95,9 @@ def _groups_and_rest(
     in_group[rest_at : rest_at + n_rest] = False
     groups = by_cost[in_group].reshape(n_groups, window)
     hashes = _hash(np.arange(n_groups, dtype=np.uint64), seed)
-    turned = np.where((hashes[:, None] >> np.uint64(63)).astype(bool), groups[:, ::-1], groups)
-    shuffled = turned[np.argsort(hashes << np.uint64(1), kind="stable")]
+    inside = places_in_group(np.tile(np.arange(window), n_groups), window, np.repeat(hashes, window))
+    moved = np.take_along_axis(groups, inside.reshape(n_groups, window), axis=1)
+    shuffled = moved[np.argsort(hashes << np.uint64(1), kind="stable")]
     if tokens is not None and n_groups > 1:
         shuffled = shuffled[blended_order(tokens[shuffled])]
     return shuffled.reshape(-1), by_cost[~in_group]

@@ -13,7 +13,7 @@ from preshard.packer_service.plan.best_fit import best_fit
 from preshard.packer_service.plan.even_pack import even_packs
 from preshard.packer_service.plan.guided_fit import UNGUIDED, guided_fit
 from preshard.packer_service.plan.kinds import Kinds, kinds_of, lower_bound
-from preshard.packer_service.plan.neighbours import other_neighbours
+from preshard.packer_service.plan.neighbours import seeded_packs
 from preshard.schemas.errors import PlanError
 
 _TOKENS, _IMAGES, _SIZE, _LEAN = range(4)
@@ -67,16 +67,18 @@ def pack_documents(
     max_images: int | None,
     patches: Int64[np.ndarray, "docs"] | None = None,
     max_patches: int | None = None,
-    salt: int | None = None,
+    salt: int = 0,
     sources: Int[np.ndarray, "docs"] | None = None,
 ) -> Int64[np.ndarray, "docs"]:
     """The pack of each document, so that no pack holds more than ``seq_len`` tokens, ``max_images`` images or
     ``max_patches`` patches.
 
-    Takes the best of several packings: plain best-fit decreasing, so that no plan has more packs than that, then guided
-    fit by several sets of recipes. It stops as soon as it is near enough to the lower bound, the larger of
-    ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``. Of a thousand packs or more, each then holds every
-    source in its share, for at most one pack more in a thousand; see :mod:`~preshard.packer_service.plan.even_pack`.
+    Takes the first of several packings that is near enough to the lower bound, the larger of
+    ``ceil(tokens / seq_len)`` and ``ceil(images / max_images)``: best fit in an order of the salt's (see
+    :mod:`~preshard.packer_service.plan.neighbours`), then plain best-fit decreasing, than which no plan has more packs
+    but for one in 10,000, then guided fit by several sets of recipes; otherwise the one with the fewest packs. Of a
+    thousand packs or more, each then holds every source in its share, for at most one pack more in a thousand; see
+    :mod:`~preshard.packer_service.plan.even_pack`.
 
     Args:
         tokens: tokens that each document takes up, including its alignment.
@@ -85,8 +87,7 @@ def pack_documents(
         max_images: images that a pack may hold; None for no limit.
         patches: patches of each document, where they are limited.
         max_patches: patches that a pack may hold; None for no limit.
-        salt: gives documents other neighbours than without it, and than with another one, for no more packs; see
-            :mod:`~preshard.packer_service.plan.neighbours`.
+        salt: chooses which documents share a pack.
         sources: number of each document's source; None for one.
 
     Returns:
@@ -103,7 +104,7 @@ def pack_documents(
     packs = np.zeros(len(tokens), np.int64)
     if len(tokens):
         kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
-        found = _fewest(kinds)
+        found = seeded_packs(kinds, fewest_packs, salt)
         even = None
         if sources is not None:
             n_packs = int(found.max()) + 1
@@ -112,14 +113,12 @@ def pack_documents(
             )
         if even is not None:
             packs = even
-        elif salt is None:
-            packs[kinds.documents] = found
         else:
-            packs[kinds.documents] = other_neighbours(kinds, found, salt)
+            packs[kinds.documents] = found
     return packs
 
 
-def _fewest(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
+def fewest_packs(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
     """The best packing found, documents kind after kind."""
     needed, few = lower_bound(kinds), len(kinds.documents) <= _FEW
     good = needed if few else needed + needed // _NEAR_ENOUGH

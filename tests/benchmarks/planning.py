@@ -25,11 +25,11 @@ from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 
 from preshard.packer_service.plan.best_fit import best_fit  # noqa: E402
-from preshard.packer_service.plan.cost import CostModel, causal_area  # noqa: E402
+from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost  # noqa: E402
 from preshard.packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
 from preshard.packer_service.plan.make import make_plan  # noqa: E402
-from preshard.packer_service.plan.order import straggler_ratio  # noqa: E402
-from preshard.packer_service.plan.pack import pack_documents  # noqa: E402
+from preshard.packer_service.plan.order import step_order, straggler_ratio  # noqa: E402
+from preshard.packer_service.plan.pack import fewest_packs, pack_documents  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 
 ALIGNMENT, MAX_IMAGES, WINDOW = 16, 384, 64
@@ -164,6 +164,61 @@ def fill_row(name: str, seed: int, tokens: np.ndarray, images: np.ndarray, limit
     )
 
 
+def alike(values: np.ndarray, pack: np.ndarray) -> float:
+    """Intraclass correlation of values by pack: one-way analysis of variance, packs of unequal size (Donner 1986)."""
+    each, values = np.bincount(pack), values.astype(np.float64)
+    n_packs, mean = len(each), np.bincount(pack, weights=values) / each
+    between = (each * (mean - values.mean()) ** 2).sum() / (n_packs - 1)
+    within = ((values - mean[pack]) ** 2).sum() / (len(values) - n_packs)
+    usual = (len(values) - (each.astype(np.float64) ** 2).sum() / len(values)) / (n_packs - 1)
+    return float((between - within) / (between + (usual - 1) * within))
+
+
+def neighbours(n: int) -> None:
+    """For packs by size alone and by seed: their number, evenness of steps, and how alike lengths in a pack are."""
+    print(f"\nwhich documents share a pack, {n:,} documents, window {WINDOW}; by size alone -> by the seed")
+    print("  mixture      max_images  fill                  straggler, DP 64     intraclass correlation  again*")
+    for name, draw in DRAWN.items():
+        tokens, images = draw(n, 0)
+        for limit in (None, MAX_IMAGES):
+            columns = {"tokens": tokens, "images": images, "areas": causal_area(tokens)}
+            rules = {"seq_len": SEQ_LEN, "max_images": limit, "alignment": ALIGNMENT, "window": WINDOW}
+            plans = [make_plan(**columns, **rules, seed=seed, cost_model=CostModel.of(PackConfig())) for seed in (0, 1)]
+            sizes = kinds_of(aligned(tokens), images, seq_len=SEQ_LEN, max_images=limit)
+            by_size = np.empty(n, np.int64)
+            by_size[sizes.documents] = fewest_packs(sizes)
+            costs = pack_cost(
+                CostModel.of(PackConfig()), seq_len=SEQ_LEN,
+                tiles=np.bincount(by_size, document_tiles(tokens, causal_area(tokens))),
+                loads=np.bincount(by_size, images * CostModel.of(PackConfig()).vision_work_per_crop).astype(np.int64),
+            )  # fmt: skip
+            before = costs[step_order(costs, window=WINDOW, seed=0)]
+            pack = np.empty((2, n), np.int64)
+            for number, plan in enumerate(plans):
+                pack[number, plan.document] = plan.pack_id
+            cells = [
+                (tokens.sum() / SEQ_LEN / len(before), tokens.sum() / SEQ_LEN / plans[0].n_packs, ".5f"),
+                (straggler_ratio(before, 64), straggler_ratio(plans[0].cost, 64), ".4f"),
+                (alike(tokens, by_size), alike(tokens, pack[0]), "+.3f"),
+            ]
+            print(
+                f"  {name:12s} {limit or 'none':>10}  "
+                + "   ".join(f"{f'{old:{form}} -> {new:{form}}':20s}" for old, new, form in cells)
+                + f"   {again(*pack):.1%}"
+            )
+    print(
+        "  * of the pairs of documents that share a pack, and follow one another in it, those that another seed keeps"
+    )
+
+
+def again(one: np.ndarray, other: np.ndarray) -> float:
+    """Of documents that follow one another in a pack, how many share a pack again."""
+    order = np.argsort(one, kind="stable")
+    a, b = order[:-1], order[1:]
+    together = one[a] == one[b]
+    return float((other[a] == other[b])[together].mean())
+
+
 def stragglers(n: int) -> None:
     print(f"\nstraggler ratio, {n:,} documents, window {WINDOW} (in brackets: the same packs in random order)")
     sizes = (2, 8, 16, 32, 64)
@@ -209,6 +264,7 @@ def main() -> None:
         return
     speed(given.documents // part)
     fill(100_000 // part)
+    neighbours(100_000 // part)
     stragglers(100_000 // part)
     whole_plan("mixed", given.documents // part)
 

@@ -62,7 +62,7 @@ CHANGES = {
     "twice `seq_len` and `max_images`": TWICE,
     "half of `max_images`": ["max_images=192"],
     "one more ring degree and CP size, 16": ["ring_degrees=[1,2,4,8,16]", "cp_sizes=[1,2,4,8,16]"],
-    "another `order.seed`": ["order.seed=1"],
+    "another `order.window`": ["order.window=2"],
     "other `cp_sizes` and `packs_per_shard`": ["cp_sizes=[1,2,3,4,8]", "packs_per_shard=2"],
     "a mixture that takes half": ["mixture={default: 0.5}"],
     "three epochs": ["epochs=3"],

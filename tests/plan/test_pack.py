@@ -164,3 +164,39 @@ def test_room_is_made_for_as_many_documents_as_a_pack_can_hold(monkeypatch: pyte
     tokens, images = np.array(sizes, np.int64).T
     pack_documents(tokens, images, seq_len=12, max_images=6)
     assert set(asked) == {4}
+
+
+@pytest.mark.parametrize("images_share", [0.5, 1.0])
+def test_a_salt_chooses_who_shares_a_pack(two_budget_mixture, images_share: float) -> None:
+    """Fails when the salt changes nothing, or pays with packs: where tokens alone bind, and where both budgets do, so
+    that only documents of like size may change places. There the ones that share a pack may be no more alike, either.
+    """
+    tokens, images = two_budget_mixture
+    max_images = int(images.sum() / (tokens.sum() / 36_864) / images_share)
+    found = [pack_documents(tokens, images, seq_len=36_864, max_images=max_images, salt=salt) for salt in (0, 0, 1)]
+    np.testing.assert_array_equal(found[0], found[1])
+    by_size = packing.fewest_packs(kinds_of(tokens, images, seq_len=36_864, max_images=max_images))
+    for packs in found:
+        assert packs.max() <= by_size.max()
+        assert np.bincount(packs, tokens).max() <= 36_864
+        assert np.bincount(packs, images).max() <= max_images
+    order = np.argsort(found[0], kind="stable")
+    one, other = order[:-1], order[1:]
+    shared = found[0][one] == found[0][other]
+    assert (found[2][one] == found[2][other])[shared].mean() < (0.02 if images_share < 1 else 0.5)
+
+
+def test_packs_of_one_length_are_mixed() -> None:
+    """Fails when short documents and long ones stand in packs of their own, as best-fit decreasing puts them."""
+    tokens = np.random.default_rng(0).lognormal(6, 1, 20_000).astype(np.int64).clip(1, 20_000)
+    by_size = kinds_of(tokens, tokens * 0, seq_len=36_864, max_images=None)
+    sorted_packs = np.empty(20_000, np.int64)
+    sorted_packs[by_size.documents] = packing.fewest_packs(by_size)
+    mixed = pack_documents(tokens, tokens * 0, seq_len=36_864, max_images=None)
+    assert mixed.max() == sorted_packs.max()
+
+    def spread(packs: np.ndarray) -> float:
+        each = np.bincount(packs)
+        return float((np.bincount(packs, np.log(tokens)) / each).std())
+
+    assert spread(mixed) < 0.5 * spread(sorted_packs)

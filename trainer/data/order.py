@@ -5,17 +5,21 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64, UInt64
 
+from preshard.schemas.document_ids import mix64
+from preshard.schemas.step_order import places_in_group, rest_order
+
 
 class EpochOrder:
-    """The order of one epoch: aligned groups of ``window`` packs are shuffled, each kept whole.
+    """The order of one epoch: aligned groups of ``window`` packs are shuffled, each kept together, and parts of them.
 
     The packer stores packs so that those of an aligned group cost nearly the same, as do those of its aligned
-    sub-groups. Only whole groups change places, so a data-parallel size that divides ``window`` has steps without a
-    straggler in every epoch. Packs that do not fill a group stay last: anywhere else they would move the groups behind
-    them out of alignment.
+    sub-groups. Only whole groups change places, and inside a group only what leaves the packs of every aligned
+    sub-group together (:mod:`preshard.schemas.step_order`), so a data-parallel size that divides ``window`` has steps
+    without a straggler in every epoch. Packs that do not fill a group stay last, shuffled by the same rule: anywhere
+    else they would move the groups behind them out of alignment.
 
-    The stored order has no special role: every epoch of every seed is a shuffle by the same rule. Only the places of
-    the groups are kept in memory.
+    The stored order has no special role: every epoch of every seed is a shuffle by the same rule, whatever the number
+    of ranks. Only the places of the groups and of the last packs are kept in memory.
 
     Args:
         n_packs: packs of the dataset, numbered in the stored order.
@@ -28,7 +32,11 @@ class EpochOrder:
     """
 
     def __init__(self, n_packs: int, *, window: int, seed: int, epoch: int, chunk: int = 1, begun: int = 0) -> None:
-        self._groups = np.argsort(_hash(n_packs // window, seed, epoch), kind="stable")
+        n_groups = n_packs // window
+        self._seeds = seed, epoch
+        self._groups = np.argsort(_hash(np.arange(n_groups), *self._seeds), kind="stable")
+        drawn = int(_hash(np.array([n_groups]), *self._seeds)[0])
+        self._rest = n_groups * window + rest_order(n_packs % window, window, drawn)
         self._window, self._kept, self._begun = window, chunk - begun, begun if len(self._groups) else 0
 
     def packs_at(self, places: Int64[np.ndarray, "places"]) -> Int64[np.ndarray, "places"]:
@@ -37,9 +45,11 @@ class EpochOrder:
         stored = places + np.where(places >= self._kept, self._begun, 0)
         stored = np.where(stored >= n_grouped, stored - n_grouped + self._kept, stored)
         in_groups = places < n_grouped
-        group, inside = np.divmod(stored[in_groups], self._window)
-        packs = places.copy()
-        packs[in_groups] = self._groups[group] * self._window + inside
+        place, inside = np.divmod(stored[in_groups], self._window)
+        group = self._groups[place]
+        packs = np.empty_like(places)
+        packs[in_groups] = group * self._window + places_in_group(inside, self._window, _hash(group, *self._seeds))
+        packs[~in_groups] = self._rest[places[~in_groups] - n_grouped]
         return packs
 
 
@@ -85,12 +95,9 @@ class OneDataset:
         return epoch + 1, 0
 
 
-def _hash(count: int, seed: int, epoch: int) -> UInt64[np.ndarray, "count"]:
-    """A hash of (seed, epoch, i) for each i: SplitMix64 (Steele, Lea and Flood 2014) over each of the three in turn."""
-    state = np.zeros(count, np.uint64)
-    for value in (np.uint64(seed % 2**64), np.uint64(epoch % 2**64), np.arange(count, dtype=np.uint64)):
-        state = state + value + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
+def _hash(numbers: Int64[np.ndarray, "n"], seed: int, epoch: int) -> UInt64[np.ndarray, "n"]:
+    """A hash of (seed, epoch, number) for each number: of each of the three in turn."""
+    state = np.zeros(len(numbers), np.uint64)
+    for value in (np.uint64(seed % 2**64), np.uint64(epoch % 2**64), numbers.astype(np.uint64)):
+        state = mix64(state + value)
     return state

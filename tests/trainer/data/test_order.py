@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 
+from preshard.schemas.step_order import part_size
 from preshard.trainer.data.order import OneDataset, epoch_order
 
 
-@pytest.mark.parametrize(("n_packs", "window"), list(itertools.product(range(14), range(1, 6))))
-def test_every_pack_once_and_groups_whole_and_aligned(n_packs: int, window: int) -> None:
-    """Fails when a pack is lost or taken twice, a group is split, or the rest pushes groups out of alignment."""
+@pytest.mark.parametrize(
+    ("n_packs", "window"), [*itertools.product(range(14), range(1, 6)), (28, 6), (29, 8), (31, 9), (100, 64), (30, 12)]
+)
+def test_every_pack_once_and_every_step_of_neighbours(n_packs: int, window: int) -> None:
+    """Fails when a pack is lost or taken twice, or a shuffle puts packs of two stored steps into one, of any size that
+    divides the window: groups and parts of them stay whole and aligned, and so does what fills no group.
+    """
     for seed, epoch in itertools.product((0, 7), (0, 1, 5)):
         order = epoch_order(n_packs, window=window, seed=seed, epoch=epoch).tolist()
         assert sorted(order) == list(range(n_packs))
         n_grouped = n_packs // window * window
-        for at in range(0, n_grouped, window):
-            assert order[at] % window == 0
-            assert order[at : at + window] == list(range(order[at], order[at] + window))
-        assert order[n_grouped:] == list(range(n_grouped, n_packs))
+        assert sorted(order[n_grouped:]) == list(range(n_grouped, n_packs))
+        for size in (size for size in range(1, window + 1) if window % size == 0):
+            for at in range(0, n_packs // size * size, size):
+                step = sorted(order[at : at + size])
+                assert step == list(range(step[0], step[0] + size))
+                assert step[0] % size == 0 or (at >= n_grouped and part_size(window) is None)
 
 
 def test_every_order_of_the_groups_comes_up_about_as_often() -> None:
     """Fails when the hash is biased: each of the 6 orders of 3 groups has 1,000 of 6,000 epochs, within 4 sigma."""
-    orders = [tuple(epoch_order(6, window=2, seed=3, epoch=epoch)[::2].tolist()) for epoch in range(6000)]
-    counts = [orders.count(order) for order in itertools.permutations((0, 2, 4))]
+    orders = [tuple((epoch_order(6, window=2, seed=3, epoch=epoch)[::2] // 2).tolist()) for epoch in range(6000)]
+    counts = [orders.count(order) for order in itertools.permutations(range(3))]
     assert sum(counts) == 6000
     assert all(abs(count - 1000) < 116 for count in counts), counts
+
+
+@pytest.mark.parametrize(("n_packs", "window", "most"), [(4, 4, 8), (3, 4, 2), (5, 64, 8), (4, 5, 24), (5, 6, 2)])
+def test_fewer_packs_than_a_window_are_shuffled(n_packs: int, window: int, most: int) -> None:
+    """Fails when a small dataset has one order for all seeds and epochs, or some of the orders hardly ever."""
+    orders = [tuple(epoch_order(n_packs, window=window, seed=1, epoch=epoch).tolist()) for epoch in range(40 * most)]
+    counts = Counter(orders)
+    assert len(counts) == most
+    assert 10 < min(counts.values()) <= max(counts.values()) < 100
 
 
 def test_seed_and_epoch_each_change_the_order_and_do_not_stand_for_each_other() -> None:
@@ -40,8 +57,9 @@ def test_seed_and_epoch_each_change_the_order_and_do_not_stand_for_each_other() 
 
 def test_the_order_is_the_same_as_it_was() -> None:
     """Fails when a change would lead a resumed job to other samples than before."""
-    assert epoch_order(11, window=2, seed=0, epoch=0).tolist() == [8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 10]
-    assert epoch_order(11, window=2, seed=2**63, epoch=1).tolist() == [8, 9, 6, 7, 0, 1, 4, 5, 2, 3, 10]
+    assert epoch_order(11, window=2, seed=0, epoch=0).tolist() == [8, 9, 0, 1, 3, 2, 4, 5, 7, 6, 10]
+    assert epoch_order(11, window=2, seed=2**63, epoch=1).tolist() == [9, 8, 6, 7, 1, 0, 5, 4, 2, 3, 10]
+    assert epoch_order(11, window=8, seed=3, epoch=2).tolist() == [6, 7, 5, 4, 1, 0, 3, 2, 9, 8, 10]
 
 
 @pytest.mark.parametrize(("position", "dp_size", "steps"), [(0, 1, 10), (0, 4, 2), (3, 4, 1), (7, 4, 0), (10, 1, 0)])
