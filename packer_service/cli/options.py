@@ -12,6 +12,7 @@ from preshard.packer_service.runtime.choose import EXECUTORS
 from preshard.schemas.secrets import without_secrets
 
 if TYPE_CHECKING:
+    from preshard.packer_service.ingest.media.reach import AllowedMedia
     from preshard.packer_service.report.figures import PlanReport
 
 
@@ -41,6 +42,13 @@ def with_source_options(settings: tuple[str, ...], form: str | None, ignore: tup
     """The settings with those of the options that are keys of the configuration as well. YAML reads JSON."""
     own = [f"form={json.dumps(form)}"] if form is not None else []
     return [*settings, *own, *([f"ignore={json.dumps(ignore)}"] if ignore else [])]
+
+
+def allowed_media(media_root: str | None, allow_media: tuple[str, ...]) -> AllowedMedia:
+    """What rows may reach, by the options."""
+    from preshard.packer_service.ingest.media.reach import AllowedMedia
+
+    return AllowedMedia(root=media_root, allow=allow_media)
 
 
 def say(text: str, err: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from preshard.packer_service.cli.advice import advise
+from preshard.packer_service.cli.advice import advise, suggest
 from preshard.packer_service.cli.datasets import report, serve, verify
 from preshard.packer_service.cli.demo import demo_model, demo_source
 from preshard.packer_service.cli.options import say
@@ -34,7 +34,7 @@ def cli() -> None:
     """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
 
-for _command in (demo_source, demo_model, show, pack, plan, verify, report, advise, serve):
+for _command in (demo_source, demo_model, suggest, show, pack, plan, verify, report, advise, serve):
     cli.add_command(_command)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preshard.packer_service.cli.options import (
+    allowed_media,
     config_options,
     dp_option,
     executor_options,
@@ -26,7 +27,6 @@ from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.filesystem import join
 
 if TYPE_CHECKING:
-    from preshard.packer_service.ingest.media.reach import AllowedMedia
     from preshard.schemas.config import PackConfig
     from preshard.schemas.manifest import ManifestHead
 
@@ -69,7 +69,7 @@ def pack(
 
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
-        outcome = run_job(sources, out, config, tasks, progress, media=_allowed(media_root, allow_media))
+        outcome = run_job(sources, out, config, tasks, progress, media=allowed_media(media_root, allow_media))
     counts = outcome.manifest.counts
     if outcome.already_done:
         say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
@@ -125,7 +125,9 @@ def plan(
     with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
         report = plan_tables(sources, config, progress, dp_sizes)
         if report is None:
-            report = plan_sources(sources, config, tasks, progress, dp_sizes, media=_allowed(media_root, allow_media))
+            report = plan_sources(
+                sources, config, tasks, progress, dp_sizes, media=allowed_media(media_root, allow_media)
+            )
     print_figures(report, as_json)
     _require_documents("plan", report.documents, report.source_documents)
 
@@ -157,7 +159,7 @@ def show(
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
     config = load_config(config_file, with_source_options(settings, form, ignore))
-    document = show_document(sources, config, row=row, doc_id=doc_id, media=_allowed(media_root, allow_media))
+    document = show_document(sources, config, row=row, doc_id=doc_id, media=allowed_media(media_root, allow_media))
     if as_json:
         say(json.dumps(document.model_dump(mode="json")))
     else:
@@ -172,12 +174,6 @@ def _configured(sources: Sequence[str], config_file: Path | None, settings: list
     for source in sources:
         require_answer("SOURCE", source)
     return load_config(config_file, settings, sources)
-
-
-def _allowed(media_root: str | None, allow_media: tuple[str, ...]) -> AllowedMedia:
-    from preshard.packer_service.ingest.media.reach import AllowedMedia
-
-    return AllowedMedia(root=media_root, allow=allow_media)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int64
@@ -29,10 +29,12 @@ NEARLY = 0.98
 PLANNED_AGAIN = 50_000
 """Documents that are planned again, of more an even sample: a tenth of a second each time, some twenty times."""
 
-COUNTED = {"max_images": "images", "max_patches": "patches"}
+MaxKey = Literal["max_images", "max_patches"]
+
+COUNTED: dict[MaxKey, str] = {"max_images": "images", "max_patches": "patches"}
 """Limits of what packs hold besides tokens, and what they limit."""
 
-WORDS = {"max_images": "crops", "max_patches": "patches"}
+WORDS: dict[MaxKey, str] = {"max_images": "crops", "max_patches": "patches"}
 
 LENGTHS_TRIED = 24
 """Lengths of packs that are tried."""
@@ -126,7 +128,7 @@ def fill_limit(columns: Columns, config: PackConfig, n_packs: int) -> FillLimit 
     budgets = Budgets(config.seq_len, config.max_images, config.max_patches, config.alignment)
     fill = sizes.fill(budgets)
     limits = tuple(name for name in COUNTED if getattr(budgets, name) is not None)
-    lifted: dict[tuple[str, ...], float] = {(name,): sizes.fill(_lift(budgets, (name,))) for name in limits}
+    lifted: dict[tuple[MaxKey, ...], float] = {(name,): sizes.fill(_lift(budgets, (name,))) for name in limits}
     best = max(lifted, key=lambda names: lifted[names], default=limits)
     reached = lifted.get(best, fill)
     if len(limits) > 1:
@@ -157,38 +159,50 @@ def rejected_when_written(limit: FillLimit | None, planned_tokens: int, counts: 
     return limit
 
 
-def _lift(budgets: Budgets, names: tuple[str, ...]) -> Budgets:
-    return Budgets(**{**budgets._asdict(), **dict.fromkeys(names)})
+def _lift(budgets: Budgets, names: tuple[MaxKey, ...]) -> Budgets:
+    values: dict[str, Any] = {**budgets._asdict(), **dict.fromkeys(names)}
+    return Budgets(**values)
 
 
-def _of_budgets(sizes: Sizes, budgets: Budgets, names: tuple[str, ...], target: float) -> FillLimit:
-    """The least value of a limit (two grow in proportion) that reaches the target, by bisection over plans."""
-    present = {name: max(getattr(budgets, name), 1) for name in names}
-    unlimited, first = sizes.packs(_lift(budgets, names)), names[0]
-
-    def raised(value: int) -> dict[str, int]:
-        return {name: -(-value * now // present[first]) for name, now in present.items()}
-
-    factor = max(sizes.most(unlimited, COUNTED[name]) / now for name, now in present.items())
-    low, high = present[first], max(present[first] + 1, math.ceil(factor * present[first]))
-    while high - low > max(1, high // 32):
-        middle = (low + high) // 2
-        if sizes.fill(budgets._replace(**raised(middle))) < target:
-            low = middle
-        else:
-            high = middle
-    values, n_packs = raised(high), int(sizes.packs(budgets).max()) + 1
+def _of_budgets(sizes: Sizes, budgets: Budgets, names: tuple[MaxKey, ...], target: float) -> FillLimit:
+    values, n_packs = least_values(sizes, budgets, names, target), int(sizes.packs(budgets).max()) + 1
     reached, full = sizes.fill(budgets._replace(**values)), float(sizes.tokens.sum()) / (n_packs * budgets.seq_len)
     held = [f"{getattr(sizes, COUNTED[name]).sum() / n_packs:,.0f} {WORDS[name]}" for name in names]
     held.append(f"{sizes.tokens.sum() / n_packs:,.0f} tokens")
     return FillLimit(
-        key=first,
+        key=next(iter(values)),
         setting=" ".join(f"{name}={value}" for name, value in values.items()),
         fill=reached,
         message=f"{' and '.join(f'{name} {getattr(budgets, name):,}' for name in names)} "
         f"keep{'s' if len(names) == 1 else ''} packs {1 - full:.1%} empty: on average they hold {' and '.join(held)}; "
         + _would(" and ".join(f"{name}={value:,}" for name, value in values.items()), reached, sizes),
     )
+
+
+def least_values(sizes: Sizes, budgets: Budgets, names: tuple[MaxKey, ...], target: float) -> dict[MaxKey, int]:
+    """The least values of limits above the present ones that reach a fill, by bisection over plans.
+
+    Args:
+        sizes: the documents.
+        budgets: what a pack may hold at present, where the target is not reached.
+        names: the limits; several grow in proportion.
+        target: the fill.
+    """
+    present: dict[MaxKey, int] = {name: max(getattr(budgets, name), 1) for name in names}
+    unlimited, first = sizes.packs(_lift(budgets, names)), present[names[0]]
+
+    def raised(value: int) -> dict[MaxKey, int]:
+        return {name: -(-value * now // first) for name, now in present.items()}
+
+    factor = max(sizes.most(unlimited, COUNTED[name]) / now for name, now in present.items())
+    low, high = first, max(first + 1, math.ceil(factor * first))
+    while high - low > max(1, high // 32):
+        middle = (low + high) // 2
+        if sizes.fill(budgets._replace(**raised(middle))) < target:
+            low = middle
+        else:
+            high = middle
+    return raised(high)
 
 
 def _of_alignment(sizes: Sizes, config: PackConfig, reached: float) -> FillLimit:

@@ -169,12 +169,18 @@ def plan_report(
     )
 
 
-def _sample_balances(sampled: Sequence[SampledPack], config: PackConfig) -> Balances:
+def sampled_blocks(sampled: Sequence[SampledPack], config: PackConfig) -> dict[LoadGroup, list[Block]]:
+    """The loads of solved packs by group."""
     order = BalanceOrder.of(config, len(sampled))
     parts = order.by_table(rows for _, _, rows in sampled)
     blocks: dict[LoadGroup, list[Block]] = {}
     for stretch, part in zip(order.stretches(), parts, strict=True):
         blocks.setdefault(stretch.group, []).append(block_of(numbers_of(part["load"]), stretch))
+    return blocks
+
+
+def _sample_balances(sampled: Sequence[SampledPack], config: PackConfig) -> Balances:
+    blocks = sampled_blocks(sampled, config)
     tiles = np.array([tiles for _, tiles, _ in sampled], np.int64)
     return balances(lambda group: blocks.get(group, []), tiles, config)
 
