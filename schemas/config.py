@@ -106,13 +106,19 @@ class VisionConfig(_Section):
 
 
 class ImagesConfig(_Section):
-    """How still images are scaled and normalised for a model."""
+    """How still images are read and scaled."""
 
     backend: ImageBackend = Field(
         "torchvision",
         description="Whose pixels the stills of a `model` have: `torchvision`, the image processors that "
         "`transformers` takes where torchvision is installed, or `pil`, those that it takes elsewhere.",
     )
+    pages: Literal["reject", "first", "all"] = Field(
+        "reject",
+        description="What becomes of a file of several pages or frames (PDF, TIFF, GIF, WebP ...) that is shown as an "
+        "image: its row is rejected, the first is taken, or all, each as an image, in their order.",
+    )
+    pdf_dpi: int = Field(144, ge=18, le=1200, description="Pixels per inch of a PDF's pages, before they are scaled.")
 
 
 class VideoConfig(_Section):
@@ -190,8 +196,11 @@ class PackConfig(_Section):
     tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or a tokenizer.json, or a folder with one.")
     special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
     vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
-    images: ImagesConfig = Field(ImagesConfig(), description="How still images are scaled for a model.")
+    images: ImagesConfig = Field(ImagesConfig(), description="How still images are read and scaled.")
     video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")
+    decoder_mib: int = Field(
+        512, ge=256, le=2**20, description="Memory of a task's decoder; a file that needs more is rejected."
+    )
     image_format: Literal["jpeg", "png"] = Field("jpeg", description="How crops are stored.")
     jpeg_quality: int = Field(90, ge=1, le=100, description="Quality of stored JPEG crops.")
     bidirectional: Literal["within_image", "image_tokens", "none"] = Field(
@@ -238,7 +247,7 @@ class PackConfig(_Section):
     @model_validator(mode="after")
     def _model_decides(self) -> PackConfig:
         if self.model is None:
-            if self.images != ImagesConfig():
+            if self.images.backend != ImagesConfig().backend:
                 raise ValueError(
                     f"images.backend {self.images.backend!r} is of the processors of a model; give model, too"
                 )

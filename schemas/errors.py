@@ -61,6 +61,7 @@ REJECT_CODES = (
     "duplicate_row",
     "empty",
     "missing_media",
+    "unreachable_media",
     "bad_image",
     "bad_video",
     "too_long",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from preshard.schemas.secrets import without_secrets
 
@@ -20,6 +20,7 @@ class Medium:
     images of a video of which ``fps`` are shown a second. ``start`` and ``end`` cut a clip out of a video, in seconds
     from its first frame; None is the video's own start or end. ``fps`` and ``max_frames`` are the row's own for a
     video, ``min_pixels`` and ``max_pixels`` its limits for the model's processor; None is what the configuration says.
+    ``page`` counts from 0 in an image's file of several.
     """
 
     kind: MediumKind
@@ -32,6 +33,7 @@ class Medium:
     frames: tuple[Medium, ...] = ()
     min_pixels: int | None = None
     max_pixels: int | None = None
+    page: int | None = None
 
     @property
     def is_place(self) -> bool:
@@ -43,7 +45,8 @@ class Medium:
         """How messages name it: as the source does, so that they read the same wherever the source lies."""
         if self.frames:
             return f"{self.frames[0].label} and the {len(self.frames) - 1} frames after it"
-        return without_secrets(self.uri) if self.uri is not None else "inline bytes"
+        name = without_secrets(self.uri) if self.uri is not None else "inline bytes"
+        return name if self.page is None else f"{name}, page {self.page + 1}"
 
 
 Part = str | Medium
@@ -129,6 +132,29 @@ class Document:
             else:
                 learnt += [_only(branch[: i + 1], i) for i in answers if branch[i].has_loss]
         return replace(self, branches=tuple(learnt), annotated=self.annotated or len(learnt) > 1)
+
+    def with_pages(self, counts: Sequence[int]) -> Document:
+        """The document with an image for each page of those files that have several.
+
+        Args:
+            counts: pages of each of :meth:`media`.
+        """
+        if all(count == 1 for count in counts):
+            return self
+        left = iter(counts)
+
+        def paged(parts: Iterable[Any]) -> Iterator[Any]:
+            for part in parts:
+                count = next(left) if isinstance(part, Medium) else 1
+                yield from (part,) if count == 1 else (replace(part, page=page) for page in range(count))
+
+        # in the order of media()
+        shared, prompt = tuple(paged(self.shared)), tuple(paged(self.prompt))
+        interleaved = None if self.interleaved is None else tuple(paged(self.interleaved))
+        branches = tuple(
+            tuple(replace(turn, parts=tuple(paged(turn.parts))) for turn in turns) for turns in self.branches
+        )
+        return replace(self, shared=shared, prompt=prompt, interleaved=interleaved, branches=branches)
 
     def media(self) -> list[Medium]:
         """Every image and video, in the order in which its tokens lie."""

@@ -33,6 +33,9 @@ def render_pieces(
     """
     renderer = configured_renderer(config, tokenizer)
     document = document.with_turns(config.turns)
+    probed = [] if document.is_plain else [probe(medium, folder, config) for medium in document.media()]
+    document = document.with_pages([len(shapes) for shapes in probed])
     media = () if document.is_plain else document.media()
-    placed = [place(renderer.family, medium, probe(medium, folder, config)) for medium in media]
+    shapes = (shape for shapes in probed for shape in shapes)
+    placed = [place(renderer.family, medium, shape) for medium, shape in zip(media, shapes, strict=True)]
     return fit_pack(render(renderer, document, placed), config)

@@ -138,9 +138,7 @@ def _failure(error: Exception, memory: int) -> tuple[Tag, Any]:
     if isinstance(error, _CannotCallError):
         return Tag.ERROR, PreshardError(f"the helper process cannot make the call ({error})")
     if memory and isinstance(error, DocumentError) and peak() > memory * NEAR_MEMORY:
-        # many decoders call a file damaged when they are given no memory
-        near = f"{error} (its decoder came near its limit of {memory >> 20} MiB of memory)"
-        return Tag.NEAR_MEMORY, DocumentError(error.code, near)
+        return Tag.NEAR_MEMORY, error  # many decoders call a file damaged when they are given no memory
     if isinstance(error, PreshardError | OSError):
         return Tag.ERROR, _picklable(error)
     traceback.print_exception(error)

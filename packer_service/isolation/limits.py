@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Limits:
     """Bounds of one call; None for no bound. Each value that the call yields starts both times anew.
 
-    They are not configurable: a file that stays within them is packed the same whatever they are, and no intact file
-    that we looked at came near them.
+    The times are not configurable: no intact file that we looked at came near them.
     """
 
     memory: int | None = 512 << 20
     """Bytes of private memory of the helper process. With the packing process, which holds one pack, below 1 GiB."""
+
+    memory_key: str | None = None
+    """The key of the configuration that sets this memory."""
 
     cpu_seconds: int | None = 120
     """Processor time without a result. Not clock time, by which a good file is slow on a busy or suspended machine."""
@@ -24,3 +26,14 @@ class Limits:
 
     tries: int = 2
     """Times that a call is made, each in a new process after a failure, so what ran before cannot be to blame."""
+
+    @property
+    def memory_limit(self) -> str:
+        """The limit of memory as messages name it."""
+        key = f" ({self.memory_key})" if self.memory_key else ""
+        return f"{(self.memory or 0) >> 20} MiB{key}"
+
+    @property
+    def memory_shown(self) -> str:
+        """What a call has, as messages name it."""
+        return f"its {self.memory_limit} of memory" if self.memory else "the machine's memory"

@@ -86,9 +86,10 @@ class HelperProcess:
                 self.is_idle = True
                 raise value
             elif tag is Tag.NEAR_MEMORY:
-                raise CallFailedError("came near its limit of memory", rejection=value)
+                near = f"{value} (its decoder came near its limit of {self.limits.memory_limit} of memory)"
+                raise CallFailedError("came near its limit of memory", rejection=DocumentError(value.code, near))
             elif tag is Tag.MEMORY:
-                raise CallFailedError(f"needs more than {self._memory()}")
+                raise CallFailedError(f"needs more than {self.limits.memory_shown}")
             else:
                 raise CallFailedError(f"failed ({value})")
 
@@ -120,11 +121,8 @@ class HelperProcess:
         if -code in OUTSIDE:
             return KilledError(f"the helper process was ended from outside ({name}); is the machine out of memory?")
         # many libraries do not check whether they were given memory, and these crashes look like any other
-        limit = f"; its memory is limited to {self.limits.memory >> 20} MiB" if self.limits.memory else ""
+        limit = f"; its memory is limited to {self.limits.memory_limit}" if self.limits.memory else ""
         return CallFailedError(f"crashed ({name}{limit})")
-
-    def _memory(self) -> str:
-        return f"its {self.limits.memory >> 20} MiB of memory" if self.limits.memory else "the machine's memory"
 
     def close(self) -> None:
         """Ends the process, whatever it is doing."""

@@ -19,6 +19,7 @@ from typing import TypeVar
 from preshard.packer_service.ingest.background import started
 from preshard.packer_service.ingest.decode import wanted_media
 from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.media.stores import reading_row
 from preshard.packer_service.ingest.packed.crops import stored_crops
 from preshard.packer_service.ingest.source.file import DATASET
 from preshard.packer_service.job.plan import PlannedDocument
@@ -113,7 +114,8 @@ def _crops(
     if not len(rendered.units):
         return []
     try:
-        return list(planned_crops(planned, rendered, config, first_unit=0, decode=videos.decoder(planned)))
+        with reading_row(planned.location):
+            return list(planned_crops(planned, rendered, config, first_unit=0, decode=videos.decoder(planned)))
     except DocumentError as error:
         return error
 

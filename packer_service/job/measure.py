@@ -15,6 +15,7 @@ import pyarrow as pa
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.ahead import AHEAD
 from preshard.packer_service.ingest.media.reach import is_absolute
+from preshard.packer_service.ingest.media.stores import reading_row
 from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
 from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.pieces import render_pieces
@@ -136,10 +137,17 @@ def _measure_row(
         return [{**where, **reason_columns("read", document)}]
     where["content"] = _row_hash(document, source, fragment.file)
     try:
-        pieces = render_pieces(document, fragment.file.media, config, tokenizer)
+        with reading_row(_place(fragment, number, reference)):
+            pieces = render_pieces(document, fragment.file.media, config, tokenizer)
     except DocumentError as error:
         return [{**where, **reason_columns("measure", error)}]
     return _lengths(where, pieces)
+
+
+def _place(fragment: Fragment, number: int, reference: RowReference) -> str:
+    """How a message names a row whose number in its file is not known yet, unless it lies in the first fragment."""
+    whole = not fragment.start
+    return fragment.file.location(number + 1) if whole else f"{fragment.file.label}, offset {reference.offset}"
 
 
 def _measure_packs(fragment: Fragment, config: PackConfig) -> Measured:

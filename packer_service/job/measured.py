@@ -42,16 +42,22 @@ class WorkError(PreshardError):
 
 
 class KeptFragment(NamedTuple):
-    """A fragment whose table is kept: its number, its lines (blank ones included), and the rows of its table."""
+    """A fragment whose table is kept: its number, its lines (blank ones included), and the rows of its table.
+
+    ``unreachable`` counts the documents that a store did not give. A later run does not find such a fragment, and
+    measures it again.
+    """
 
     number: int
     n_lines: int
     n_rows: int
+    unreachable: int = 0
 
     @property
     def name(self) -> str:
         group, place = divmod(self.number, FOLDER_FILES)
-        return f"{MEASURED_FOLDER}/{group:06d}/{place:03d}-{self.n_lines}-{self.n_rows}.parquet"
+        again = f"-{self.unreachable}" if self.unreachable else ""
+        return f"{MEASURED_FOLDER}/{group:06d}/{place:03d}-{self.n_lines}-{self.n_rows}{again}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +94,10 @@ def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) 
 def keep_measured(work: Folder, index: int, found: Measured, seconds: float) -> MeasuredCounts:
     """Writes what measuring a fragment gave."""
     facts = {"unused": json.dumps(found.unused), "seconds": f"{seconds:.3f}"}
-    kept = KeptFragment(index, found.n_lines, len(found.table))
+    rejects = count_by_code(found.table)
+    kept = KeptFragment(index, found.n_lines, len(found.table), rejects.get("unreachable_media", 0))
     work.write(kept.name, encode_table(found.table.replace_schema_metadata(facts)))
-    return MeasuredCounts(amounts=count_rows(found.table), rejects=count_by_code(found.table), kept=kept)
+    return MeasuredCounts(amounts=count_rows(found.table), rejects=rejects, kept=kept)
 
 
 def count_rows(measured: pa.Table) -> Counter[str]:

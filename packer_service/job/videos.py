@@ -25,6 +25,7 @@ from preshard.packer_service.ingest.media import isolated
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
 from preshard.packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
+from preshard.packer_service.ingest.media.stores import reading_row
 from preshard.packer_service.ingest.source.file import DATASET
 from preshard.packer_service.isolation.process import CallFailedError
 from preshard.packer_service.job.plan import PlannedDocument
@@ -219,7 +220,8 @@ class _WaitingPictures:
 
 def _read(planned: PlannedDocument, config: PackConfig) -> Rendered:
     try:
-        return read_planned(planned, config)
+        with reading_row(planned.location):
+            return read_planned(planned, config)
     except DocumentError as error:
         return error
 

@@ -14,7 +14,7 @@ from preshard.packer_service.report.figures import RejectReason
 LISTED = 10
 """Reasons that a report names; a source with more than that has one fault after another in its rows."""
 
-MEDIA_CODES = ("missing_media", "bad_image", "bad_video", "decode_failed")
+MEDIA_CODES = ("missing_media", "unreachable_media", "bad_image", "bad_video", "decode_failed")
 """Their messages begin with the name of a file and a colon."""
 
 VALUES = (

@@ -68,7 +68,7 @@ def test_what_is_measured_is_what_was_expected(demo: tuple[Path, dict[str, int],
     assert {code: sorted(ids) for code, ids in found.items()} == expected["rejects"]
     # The first of two duplicates is good; what only the decoder finds is measured as good.
     assert len(good) - 1 - len(when_decoded) == expected["documents"] == demo[1]["documents"]
-    assert {*found, "decode_failed"} == set(REJECT_CODES) - {"too_many_images", "too_many_patches"}
+    assert {*found, "decode_failed"} == set(REJECT_CODES) - {"too_many_images", "too_many_patches", "unreachable_media"}
 
 
 def test_the_documents_are_of_many_kinds_and_sizes(measured: Any) -> None:

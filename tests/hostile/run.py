@@ -45,7 +45,7 @@ from preshard.schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
 
 SETTINGS = [
     *("seq_len=2048", "vision.image_size=56", "vision.pool_size=2", "vision.max_crops=6", "video.max_frames=32"),
-    *("video.fps=4", "max_images=64", "image_format=png"),
+    *("video.fps=4", "max_images=64", "image_format=png", "images.pages=first"),
 ]
 HANG_SECONDS = 120
 GIB = 1 << 30

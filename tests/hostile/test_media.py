@@ -16,6 +16,7 @@ from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import REJECT_CODES
 
 SETTINGS = [
+    "images.pages=first",
     *("seq_len=1024", "vision.image_size=28", "vision.pool_size=2", "vision.max_crops=6", "video.max_frames=16"),
     *("video.fps=4", "max_images=64", "image_format=png", "layouts=[contiguous]", "cp_sizes=[1]", "ring_degrees=[1]"),
 ]

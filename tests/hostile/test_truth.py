@@ -21,6 +21,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 SIDE = 28
 SETTINGS = [
     *("seq_len=256", f"vision.image_size={SIDE}", "vision.pool_size=2", "image_format=png", "video.fps=2"),
+    "images.pages=first",
     *("layouts=[contiguous]", "cp_sizes=[1]", "ring_degrees=[1]", "block_size=128"),
 ]
 UHLD = {"upper left": (7, 7), "upper right": (7, 20), "lower left": (20, 7), "lower right": (20, 20)}

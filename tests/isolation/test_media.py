@@ -55,14 +55,14 @@ def test_the_same_bytes_as_in_this_process(tmp_path: Path, tiny_config: PackConf
         noise = np.random.default_rng(0).integers(0, 255, (150, 200, 3), np.uint8)
         Image.fromarray(noise).save(path, "PNG")
         medium = Medium(kind="image", data=path.read_bytes()) if inline else Medium(kind="image", uri="image")
-        here = probe_image(medium, MediaReach.of(str(tmp_path)))
+        [here] = probe_image(medium, MediaReach.of(str(tmp_path)))
     else:
         write_video(path.with_suffix(".mp4"))
         data = path.with_suffix(".mp4").read_bytes()
         medium = Medium(kind="video", data=data) if inline else Medium(kind="video", uri="video.mp4")
         here = probe_video(medium, MediaReach.of(str(tmp_path)), fps=2.0, max_frames=384)
     options = {"doc_id": "d", "first_unit": 3, "image_format": "jpeg", "jpeg_quality": 90}
-    shape = media_calls.probe(medium, MediaReach.of(str(tmp_path)), tiny_config)
+    [shape] = media_calls.probe(medium, MediaReach.of(str(tmp_path)), tiny_config)
     assert repr(shape) == repr(here)
     marks = ImageFormat(begin=(), token=0, separator=(), end=())
     placed = place(SquareFamily(tiny_config.vision, marks, 1), medium, here)
@@ -85,7 +85,7 @@ def test_a_decoder_that_breaks_has_the_code_of_its_step(
     with pytest.raises(DocumentError) as decoded:
         media_calls.crops(medium, MediaReach.of("/"), None, tiny_config, doc_id="d", first_unit=0)
     assert (probed.value.code, decoded.value.code) == (f"bad_{kind}", "decode_failed")
-    reason = "the decoder crashed (SIGSEGV; its memory is limited to 256 MiB) in 2 of 2 tries"
+    reason = "the decoder crashed (SIGSEGV; its memory is limited to 512 MiB (decoder_mib)) in 2 of 2 tries"
     assert str(probed.value) == str(decoded.value) == f"x/y.bin: {reason}"
 
 
@@ -128,8 +128,8 @@ def undisturbed(few: Path, tiny_config: PackConfig, tmp_path_factory: pytest.Tem
     return out
 
 
-CRASHED = "3.png: the decoder crashed ({}; its memory is limited to 256 MiB) in 2 of 2 tries"
-ATE = "3.png: the decoder needs more than its 256 MiB of memory in 2 of 2 tries"
+CRASHED = "3.png: the decoder crashed ({}; its memory is limited to 512 MiB (decoder_mib)) in 2 of 2 tries"
+ATE = "3.png: the decoder needs more than its 512 MiB (decoder_mib) of memory in 2 of 2 tries"
 CASES = {
     "probe": ("probe_image", "probe_that_crashes_on_one", "measure", "bad_image", CRASHED.format("SIGABRT")),
     "crash": ("encoded_crops", "crops_that_crash_on_one", "write", "decode_failed", CRASHED.format("SIGSEGV")),
@@ -256,6 +256,6 @@ def test_a_crash_kills_no_ray_worker(tmp_path: Path) -> None:
     words = ["a", "", "abc", "", "ab", ""]
     with ray_cluster(None, None) as executor:
         found = dict(executor.run(partial(_crash_or_count, str(tmp_path / "begun")), words))
-    crashed = "crashed (SIGABRT; its memory is limited to 512 MiB) in 2 of 2 tries"
+    crashed = "crashed (SIGABRT; its memory is limited to 512 MiB (decoder_mib)) in 2 of 2 tries"
     assert [found[i] for i in range(6)] == ["[1]", crashed, "[3]", crashed, "[2]", crashed]
     assert sorted((tmp_path / "begun").read_text(encoding="utf-8").splitlines()) == sorted(words)

@@ -102,7 +102,7 @@ class Oracle:
 
     def _shape(self, medium: Medium, folder: str) -> Any:
         if medium.kind == "image":
-            return probe_image(medium, MediaReach.of(folder), full_size=True)
+            return probe_image(medium, MediaReach.of(folder), full_size=True)[0]
         if medium.frames:
             assert medium.fps is not None
             return probe_frames(medium, MediaReach.of(folder), fps=medium.fps, max_frames=64, full_size=True)

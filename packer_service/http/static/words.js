@@ -52,6 +52,7 @@ export const CODES = {
   duplicate_row: "an equal row of this id is packed",
   empty: "it holds nothing to learn from",
   missing_media: "an image or video is missing",
+  unreachable_media: "a store did not give an image or video",
   bad_image: "an image cannot be decoded",
   bad_video: "a video cannot be decoded",
   too_long: "longer than a pack",

@@ -25,6 +25,7 @@ def encoded_crops(
     first_unit: int,
     image_format: Literal["jpeg", "png"],
     jpeg_quality: int,
+    dpi: int = 144,
 ) -> Iterator[Crop]:
     """Decodes an image or video once and encodes its crops, one at a time.
 
@@ -36,6 +37,7 @@ def encoded_crops(
         first_unit: number in the pack of the first of these units.
         image_format: see :func:`preshard.packer_service.ingest.media.image.encode_image`.
         jpeg_quality: see there.
+        dpi: pixels per inch of a PDF's pages.
 
     Yields:
         An image's crops in the order that its family gives them, or a video's frames by time.
@@ -44,7 +46,7 @@ def encoded_crops(
         DocumentError: as in :func:`preshard.packer_service.ingest.media.image.decode_image` and
             :func:`preshard.packer_service.ingest.media.video.decode_video`.
     """
-    for unit, timestamp, image in _decoded(medium, base, placed):
+    for unit, timestamp, image in _decoded(medium, base, placed, dpi):
         yield Crop(
             doc_id=doc_id,
             unit=first_unit + unit,
@@ -55,19 +57,21 @@ def encoded_crops(
         )
 
 
-def _decoded(medium: Medium, base: MediaReach, placed: PlacedMedium) -> Iterator[tuple[int, float | None, Image.Image]]:
+def _decoded(
+    medium: Medium, base: MediaReach, placed: PlacedMedium, dpi: int
+) -> Iterator[tuple[int, float | None, Image.Image]]:
     """Unit among those that are wanted, time, and pixels of each crop."""
     shape, scaling = placed.shape, placed.placement.scaling
     units, crops = zip(*placed.crops(), strict=True)
     if isinstance(shape, ImageSize):
-        images = decode_image(medium, base, crops, scaling)
+        images = decode_image(medium, base, crops, scaling, dpi=dpi)
         yield from ((unit, None, image) for unit, image in zip(units, images, strict=True))
         return
     frames = shape.of_frames(np.array([crop.frame for crop in crops]))
     pictures: Iterator[Image.Image]
     if medium.frames:
         wanted = (medium.frames[number] for number in frames.pts.tolist())
-        pictures = (decode_image(frame, base, crops[:1], scaling)[0] for frame in wanted)
+        pictures = (decode_image(frame, base, crops[:1], scaling, dpi=dpi)[0] for frame in wanted)
     else:
         pictures = decode_video(medium, base, frames, size=crops[0].size, scaling=scaling)
     for unit, timestamp, picture in zip(units, frames.timestamps, pictures, strict=True):

@@ -1,4 +1,4 @@
-"""A still image's size, known from its header, and then its crops."""
+"""The size of a still image, or of each page of a file, known from its header, and then its crops."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
+from preshard.packer_service.ingest.media.needs import DECODER_MIB, check_memory, image_bytes
 from preshard.packer_service.ingest.media.open import MediaFile, open_media
+from preshard.packer_service.ingest.media.pdf import MAX_PAGES, is_pdf, page_sizes, rendered_page, several_pages
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.sampling import as_written
 from preshard.packer_service.ingest.media.scale import FullScaling, scaled
@@ -27,15 +29,8 @@ from preshard.schemas.errors import DocumentError
 MAX_IMAGE_PIXELS = 178_956_970
 """Largest image of any format: twice ``Image.MAX_IMAGE_PIXELS``, above which Pillow takes a header for an attack."""
 
-MAX_DECODER_BYTES = 384 << 20
-"""Most memory that decoding an image may take by its header: three quarters of what the decoder's process may use."""
-
-# Bytes per pixel while an image is decoded, as measured. JPEG is decoded at a fraction of its size; the others hold an
-# animation's canvases, whole planes or strips, samples of 32 bits, or coefficients besides the picture.
-_BYTES_PER_PIXEL = {"JPEG": 2, "progressive JPEG": 8, "TIFF": 10, "PPM": 10, "AVIF": 12, "WEBP": 16, "JPEG2000": 25}
-
-_PIXEL_BYTES = 4
-"""Bytes of a pixel as Pillow keeps it, in the formats that need no more while they are decoded."""
+_NOT_A_PAGE = 1 | 4
+"""Bits of a TIFF's NewSubfileType: a smaller copy of another page, and a mask."""
 
 # Formats that hold nothing but pixels and begin with a signature. Pillow also opens PostScript (by running a program),
 # scientific files of many gigabytes, and takes random bytes for a TGA.
@@ -56,36 +51,95 @@ _SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
 """Those that swap rows and columns."""
 
 
-def probe_image(medium: Medium, base: MediaReach, *, full_size: bool = False) -> ImageSize:
-    """Reads an image's size from its header; no pixel is decoded.
+def probe_image(
+    medium: Medium,
+    base: MediaReach,
+    *,
+    full_size: bool = False,
+    pages: str = "reject",
+    dpi: int = 144,
+    decoder_mib: int = DECODER_MIB,
+) -> list[ImageSize]:
+    """Reads the size of an image, or of each page of a file that is taken, from headers; no pixel is decoded.
 
     Args:
         medium: the image.
         base: what it is relative to, and what it may reach.
         full_size: whether it will be decoded at its full size, whatever its crops'.
+        pages: what becomes of a file of several pages or frames: ``reject``, ``first`` or ``all``.
+        dpi: pixels per inch of a PDF's pages.
+        decoder_mib: memory of the process that will decode it.
 
     Raises:
-        DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, larger than
-            :func:`max_pixels`, or (PNG and WebP, whose length is known from their headers) cut short.
+        DocumentError: ``missing_media``, or ``bad_image``: empty, not an image, of several pages where these are
+            rejected, too large for the decoder, or (PNG and WebP, whose length is known from their headers) cut short.
     """
     with open_media(medium, base) as file:
         if not file.size:
             raise DocumentError("bad_image", f"{file.label}: the file is empty")
-        with _opened(file) as image:
-            width, height = image.size
-            if _orientation(image) >= 5:
-                width, height = height, width
-            kind = f"progressive {image.format}" if "progressive" in image.info else image.format
-        limit = max_pixels(kind, full_size=full_size)
-        if width * height > limit:
-            raise _too_large(file, f"{width} x {height}", limit)
-        if (kind == "PNG" and not _png_is_whole(file)) or (kind == "WEBP" and not _webp_is_whole(file)):
-            raise DocumentError("bad_image", f"{file.label}: the file is cut short")
-    return ImageSize(width, height)
+        if is_pdf(file):
+            found: list[_Page] = [(size, "PDF", False) for size in page_sizes(file, dpi, pages)]
+        else:
+            with _opened(file) as image:
+                found = [_page_facts(image, number) for number in _page_numbers(image, file.label, pages)]
+        for size, kind, turned in found:
+            need = image_bytes(kind, size.width * size.height, full_size=full_size, turned=turned)
+            check_memory("bad_image", f"{file.label}: {size.width} x {size.height} pixels", need, decoder_mib)
+            if (kind == "PNG" and not _png_is_whole(file)) or (kind == "WEBP" and not _webp_is_whole(file)):
+                raise DocumentError("bad_image", f"{file.label}: the file is cut short")
+    return [size for size, _, _ in found]
+
+
+_Page = tuple[ImageSize, str | None, bool]
+"""Size and format of a page, and whether it has to be turned."""
+
+
+def _page_facts(image: Image.Image, number: int) -> _Page:
+    if number:
+        image.seek(number)
+    width, height = image.size
+    orientation = _orientation(image)
+    if orientation >= 5:
+        width, height = height, width
+    kind = f"progressive {image.format}" if "progressive" in image.info else image.format
+    return ImageSize(width, height), kind, orientation > 1
+
+
+def _page_numbers(image: Image.Image, label: str, pages: str) -> list[int]:
+    """Which pages of a TIFF, or frames of an animation, are taken. Other pictures that a camera puts into a JPEG (MPO),
+    and smaller copies and masks in a TIFF, are no pages.
+
+    Raises:
+        DocumentError: ``bad_image``: there are several, and these are rejected.
+    """
+    if image.format not in ("TIFF", "GIF", "PNG", "WEBP", "AVIF") or pages == "first":
+        return [0]
+    try:
+        count = int(getattr(image, "n_frames", 1))
+        numbers = [0, *(n for n in range(1, count) if n < MAX_PAGES and _is_page(image, n))]
+        image.seek(0)
+    except Exception as error:  # a damaged header can surface as nearly any exception
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DocumentError("bad_image", f"{label}: the pages behind the first cannot be read") from error
+    if len(numbers) == 1 or (pages == "all" and count <= MAX_PAGES):
+        return numbers
+    what = "pages" if image.format == "TIFF" else "frames"
+    video = ", or give the file as a video" if image.format in ("GIF", "PNG") else ""  # FFmpeg reads no WebP that moves
+    if pages == "all":
+        raise DocumentError("bad_image", f"{label}: has {count} {what}, more than the limit of {MAX_PAGES}; divide it")
+    raise several_pages(label, f"{len(numbers)} {what}", video)
+
+
+def _is_page(image: Image.Image, number: int) -> bool:
+    if image.format != "TIFF":
+        return True
+    image.seek(number)
+    return not int(getattr(image, "tag_v2", {}).get(ExifTags.Base.NewSubfileType, 0)) & _NOT_A_PAGE
 
 
 def probe_frames(
-    medium: Medium, base: MediaReach, *, fps: float, max_frames: int, full_size: bool = False
+    medium: Medium, base: MediaReach, *, fps: float, max_frames: int, pages: str = "reject", **options: Any
 ) -> VideoFrames:
     """Chooses the frames of a video that is a list of images: all of them, unless it is cut or they are too many.
 
@@ -94,13 +148,15 @@ def probe_frames(
         base: what its frames are relative to, and what they may reach.
         fps: frames that are shown a second.
         max_frames: most frames, at least 1.
-        full_size: see :func:`probe_image`.
+        pages: see :func:`probe_image`; a frame is one picture.
+        options: see there.
 
     Raises:
         DocumentError: as in :func:`probe_image` for each frame, or ``bad_video``: their sizes differ, or the clip is
             empty or outside of the video.
     """
-    sizes = [probe_image(frame, base, full_size=full_size) for frame in medium.frames]
+    pages = "first" if pages == "first" else "reject"
+    sizes = [size for frame in medium.frames for size in probe_image(frame, base, pages=pages, **options)]
     for frame, size in zip(medium.frames, sizes, strict=True):
         if size != sizes[0]:
             found = f"{frame.label} has {size.width} x {size.height} pixels and the first frame"
@@ -111,25 +167,28 @@ def probe_frames(
     return chosen_frames(medium, line, 1 / as_written(fps), shown, fps=fps, max_frames=max_frames)
 
 
-def decode_image(medium: Medium, base: MediaReach, crops: Sequence[CropShape], scaling: Scaling) -> list[Image.Image]:
+def decode_image(
+    medium: Medium, base: MediaReach, crops: Sequence[CropShape], scaling: Scaling, *, dpi: int = 144
+) -> list[Image.Image]:
     """Decodes an image once, into RGB crops of it.
 
     The whole image fills each canvas, upright as EXIF says, without keeping the aspect ratio. Transparent pixels show a
-    white background, high bit depths are scaled to 8 bits, and of an animation the first frame is taken.
+    white background, and high bit depths are scaled to 8 bits.
 
     Args:
-        medium: the image that was probed.
+        medium: the image that was probed, or a page of it.
         base: what it is relative to, and what it may reach.
         crops: what its family makes of it.
         scaling: how it becomes their canvases.
+        dpi: as it was probed.
 
     Raises:
         DocumentError: ``missing_media``, ``bad_image`` as in the probe, or ``decode_failed``: the pixels are damaged.
     """
     sizes = {crop.canvas for crop in crops}
-    with open_media(medium, base) as file, _opened(file) as image:
-        turn = _UPRIGHT.get(_orientation(image))
+    with open_media(medium, base) as file, _page(file, medium.page or 0, dpi) as image:
         try:
+            turn = _UPRIGHT.get(_orientation(image))
             canvases = _reduced(image, sizes, turn) if scaling == "reduced" else _full(image, sizes, turn, scaling)
         except Exception as error:
             # Damaged pixels can surface as nearly any exception; one with a number comes from the file system.
@@ -190,14 +249,37 @@ def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jp
 
 
 @contextmanager
+def _page(file: MediaFile, number: int, dpi: int) -> Iterator[Image.Image]:
+    """A page of an open file.
+
+    Raises:
+        DocumentError: ``decode_failed``: it is not there any more.
+    """
+    if is_pdf(file):
+        yield rendered_page(file, number, dpi)
+        return
+    with _opened(file) as image:
+        try:
+            if number:
+                image.seek(number)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise DocumentError("decode_failed", f"{file.label}: the page cannot be read") from error
+        yield image
+
+
+@contextmanager
 def _opened(file: MediaFile) -> Iterator[Image.Image]:
+    file.seek(0)
     # Where warnings are turned into errors, a strange but whole image must not become a bad one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             image = Image.open(cast(BinaryIO, file), formats=_FORMATS)
         except Image.DecompressionBombError as error:
-            raise _too_large(file, "its header's size", MAX_IMAGE_PIXELS) from error
+            reason = f"its header's size is above the limit of {MAX_IMAGE_PIXELS} pixels; scale the image down"
+            raise DocumentError("bad_image", f"{file.label}: {reason}") from error
         except Exception as error:
             # A damaged header can surface as nearly any exception; one with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
@@ -205,24 +287,6 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
             raise DocumentError("bad_image", f"{file.label}: not an image that Pillow can open") from error
         with image:
             yield image
-
-
-def max_pixels(kind: str | None, *, full_size: bool = False) -> int:
-    """Most pixels of an image of a format whose decoding keeps within :data:`MAX_DECODER_BYTES`.
-
-    Args:
-        kind: the format, as Pillow names it.
-        full_size: whether its RGB picture is held at full size besides, and a JPEG is not decoded smaller.
-    """
-    per_pixel = _BYTES_PER_PIXEL.get(kind or "", _PIXEL_BYTES)
-    if full_size:
-        per_pixel = max(per_pixel, _PIXEL_BYTES) + _PIXEL_BYTES
-    return min(MAX_IMAGE_PIXELS, MAX_DECODER_BYTES // per_pixel)
-
-
-def _too_large(file: MediaFile, found: str, limit: int) -> DocumentError:
-    message = f"{file.label}: {found} is above the limit of {limit} pixels for its format; scale the image down"
-    return DocumentError("bad_image", message)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -6,7 +6,8 @@ Decoders are large C libraries, and nobody has looked at the files beforehand. T
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.ahead import AHEAD
@@ -15,6 +16,7 @@ from preshard.packer_service.ingest.media.image import probe_frames, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
 from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
+from preshard.packer_service.ingest.media.stores import STORES
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.packer_service.isolation.isolated import Isolated
 from preshard.packer_service.isolation.limits import Limits
@@ -29,28 +31,39 @@ _DECODER = Isolated(Limits())
 """The packing process's only one; the first image or video starts its process."""
 
 
-def probe(medium: Medium, base: MediaReach, config: PackConfig) -> MediumShape:
-    """An image's size, or which frames of a video are taken; no pixel is decoded.
+def _decoder(config: PackConfig) -> Isolated:
+    """The process, with the memory that the configuration gives it."""
+    memory = config.decoder_mib << 20
+    if (_DECODER.limits.memory, _DECODER.limits.memory_key) != (memory, "decoder_mib"):
+        _DECODER.close()
+        _DECODER.limits = replace(_DECODER.limits, memory=memory, memory_key="decoder_mib")
+    return _DECODER
+
+
+def probe(medium: Medium, base: MediaReach, config: PackConfig) -> list[MediumShape]:
+    """The size of an image or of each of its pages, or which frames of a video are taken; no pixel is decoded.
 
     Raises:
         DocumentError: as in :func:`preshard.packer_service.ingest.media.image.probe_image` and
             :func:`preshard.packer_service.ingest.media.video.probe_video`; also ``bad_image`` or ``bad_video`` when it
             broke the decoder in every try.
-        OSError: the file system failed, or the decoder's process was ended from outside; no document is at fault.
+            ``unreachable_media`` when a store did not give it.
+        OSError: a disk failed, a store is down, or the decoder's process was ended from outside; no document is at
+            fault.
     """
     medium = AHEAD.take(medium, base)
+    options: dict[str, Any] = {"decoder_mib": config.decoder_mib, "full_size": config.model is not None}
     if medium.kind == "video":
-        options: dict[str, Any] = {
+        options |= {
             "fps": config.video.fps if medium.fps is None else medium.fps,
             "max_frames": config.video.max_frames if medium.max_frames is None else medium.max_frames,
         }
-        if medium.frames:
-            [shape] = _call("bad_video", probe_frames, medium, base, **options, full_size=config.model is not None)
-        else:
-            [shape] = _call("bad_video", probe_video, medium, base, **options)
-    else:
-        [shape] = _call("bad_image", probe_image, medium, base, full_size=config.model is not None)
-    return shape
+    if medium.kind == "image" or medium.frames:
+        options |= {"pages": config.images.pages, "dpi": config.images.pdf_dpi}
+    if medium.kind == "video":
+        return _call(config, "bad_video", probe_frames if medium.frames else probe_video, medium, base, **options)
+    [shapes] = _call(config, "bad_image", probe_image, medium, base, **options)
+    return cast(list[MediumShape], shapes)
 
 
 def crops(
@@ -64,6 +77,7 @@ def crops(
         OSError: as in :func:`probe`.
     """
     return _call(
+        config,
         "decode_failed",
         encoded_crops,
         AHEAD.take(medium, base),
@@ -73,6 +87,7 @@ def crops(
         first_unit=first_unit,
         image_format=config.image_format,
         jpeg_quality=config.jpeg_quality,
+        dpi=config.images.pdf_dpi,
     )
 
 
@@ -90,22 +105,26 @@ def pictures(
         OSError: as in :func:`probe`, or raised by ``keep``.
     """
     options: dict[str, Any] = {"image_format": config.image_format, "jpeg_quality": config.jpeg_quality}
-    return _gather(keep, "decode_failed", encoded_pictures, medium, base, list(shown), **options)
+    return _gather(keep, config, "decode_failed", encoded_pictures, medium, base, list(shown), **options)
 
 
-def _call(code: str, function: Callable[..., Any], medium: Medium, *args: Any, **options: Any) -> list[Any]:
-    return _gather(list, code, function, medium, *args, **options)
+def _call(
+    config: PackConfig, code: str, function: Callable[..., Any], medium: Medium, *args: Any, **options: Any
+) -> list[Any]:
+    return _gather(list, config, code, function, medium, *args, **options)
 
 
 def _gather(
     keep: Callable[[Iterator[Any]], T],
+    config: PackConfig,
     code: str,
     function: Callable[..., Any],
     medium: Medium,
     *args: Any,
     **options: Any,
 ) -> T:
+    base: MediaReach = args[0]
     try:
-        return _DECODER.gather(keep, function, medium, *args, **options)
+        return STORES.ask(medium, base, lambda: _decoder(config).gather(keep, function, medium, *args, **options))
     except CallFailedError as error:
         raise DocumentError(code, f"{medium.label}: the decoder {error}") from None

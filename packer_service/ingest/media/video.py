@@ -9,12 +9,14 @@ from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import av
 import numpy as np
 from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import Scaling
-from preshard.packer_service.ingest.media.demux import display_size, open_at, seek_to
+from preshard.packer_service.ingest.media.demux import Video, display_size, open_at, seek_to
+from preshard.packer_service.ingest.media.needs import DECODER_MIB, check_memory, video_bytes
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.passes import read_pictures
 from preshard.packer_service.ingest.media.pictures import LostPictureError
@@ -51,7 +53,15 @@ class VideoFrames:
         return replace(self, pts=self.pts[numbers], timestamps=self.timestamps[numbers])
 
 
-def probe_video(medium: Medium, base: MediaReach, *, fps: float, max_frames: int) -> VideoFrames:
+def probe_video(
+    medium: Medium,
+    base: MediaReach,
+    *,
+    fps: float,
+    max_frames: int,
+    full_size: bool = False,
+    decoder_mib: int = DECODER_MIB,
+) -> VideoFrames:
     """Chooses a clip's frames by time, reading only packets: no pixel is decoded.
 
     The rule of :func:`~preshard.packer_service.ingest.media.sampling.sample_frames` is applied to the times at which
@@ -65,15 +75,18 @@ def probe_video(medium: Medium, base: MediaReach, *, fps: float, max_frames: int
         base: what it is relative to, and what it may reach.
         fps: frames per second of the clip, above 0.
         max_frames: most frames, at least 1.
+        full_size: whether frames will be scaled from RGB at their full size.
+        decoder_mib: memory of the process that will decode it.
 
     Raises:
-        DocumentError: ``missing_media``, or ``bad_video``: not a video, damaged or cut short within the clip, larger
-            than the limits, or a clip that is empty or outside of the video.
+        DocumentError: ``missing_media``, or ``bad_video``: not a video, damaged or cut short within the clip, too large
+            for the decoder, or a clip that is empty or outside of the video.
     """
     start, end = _clip_bounds(medium)
     with open_media(medium, base) as file:
         with open_at(file, None) as (video, packets):
             width, height = display_size(video)
+            _check_memory(video, full_size, decoder_mib)
             time_base = video.time_base
             origin, head = read_origin(video, packets)
             stop = None if end is None else origin + math.ceil(end / time_base)
@@ -107,6 +120,14 @@ def chosen_frames(
     )
     timestamps = clip_timestamps(chosen, origin=line.origin, time_base=time_base, start=start)
     return VideoFrames(pts=chosen, timestamps=timestamps, width=size[0], height=size[1])
+
+
+def _check_memory(video: Video, full_size: bool, decoder_mib: int) -> None:
+    context = video.stream.codec_context
+    bits = av.VideoFormat(context.pix_fmt).padded_bits_per_pixel if context.pix_fmt else 12
+    need = video_bytes(context.name, context.width * context.height, bits, full_size=full_size)
+    what = f"{context.width} x {context.height} frames of {context.name} in {context.pix_fmt}"
+    check_memory("bad_video", f"{video.label}: {what}", need, decoder_mib)
 
 
 def _clip_bounds(medium: Medium) -> tuple[Fraction, Fraction | None]:

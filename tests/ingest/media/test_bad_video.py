@@ -13,6 +13,7 @@ import pytest
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.demux import open_video
+from preshard.packer_service.ingest.media.needs import video_bytes
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
@@ -138,6 +139,21 @@ def test_frames_above_the_limit_are_bad(make_video: Callable[..., Path], monkeyp
     with pytest.raises(DocumentError, match="96 x 64 are above the limit of 6143 pixels") as caught:
         probe(path)
     assert caught.value.code == "bad_video"
+
+
+def test_what_a_decoder_needs_is_known_before(make_video: Callable[..., Path]) -> None:
+    # Fails when a video that no decoder of this memory can show is rejected after two tries, without its need.
+    path = make_video("large.mp4", size=(1024, 576), n_frames=3)
+    pixels, limit = 1024 * 576, 129
+    need = -(-video_bytes("h264", pixels, 12, full_size=True) >> 20)
+    assert need > limit
+    with pytest.raises(DocumentError, match=rf"need about {need} MiB .* decoder_mib {limit}; set decoder_mib to 256"):
+        probe(path, full_size=True, decoder_mib=limit)
+    assert probe(path, full_size=True, decoder_mib=need).n_frames == 3
+    # as measured: 4K fits into 512 MiB, and 8K of 8 and 10 bits does not
+    assert video_bytes("hevc", 3840 * 2160, 24, full_size=True) < 512 << 20
+    assert 512 << 20 < video_bytes("hevc", 7680 * 4320, 12, full_size=False) <= 602 << 20
+    assert 512 << 20 < video_bytes("hevc", 7680 * 4320, 24, full_size=False) <= 888 << 20
 
 
 def test_a_frame_that_grows_within_its_video_fails_to_decode(

@@ -6,15 +6,17 @@ import io
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import CropShape
 from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.media import image as image_module
@@ -37,7 +39,7 @@ def probe(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> PlacedMed
     vision = VisionConfig(image_size=image_size, patch_size=image_size, max_crops=max_crops)
     family = SquareFamily(vision, ImageFormat(begin=(), token=0, separator=(), end=()), 1)
     medium = Medium(kind="image", data=data)
-    return place(family, medium, probe_image(medium, MediaReach.of("/")))
+    return place(family, medium, *probe_image(medium, MediaReach.of("/")))
 
 
 def decode(data: bytes, *, image_size: int = 32, max_crops: int = 1) -> list[Image.Image]:
@@ -158,13 +160,6 @@ def test_values_beyond_any_known_range_use_their_own(values: list[float], expect
     np.testing.assert_allclose(got.astype(int), expected, atol=1)
 
 
-def test_an_animation_gives_its_first_frame() -> None:
-    # Fails when a later frame is taken, or the animation is refused.
-    frames = [Image.new("RGB", (16, 16), (value, 0, 0)) for value in (200, 100, 0)]
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert np.asarray(decode(data)[0])[..., 0].min() > 190
-
-
 def test_a_large_jpeg_decoded_small_is_the_same_picture() -> None:
     # Fails when decoding at a fraction (for speed) takes a smaller one than the canvas needs.
     smooth = noise(8, 6).resize((1600, 1200), Image.Resampling.BICUBIC)
@@ -211,6 +206,65 @@ def test_a_large_image_is_no_attack() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert probe(png_header(10_000, 10_000)).shape == ImageSize(10_000, 10_000)
+
+
+COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))
+"""Of the pages of a file, in their order."""
+
+
+def paged(kind: str) -> bytes:
+    pages = [Image.new("RGB", (60 + 20 * number, 90), colour) for number, colour in enumerate(COLOURS)]
+    if kind not in ("TIFF", "PDF"):  # all frames of an animation have one size
+        pages = [page.resize((60, 90)) for page in pages]
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    return encoded(pages[0], kind, save_all=True, append_images=pages[1:], **lossless)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PDF", "GIF", "WEBP", "PNG"])
+def test_every_page_of_a_file_is_taken_or_said(kind: str) -> None:
+    # Fails when pages behind the first are lost in silence, come in another order, or are all the first one.
+    medium, base = Medium(kind="image", data=paged(kind)), MediaReach.of("/")
+    with pytest.raises(DocumentError, match=r"has 3 (pages|frames); set images\.pages to all"):
+        probe_image(medium, base)
+    assert len(probe_image(medium, base, pages="first")) == 1
+    sizes = probe_image(medium, base, pages="all", dpi=72)
+    assert [size.width for size in sizes] == ([60, 80, 100] if kind in ("TIFF", "PDF") else [60] * 3)
+    crop = CropShape.whole(20, 20)
+    for number, colour in enumerate(COLOURS):
+        [picture] = decode_image(replace(medium, page=number), base, [crop], "reduced", dpi=72)
+        shown = picture.getpixel((10, 10))
+        assert max(abs(a - b) for a, b in zip(shown, colour, strict=True)) < 12, (number, shown)  # type: ignore[arg-type]
+
+
+def test_other_pictures_of_a_file_are_no_pages() -> None:
+    # Fails when a thumbnail in a TIFF, or the second picture of a camera's JPEG (MPO), asks for images.pages.
+    page, small = Image.new("RGB", (80, 60)), Image.new("RGB", (8, 6))
+    small.encoderinfo = {"tiffinfo": {254: 1}}
+    tiff, mpo = io.BytesIO(), io.BytesIO()
+    page.save(tiff, "TIFF", save_all=True, append_images=[small])
+    page.save(mpo, "MPO", save_all=True, append_images=[small])
+    for data in (tiff.getvalue(), mpo.getvalue()):
+        assert Image.open(io.BytesIO(data)).n_frames == 2, "there is no other picture"
+        assert probe_image(Medium(kind="image", data=data), MediaReach.of("/"), pages="all") == [ImageSize(80, 60)]
+
+
+def test_a_pdf_that_cannot_be_opened_is_bad() -> None:
+    # Fails when PDFium's own exception escapes.
+    with pytest.raises(DocumentError, match="not a PDF that can be opened") as caught:
+        probe(paged("PDF")[:200])
+    assert caught.value.code == "bad_image"
+
+
+def test_a_picture_that_is_turned_is_held_twice() -> None:
+    # Fails when a photograph of 50 megapixels that EXIF turns ends its decoder, or the reject names no cure.
+    exif, out = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("L", (8688, 5792)).save(out, "JPEG", exif=exif)
+    medium = Medium(kind="image", data=out.getvalue())
+    with pytest.raises(DocumentError, match=r"need about 608 MiB .* decoder_mib 512; set decoder_mib to 1024"):
+        probe_image(medium, MediaReach.of("/"), full_size=True)
+    assert probe_image(medium, MediaReach.of("/")) == [ImageSize(5792, 8688)], "decoded small, it fits"
+    assert probe_image(medium, MediaReach.of("/"), full_size=True, decoder_mib=1024) == [ImageSize(5792, 8688)]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "BMP", "PPM"])
