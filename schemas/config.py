@@ -213,6 +213,14 @@ class PackConfig(_Section):
         "auto", min_length=1, description="Form of the rows: `auto`, a form's name, or `package.module:function`."
     )
     ignore: Names = Field((), description="Patterns of files in a source's folders that are left out.")
+    split: str | None = Field(
+        None,
+        min_length=1,
+        description="Splits that are packed of folders that hold several: a name, `train+test`, `all`.",
+    )
+    source: Literal["from_row", "from_file"] = Field(
+        "from_row", description="Whether the row's column `source` names its source, or the name of its file does."
+    )
     ignore_columns: Names = Field((), description="Columns of the source that are left out.")
     ignore_fields: IgnorableFields = Field(
         (), description="Fields beside the content of messages that are left out, as if no row had them."

@@ -131,7 +131,7 @@ def _measure_row(
     config: PackConfig,
     tokenizer: Tokenizer,
 ) -> list[dict[str, Any]]:
-    doc_id, source = row_identity(row, config.ignore_columns)
+    doc_id, source = row_identity(row, config.ignore_columns, fragment.file.source)
     where = {"row": number, "offset": reference.offset, "size": reference.size, "doc_id": doc_id, "source": source}
     if isinstance(document, DocumentError):
         return [{**where, **reason_columns("read", document)}]

@@ -73,7 +73,7 @@ def show_document(
             raise ConfigError(f"SOURCE {file.uri}: is packed; preshard serve shows its documents, show those of rows")
     tokenizer = configured_tokenizer(config)
     found = _find(list_fragments(files), row if row or doc_id else "1", doc_id, config)
-    given_id, source = row_identity(found.row, config.ignore_columns)
+    given_id, source = row_identity(found.row, config.ignore_columns, found.fragment.file.source)
     try:
         if isinstance(found.row, DocumentError):
             raise found.row

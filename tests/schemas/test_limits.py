@@ -37,6 +37,8 @@ DEFAULTS: dict[str, Any] = {
     "annotation_weight": "none",
     "form": "auto",
     "ignore": [],
+    "split": None,
+    "source": "from_row",
     "ignore_columns": [],
     "ignore_fields": [],
     "turns": "whole",

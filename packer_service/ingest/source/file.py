@@ -27,10 +27,11 @@ class SourceFile:
 
     ``label`` names it in results, and is the same wherever the source lies. ``kind`` is its container, ``compression``
     what is around that, if anything. ``form`` names the form of its rows, ``form_sha256`` is that of the source of a
-    form of the user's own, and ``columns`` are those of a table that are read (None: all). ``copy`` is where the job
-    keeps what is read of a compressed file again and again; it is no part of what the file is. ``dataset`` says which
-    one it is. ``beneath`` tells apart the folders that relative references of the job's files are relative to, wherever
-    the source lies. ``media_root`` and ``media_roots`` are what the command says of media: see :attr:`media`.
+    form of the user's own, and ``columns`` are those of a table that are read (None: all). ``source`` is that of all of
+    its rows, where the file's name says it. ``copy`` is where the job keeps what is read of a compressed file again and
+    again; it is no part of what the file is. ``dataset`` says which one it is. ``beneath`` tells apart the folders that
+    relative references of the job's files are relative to, wherever the source lies. ``media_root`` and ``media_roots``
+    are what the command says of media: see :attr:`media`.
     """
 
     label: str
@@ -42,6 +43,7 @@ class SourceFile:
     form: str = "messages"
     form_sha256: str | None = None
     columns: tuple[str, ...] | None = None
+    source: str | None = None
     dataset: DatasetIdentity | None = None
     copy: str | None = field(default=None, compare=False)
     beneath: str = field(default="", compare=False)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 
@@ -32,6 +32,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     formless,
     overlooked,
 )
+from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import is_remote, is_uri, join, locate, split_query
@@ -48,6 +49,8 @@ SUFFIXES = {
     ".tsv": "tsv",
 }
 WHOLE_SUFFIXES = {".tgz": ("tar", "gzip")}
+ENDINGS = frozenset((*SUFFIXES, *WHOLE_SUFFIXES, *CODECS))
+_NUMBERED = re.compile(r"-[0-9]{5}-of-[0-9]{5}.*$")
 METADATA = frozenset(("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json"))
 """What ``datasets`` writes beside its files of rows."""
 CACHE = re.compile(r"^(cache|indices|tmp)[-.].*[.]arrow$|^cache-.*")
@@ -64,11 +67,13 @@ class Sources:
 
     ``unread`` counts the files in folders that are no source, by a pattern that ``ignore`` takes, and ``unused`` the
     files of tables with a column that is not read, by the column. What rows of JSON hold is found while measuring.
+    ``left_out`` says which splits are not packed.
     """
 
     files: list[SourceFile]
     unread: dict[str, int]
     unused: dict[str, int]
+    left_out: list[str] = field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
         """What a user should know before the work begins."""
@@ -83,6 +88,7 @@ class Sources:
         for name, number in titles.items():
             files = "1 file" if number == 1 else f"{number} files"
             yield f"reads as: {find_form(name).title} ({files}, such as {first[name]})"
+        yield from self.left_out
         if self.unread:
             yield f"not read: {_several(self.unread)}; --ignore PATTERN says that it is meant"
 
@@ -102,36 +108,45 @@ def list_sources(
 
     Args:
         sources: paths or URIs; ``*``, ``?`` (in paths) and ``[...]`` match within a name, ``**`` any folders.
-        config: its ``form``, ``ignore`` and ``ignore_columns`` are followed.
+        config: its ``form``, ``ignore``, ``ignore_columns``, ``split`` and ``source`` are followed.
         media: what rows may reach besides the folders of the sources.
 
     Raises:
         ConfigError: a source or a location of ``media`` does not exist, holds no such file or cannot be read; a column
-            that holds media or conversation would not be read.
+            that holds media or conversation would not be read; a folder has several splits and nothing says which.
     """
     settings, media = config or PackConfig(), media or AllowedMedia()
     named = [_there(option, location) for option, location in media.named()]
     found: list[SourceFile] = []
-    unread = Counter[str]()
+    unread, left_out = Counter[str](), list[str]()
     for label, source in zip(_labels(sources), sources, strict=True):
         manifest = dataset_manifest(source)
         if manifest is not None:
             found.append(dataset_file(label, source, manifest))
             continue
-        listed = _Listed(label=label, source=source)
-        for path, info in _entries(source):
-            if any(_matches(path, pattern) for pattern in settings.ignore):
-                continue
-            file = listed.file(path, info)
-            if file is not None:
-                found.append(file)
-            elif path and posixpath.basename(path) not in METADATA:
+        listed = _Listed(label=label, source=source, named_by_file=settings.source == "from_file")
+        entries = [
+            (path, info)
+            for path, info in _entries(source)
+            if not any(_matches(path, pattern) for pattern in settings.ignore)
+        ]
+        rows = {path: file for path, info in entries if (file := listed.file(path, info)) is not None}
+        splits = find_splits([path for path, _ in entries if path in rows or posixpath.basename(path) == SAVED])
+        if _root(source) == source and "" not in rows:
+            chosen = chosen_files(source, list(rows), splits, settings.split)
+            left_out += left_out_note(label, list(rows), splits, chosen)
+        else:  # the user has named the files
+            chosen = set(rows)
+        for path, _ in entries:
+            if path in chosen:
+                found.append(rows[path])
+            elif path not in rows and path and posixpath.basename(path) not in METADATA:
                 unread[_pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
             legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
             what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
             raise ConfigError(f"SOURCE {source}: holds no file that ends in {what}")
-    read = _looked_at(found, unread, settings)
+    read = replace(_looked_at(found, unread, settings), left_out=left_out)
     for label, source in zip(_labels(sources), sources, strict=True):
         if not any(file.label.partition("/")[0] == label for file in read.files):
             what = "its JSON is neither an array nor lines of objects with the columns of a form"
@@ -244,6 +259,7 @@ class _Listed:
 
     label: str
     source: str
+    named_by_file: bool
 
     def file(self, inside: str, info: fs.FileInfo) -> SourceFile | None:
         """A file of rows in it, None for any other file."""
@@ -260,7 +276,16 @@ class _Listed:
             compression=compression,
             size=info.size,
             mtime_ns=info.mtime_ns or 0,
+            source=_name_of(info.path) if self.named_by_file else None,
         )
+
+
+def _name_of(path: str) -> str:
+    """A file's name without its endings, and without its number among files of one name."""
+    name = posixpath.basename(path)
+    while os.path.splitext(name)[1].lower() in ENDINGS:  # noqa: PTH122
+        name = os.path.splitext(name)[0]  # noqa: PTH122
+    return _NUMBERED.sub("", name) or name
 
 
 def _container(path: str) -> tuple[str, str | None] | None:

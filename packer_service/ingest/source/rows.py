@@ -14,13 +14,20 @@ MAX_NAME = 1000
 """Most characters of an id or a source, which tables and heads of samples repeat."""
 
 
-def row_identity(row: Any, ignored: Collection[str] = ()) -> tuple[str | None, str]:
-    """The ``id`` (None if it has no usable one) and ``source`` of any row at all, but for fields that are left out."""
+def row_identity(row: Any, ignored: Collection[str] = (), named: str | None = None) -> tuple[str | None, str]:
+    """The ``id`` (None if it has no usable one) and ``source`` of any row at all.
+
+    Args:
+        row: what a container gave.
+        ignored: fields that are left out.
+        named: the source of its file, which goes before its own.
+    """
     if not isinstance(row, dict):
-        return None, DEFAULT_SOURCE
+        return None, named or DEFAULT_SOURCE
     given_id, source = (None if name in ignored else row.get(name) for name in ("id", "source"))
     given_id = id_text(given_id)
-    named = source if source and _is_name(source) else DEFAULT_SOURCE
+    if named is None:
+        named = source if source and _is_name(source) else DEFAULT_SOURCE
     return given_id if given_id and _is_name(given_id) else None, named
 
 
