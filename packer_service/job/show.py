@@ -121,6 +121,7 @@ def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMe
         width=placed.shape.width,
         height=placed.shape.height,
         clip=(medium.start, medium.end) if medium.kind == "video" else None,
+        thinned_to=placed.shape.thinned_to if isinstance(placed.shape, VideoFrames) else None,
         units=placed.n_units,
         backend=config.images.backend if config.model is not None and medium.kind == "image" else None,
     )

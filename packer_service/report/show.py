@@ -53,6 +53,8 @@ def _described(number: int, medium: ShownMedium) -> str:
     if medium.clip is not None and medium.clip != (None, None):
         start, end = medium.clip
         clip = f", from {start or 0:g} s" + ("" if end is None else f" to {end:g} s")
+    if medium.thinned_to is not None:
+        clip += f", a frame in {medium.thinned_to:.3g} s (max_frames; start and end cut it into clips)"
     scaled = "" if medium.backend is None else f", scaled as by {medium.backend}"
     return plain(f"{medium.kind} {number}: {medium.name}, {medium.width} x {medium.height} pixels{clip}{scaled}")
 

@@ -53,6 +53,9 @@ class ShownMedium(Figures):
     width: int = Field(description="Pixels, upright.")
     height: int
     clip: tuple[float | None, float | None] | None = Field(description="Start and end in seconds, if given; of videos.")
+    thinned_to: float | None = Field(
+        None, description="Seconds between frames where `max_frames` spread them further than `fps` asks; else null."
+    )
     backend: ImageBackend | None = Field(description="`images.backend`, of the still images of a model; else null.")
     units: int = Field(description="Units of the whole document that show it.")
 

@@ -82,7 +82,9 @@ def document() -> ShownDocument:
         crops=[(28, 28)],
         timestamps=[1.5],
     )
-    medium = ShownMedium(kind="video", name="a\x1b[2J.mp4", width=64, height=48, clip=(1, None), units=1, backend=None)
+    medium = ShownMedium(
+        kind="video", name="a\x1b[2J.mp4", width=64, height=48, clip=(1, None), thinned_to=28.125, units=1, backend=None
+    )
     still = ShownMedium(kind="image", name="b", width=9, height=8, clip=None, units=1, backend="torchvision")
     counts = {"tokens": 11, "loss_tokens": 3, "lost_tokens": 5, "images": 1, "patches": 4}
     piece = ShownPiece(**counts, shared_tokens=0, annotations=0, spans=spans(), units=[unit])
@@ -99,7 +101,10 @@ def test_loss_is_marked_with_and_without_colours() -> None:
     assert "so ?⟦yes ! </s>⟧" in said
     assert "\n[video 1 at 1.50 s: 28 x 28, 2 x 2 patches, 2 rows, tokens 2 to 5]\n" in said
     assert "piece 2 of 2: 11 tokens, 3 under loss; 1 crops, 4 patches; positions 0 to 10; 5 tokens behind it" in said
-    assert "video 1: a\\x1b[2J.mp4, 64 x 48 pixels, from 1 s\n" in said
+    assert (
+        "video 1: a\\x1b[2J.mp4, 64 x 48 pixels, from 1 s, a frame in 28.1 s (max_frames; start and end cut it into clips)\n"
+        in said
+    )
     assert "image 2: b, 9 x 8 pixels, scaled as by torchvision\n" in said
     assert "reads as text" in said
     file = io.StringIO()

@@ -36,13 +36,15 @@ class VideoFrames:
 
     ``pts`` are in the stream's time base, ascending and distinct; ``timestamps`` are in seconds from the clip's start,
     which is ``medium.start`` or else the first frame; they are 0 for a frame that is already on the screen then.
-    ``width`` and ``height`` are those of the frame as it is shown, after the header's quarter turn.
+    ``width`` and ``height`` are those of the frame as it is shown, after the header's quarter turn. ``thinned_to`` is
+    the time between frames in seconds where ``max_frames`` made it longer than ``1 / fps``, else None.
     """
 
     pts: Int64[np.ndarray, "frames"]
     timestamps: Float64[np.ndarray, "frames"]
     width: int
     height: int
+    thinned_to: float | None = None
 
     @property
     def n_frames(self) -> int:
@@ -109,17 +111,20 @@ def chosen_frames(
         DocumentError: ``bad_video``: the clip is empty or outside of the video.
     """
     start, end = _clip_bounds(medium)
+    until = _clip_end(medium, line, start=start, end=end, time_base=time_base)
     chosen = sample_frames(
         line.pts,
         origin=line.origin,
         time_base=time_base,
         start=start,
-        end=_clip_end(medium, line, start=start, end=end, time_base=time_base),
+        end=until,
         fps=as_written(fps),
         max_frames=max_frames,
     )
     timestamps = clip_timestamps(chosen, origin=line.origin, time_base=time_base, start=start)
-    return VideoFrames(pts=chosen, timestamps=timestamps, width=size[0], height=size[1])
+    step = (until - start) / max_frames
+    thinned_to = float(step) if step * as_written(fps) > 1 else None
+    return VideoFrames(pts=chosen, timestamps=timestamps, width=size[0], height=size[1], thinned_to=thinned_to)
 
 
 def _check_memory(video: Video, full_size: bool, decoder_mib: int) -> None:

@@ -246,6 +246,14 @@ def test_colours_survive_every_pixel_format(make_video: Callable[..., Path], pix
     np.testing.assert_allclose(got, expected, atol=14)
 
 
+def test_a_video_that_max_frames_thins_says_so(make_video: Callable[..., Path]) -> None:
+    # Fails when a long film loses most of its frames and nothing says so.
+    path = make_video("long.mkv", n_frames=40)  # 1.6 s
+    assert probe(path, fps=2.0).thinned_to is None
+    assert probe(path, fps=2.0, max_frames=4).thinned_to is None, "as many as there are"
+    assert probe(path, fps=2.0, max_frames=2).thinned_to == pytest.approx(0.8)
+
+
 def test_odd_sizes(make_video: Callable[..., Path]) -> None:
     # Fails when a padded line of an odd width shifts the picture.
     path = make_video("odd.mkv", size=(77, 45), pix_fmt="yuv444p", n_frames=2)
