@@ -116,6 +116,9 @@ FileUnknown = _rule("D7", "FileUnknown", "The folder MUST hold no file that the 
 DocumentTwice = _rule("D8", "DocumentTwice", "A document MUST be packed once, or rejected once, and never both.")
 DocumentLost = _rule("D9", "DocumentLost", "Every source document MUST be packed or rejected.")
 DocumentRowInvalid = _rule("D10", "DocumentRowInvalid", "documents.parquet MUST list the spans of every KEY.json.")
+CarriedFileChanged = _rule(
+    "D11", "CarriedFileChanged", "A file below model MUST have the size and SHA-256 that the manifest gives."
+)
 
 # The shards
 ShardMissing = _rule("S1", "ShardMissing", "Every shard that the manifest lists MUST exist, with its index.")

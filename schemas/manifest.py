@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+import re
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from preshard.schemas.encoder import encoder_of, tokens_per_second
 from preshard.schemas.layout import RankImages
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READ_VERSIONS = (2, FORMAT_VERSION)
+"""Versions that are read. A dataset of version 2 carries no files of its tokenizer and model."""
 MANIFEST = "manifest.json"
 RUN = "run.json"
 SHARDS = "shards"
@@ -17,6 +28,21 @@ WORK = ".work"
 """Folder inside the dataset that holds the finished work of an unfinished job. It is gone once the dataset is whole."""
 PLANNED = "planned.json"
 """File in that folder that says how many ``shards`` there will be, so that others can show the progress."""
+
+MODEL = "model"
+"""Folder inside the dataset with the files of the tokenizer and the processors, under the names that they had."""
+
+TOKENIZER, CHAT_TEMPLATE, CARRIED_TEMPLATES = "tokenizer.json", "chat_template.jinja", "additional_chat_templates"
+CARRIED_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(CHAT_TEMPLATE, "chat_template.json"),
+    *("config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+)
+"""Files that are carried, besides templates in the folder of those: what ``AutoTokenizer`` and ``AutoProcessor`` read.
+No weights and no code."""
+
+LARGEST_CARRIED = 64 << 20
+"""Bytes of one of them; the tokenizers of released models take up to 35 MB."""
 
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or position; also fits the int64 columns of the tables."""
@@ -54,6 +80,16 @@ class TableEntry(_Record):
     bytes: Natural
     sha256: str
     rows: Natural
+
+
+class CarriedFile(_Record):
+    """One file of the tokenizer or the model, by its name below ``model``."""
+
+    name: Annotated[
+        str, Field(pattern=rf"^({'|'.join(map(re.escape, CARRIED_FILES))}|{CARRIED_TEMPLATES}/\w[\w.-]*\.jinja)$")
+    ]
+    bytes: Annotated[int, Field(ge=0, le=LARGEST_CARRIED)]
+    sha256: Sha256
 
 
 class TokenizerEntry(_Record):
@@ -108,7 +144,7 @@ class Counts(_Record):
     pieces: Natural
     rejected: Natural
     left_out: Natural
-    numbered: Natural
+    numbered: Natural = 0  # which version 2 need not say
     packs: Natural
     tokens: Natural
     padding_tokens: Natural
@@ -126,6 +162,7 @@ class ManifestHead(_Record):
 
     ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
     ``unread_files`` the files in the source's folders that are no source, by a pattern of their names.
+    ``carried`` are the files of the folder ``model``, None in version 2.
     """
 
     format_version: int
@@ -139,6 +176,18 @@ class ManifestHead(_Record):
     unread_files: dict[str, Natural]
     counts: Counts
     tables: list[TableEntry]
+    carried: list[CarriedFile] | None = None
+
+    @model_validator(mode="after")
+    def _check_carried(self) -> Self:
+        if (self.carried is None) != (self.format_version < FORMAT_VERSION):
+            raise ValueError(f"carried belongs to format_version {FORMAT_VERSION}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_missing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = write(self)
+        return fields if self.carried is not None else {name: fields[name] for name in fields if name != "carried"}
 
     @property
     def axes(self) -> int:

@@ -6,7 +6,8 @@ written by row groups, the dataset's id and the counts are taken as the rows pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +26,16 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.identity import dataset_id
-from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, WORK, Counts, ManifestHead, TableEntry
+from preshard.schemas.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    MODEL,
+    WORK,
+    CarriedFile,
+    Counts,
+    ManifestHead,
+    TableEntry,
+)
 from preshard.schemas.manifest_parts import manifest_parts
 from preshard.schemas.tables import TABLES
 from preshard.schemas.version import VERSION
@@ -60,6 +70,7 @@ def finish(
     config: PackConfig,
     target: PackedFor,
     unread: dict[str, int],
+    carried: list[CarriedFile],
     executor: Executor,
     progress: Progress,
 ) -> Finished:
@@ -72,6 +83,7 @@ def finish(
         config: the job's configuration.
         target: what was packed for.
         unread: how many files of the source's folders are no source, by pattern.
+        carried: the files of the tokenizer and the model that lie in the folder.
         executor: joins records where they are many.
         progress: hears what is done.
 
@@ -93,8 +105,22 @@ def finish(
         unread_files=unread,
         counts=counts,
         tables=tables,
+        carried=carried,
     )
     return Finished(head=head, shards=partial(joined_entries, work, groups), seconds=round(seconds, 3))
+
+
+def write_carried(folder: Folder, files: Mapping[str, bytes]) -> list[CarriedFile]:
+    """Writes the files of the tokenizer and the model, and removes those that an earlier run left besides."""
+    for name in (folder / MODEL).names():
+        if name not in files:
+            folder.delete(f"{MODEL}/{name}")
+    for name, content in files.items():
+        folder.write(f"{MODEL}/{name}", content)
+    return [
+        CarriedFile(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in files.items()
+    ]
 
 
 def _join(folder: Folder, groups: Sequence[int], n_shards: int, executor: Executor, progress: Progress) -> float:

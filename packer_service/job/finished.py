@@ -10,7 +10,7 @@ from preshard.packer_service.job.job_record import Record, refuse_difference
 from preshard.packer_service.shards.lock import FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK, ManifestHead, ShardEntry
+from preshard.schemas.manifest import MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
 from preshard.schemas.manifest_parts import decode_manifest_parts
 
 INDEX_ENTRY_BYTES = 8
@@ -51,6 +51,9 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
 def _check_sizes(folder: Folder, manifest: ManifestHead, shards: Iterable[ShardEntry]) -> None:
     for table in manifest.tables:
         _check_size(folder, table.name, folder.size(table.name), table.bytes)
+    for entry in manifest.carried or ():
+        name = f"{MODEL}/{entry.name}"
+        _check_size(folder, name, folder.size(name), entry.bytes)
     n_shards = -(-manifest.counts.packs // manifest.config["packs_per_shard"])
     many = n_shards > LISTED_SHARDS
     listed = None if many or folder.is_local else (folder / SHARDS).sizes()

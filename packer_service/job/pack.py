@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from preshard.packer_service.ingest.carried import files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.notes import dataset_notes
@@ -18,7 +19,7 @@ from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
-from preshard.packer_service.job.finish import Finished, finish
+from preshard.packer_service.job.finish import Finished, finish, write_carried
 from preshard.packer_service.job.finished import finished_before
 from preshard.packer_service.job.job_record import job_record
 from preshard.packer_service.job.ownership import claimed, now
@@ -33,7 +34,7 @@ from preshard.packer_service.shards.reach import require_answer
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import RUN, ManifestHead
+from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,8 @@ def pack(
         return Outcome(manifest=manifest, already_done=True, seconds={})
     _check_writable(folder)
     with claimed(folder, record, progress) as claim:
-        for note in (*found.notes(), *dataset_notes(found.files)):
+        carried = files_to_carry(config, found.files)
+        for note in filter(None, (*found.notes(), *dataset_notes(found.files), carried.note)):
             progress.note(note)
         job = PackingJob(
             claim=claim,
@@ -108,7 +110,7 @@ def pack(
             partition_rows=partition_rows,
         )
         try:
-            return _run(job, found, fragments, target)
+            return _run(job, found, fragments, target, write_carried(folder, carried.files))
         except FileNotFoundError:
             # in an object store two runs of one job can meet, and the first to end removes the work of both
             manifest = None if folder.is_local else finished_before(folder, record)
@@ -137,7 +139,13 @@ class _Clock:
         self.last = now
 
 
-def _run(job: PackingJob, sources: Sources, fragments: Sequence[Fragment], target: PackedFor) -> Outcome:
+def _run(
+    job: PackingJob,
+    sources: Sources,
+    fragments: Sequence[Fragment],
+    target: PackedFor,
+    carried: list[CarriedFile],
+) -> Outcome:
     clock = _Clock()
     planned = plan(job, with_copies(job, fragments), sources.unused, clock.lap)
     job.progress.note(
@@ -156,6 +164,7 @@ def _run(job: PackingJob, sources: Sources, fragments: Sequence[Fragment], targe
         config=job.config,
         target=target,
         unread=sources.unread,
+        carried=carried,
         executor=job.executor,
         progress=job.progress,
     )

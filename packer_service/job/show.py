@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from preshard.packer_service.ingest.carried import carried_decoder
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.media.shape import PlacedMedium
 from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredRow, open_dataset
+from preshard.packer_service.ingest.packed.take import taken_document
 from preshard.packer_service.ingest.pieces import render_pieces
-from preshard.packer_service.ingest.source.file import DATASET, Fragment
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_document, row_identity
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
-from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
 from preshard.packer_service.shards.reach import require_answer
@@ -27,6 +29,9 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError, PreshardError
 from preshard.schemas.manifest import UNIT_KINDS
 from preshard.schemas.sequence import IGNORE_INDEX
+
+PACKS_AT_ONCE = 64
+"""Packs of a dataset whose documents are listed at once."""
 
 
 class RejectedError(PreshardError):
@@ -68,9 +73,11 @@ def show_document(
     for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
         require_answer(what, location)
     files = list_sources(sources, config, media).files
-    for file in files:
-        if file.kind == DATASET:
-            raise ConfigError(f"SOURCE {file.uri}: is packed; preshard serve shows its documents, show those of rows")
+    packed = [file for file in files if file.kind == DATASET]
+    if packed:
+        if len(files) > 1:
+            raise ConfigError(f"SOURCE {packed[0].uri}: is a packed dataset; show it alone")
+        return _show_packed(packed[0], row if row or doc_id else "1", doc_id)
     tokenizer = configured_tokenizer(config)
     found = _find(list_fragments(files), row if row or doc_id else "1", doc_id, config)
     given_id, source = row_identity(found.row, config.ignore_columns, found.fragment.file.source)
@@ -88,7 +95,52 @@ def show_document(
         location=found.location,
         form=find_form(found.fragment.file.form).title,
         media=[_medium(medium, placed, config) for medium, placed in probed],
-        pieces=[_piece(piece, lost, tokenizer) for piece, lost in pieces],
+        pieces=[_piece(piece, lost, tokenizer.decode, _rendered_units(piece)) for piece, lost in pieces],
+    )
+
+
+def _show_packed(file: SourceFile, wanted: str | None, doc_id: str | None) -> ShownDocument:
+    """One document of a dataset, or one piece of it, as it lies in its pack; rows are those of ``documents.parquet``.
+
+    Raises:
+        ConfigError: there is no such row, or the dataset does not carry its tokenizer.
+        RejectedError: its pack is damaged.
+    """
+    source, before = open_dataset(file), 0
+    decode = carried_decoder(file.uri, source.manifest)
+    for first in range(0, source.n_packs, PACKS_AT_ONCE):
+        rows = source.rows(first, min(first + PACKS_AT_ONCE, source.n_packs))
+        for number, row in enumerate(rows, start=before + 1):
+            if wanted == str(number) or row.doc_id == doc_id:
+                return _packed_document(source, row, f"{file.label}:{number}", decode)
+        before += len(rows)
+    asked = f"--row {wanted}" if wanted is not None else f"--id {doc_id}"
+    raise ConfigError(f"{asked}: the dataset has no such document; it holds {before}, counted from 1")
+
+
+def _packed_document(
+    source: PackedDatasetSource, row: StoredRow, location: str, decode: Callable[[Sequence[int]], str]
+) -> ShownDocument:
+    number, model = row.place.size, source.manifest.model
+    try:
+        pack = source.pack(row.place.offset)
+        rendered = taken_document(pack, number, merge=model.merge if model else 1)
+    except DocumentError as error:
+        raise RejectedError(f"{location}: {error}") from None
+    parts = []
+    for place, unit in enumerate(pack.head.units):
+        images = [image for image in pack.head.images if image.unit == place]
+        times = dict.fromkeys(image.timestamp for image in images if image.timestamp is not None)
+        crops = [(image.width, image.height) for image in images]
+        if unit.document == number:
+            parts.append({"medium": unit.medium, "crops": crops, "timestamps": [*times]})
+    return ShownDocument(
+        doc_id=row.doc_id,
+        source=row.source,
+        location=location,
+        form=None,
+        media=[],
+        pieces=[_piece(rendered, row.truncated, decode, _units(rendered, parts))],
     )
 
 
@@ -127,7 +179,9 @@ def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMe
     )
 
 
-def _piece(rendered: RenderedDocument, lost: int, tokenizer: Tokenizer) -> ShownPiece:
+def _piece(
+    rendered: RenderedDocument, lost: int, decode: Callable[[Sequence[int]], str], shown: list[ShownUnit]
+) -> ShownPiece:
     units = rendered.units
     return ShownPiece(
         tokens=len(rendered),
@@ -137,7 +191,7 @@ def _piece(rendered: RenderedDocument, lost: int, tokenizer: Tokenizer) -> Shown
         patches=int(units.patches.sum()),
         shared_tokens=rendered.n_shared,
         annotations=rendered.n_branches,
-        units=_units(rendered),
+        units=shown,
         spans=document_spans(
             tokens=rendered.tokens,
             labels=rendered.labels,
@@ -145,18 +199,22 @@ def _piece(rendered: RenderedDocument, lost: int, tokenizer: Tokenizer) -> Shown
             branch_ids=rendered.branch_ids,
             position_ids=np.atleast_2d(rendered.position_ids),
             unit_edges=units.edges,
-            decode=tokenizer.decode,
+            decode=decode,
         ),
     )
 
 
-def _units(rendered: RenderedDocument) -> list[ShownUnit]:
+def _rendered_units(rendered: RenderedDocument) -> list[ShownUnit]:
     shown = [part for number, (_, placed) in enumerate(rendered.media) for part in _parts(number, placed)]
+    return _units(rendered, [shown[number] for number in rendered.units.numbers])
+
+
+def _units(rendered: RenderedDocument, parts: Sequence[dict[str, Any]]) -> list[ShownUnit]:
     units = rendered.units
     return [
         ShownUnit(
             number=i,
-            **shown[units.numbers[i]],
+            **parts[i],
             kind=UNIT_KINDS[units.kinds[i]],
             start=int(units.edges[i, 0]),
             end=int(units.edges[i, 1]),

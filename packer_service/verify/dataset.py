@@ -15,7 +15,7 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.reach import require_answer
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
-from preshard.packer_service.verify.folder import check_files, check_manifest, check_shard_list
+from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
 from preshard.packer_service.verify.independent.sample import chosen_packs
 from preshard.packer_service.verify.row_reader import DocumentRows, RowReader
@@ -26,7 +26,7 @@ from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
-from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
+from preshard.schemas.manifest import LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
 from preshard.schemas.secrets import without_secrets
 
 
@@ -103,11 +103,21 @@ class _Dataset:
         faults.extend(check_shard_list(manifest, config), MANIFEST)
         for file, finding in check_files(manifest, self.folder.names()):
             faults.extend([finding], file)
+        for file, finding in check_carried(manifest, self._read_small):
+            faults.extend([finding], file)
         progress.note(f"reading the tables of {manifest.counts.packs} packs")
         self.found = TableCheck(self.folder, manifest, config, faults, partition_rows).run()
         self.checked.update(shards=0, packs=0, independent=0, images=0)
         counted = {name: rows for name, rows in self.found.rows.items() if name != "packs.parquet"}
         self.checked.update({name.removesuffix(".parquet"): rows for name, rows in counted.items()})
+
+    def _read_small(self, name: str) -> bytes | None:
+        """A carried file, or one byte more than any may have."""
+        if not self.folder.is_file(name):
+            return None
+        with self.folder.open(name) as file:
+            content: bytes = file.read(LARGEST_CARRIED + 1)
+        return content
 
     def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
         """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""

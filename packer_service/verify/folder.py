@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
+    CarriedFileChanged,
     DocumentLost,
     FileUnknown,
     ManifestContradiction,
@@ -15,7 +17,7 @@ from preshard.schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK, Manifest
+from preshard.schemas.manifest import MANIFEST, MODEL, RUN, SHARDS, TOKENIZER, WORK, Manifest
 from preshard.schemas.tables import TABLES
 
 
@@ -53,7 +55,8 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 
 def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Every file that the manifest names is there, and no other. Yields the file with what is wrong."""
-    there, known = set(names), {MANIFEST, RUN, *TABLES}
+    carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried or ()]
+    there, known = set(names), {MANIFEST, RUN, *TABLES, *carried}
     for entry in manifest.tables:
         if entry.name in TABLES and entry.name not in there:
             yield entry.name, (TableMissing, "is not there")
@@ -65,6 +68,30 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
     for name in names:
         if name not in known and not name.startswith(f"{WORK}/"):
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")
+
+
+def check_carried(manifest: Manifest, read: Callable[[str], bytes | None]) -> Iterator[tuple[str, Finding]]:
+    """Files of the tokenizer and the model are those that the manifest lists, and that made the tokens.
+
+    Args:
+        manifest: the manifest.
+        read: the bytes of a file by its path in the dataset; None if it is not there.
+    """
+    made = {} if manifest.model is None else dict(manifest.model.files)
+    made[TOKENIZER] = manifest.tokenizer.sha256
+    for entry in manifest.carried or ():
+        name = f"{MODEL}/{entry.name}"
+        if made.get(entry.name, entry.sha256) != entry.sha256:
+            yield (
+                name,
+                (CarriedFileChanged, "is listed with another SHA-256 than that of the file that was packed with"),
+            )
+        content = read(name)
+        if content is None:
+            yield name, (CarriedFileChanged, "is not there")
+        elif len(content) != entry.bytes or (digest := hashlib.sha256(content).hexdigest()) != entry.sha256:
+            found = f"{len(content)} bytes" if len(content) != entry.bytes else f"the SHA-256 {digest}"
+            yield name, (CarriedFileChanged, f"has {found}; the manifest gives {entry.bytes} bytes and {entry.sha256}")
 
 
 def check_counts(manifest: Manifest, derived: Mapping[str, int]) -> Iterator[Finding]:

@@ -109,6 +109,7 @@ def _step(step: str, made: MadeRecords, out: Path) -> dict[str, Any]:
             config=made.config,
             target=TARGET,
             unread={},
+            carried=[],
             executor=executor,
             progress=Quiet(),
         ).write_manifest(folder)

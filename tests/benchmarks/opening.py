@@ -77,6 +77,7 @@ def write_dataset(
         unread_files={},
         counts=Counts(**{name: 0 for name in Counts.model_fields if name != "packs"}, packs=packs),
         tables=[TableEntry(name="packs.parquet", bytes=size, sha256=digest, rows=packs)],
+        carried=[],
     )  # fmt: skip
     shards = (
         encode_json(

@@ -62,6 +62,7 @@ def write_tables(
         config=config,
         target=target,
         unread={},
+        carried=[],
         executor=executor,
         progress=progress,
     ).write_manifest(Folder(str(out)))

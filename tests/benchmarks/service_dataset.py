@@ -223,6 +223,7 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         unread_files={},
         counts=counts,
         tables=tables,
+        carried=[],
         shards=shards,
     )
     (folder / "manifest.json").write_bytes(encode_json(seal_manifest(manifest)))

@@ -150,6 +150,7 @@ def write_dataset(folder: Path, packs: int, each: int) -> None:
         unread_files={},
         counts=Counts(**counts),
         tables=tables,
+        carried=[],
     )
     with (folder / MANIFEST).open("wb") as file:
         for part in manifest_parts(head, _shards(packs)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def manifest_is_nested_too_deeply(data: Any) -> None:
 
 @breaks("D2")
 def manifest_of_another_version(data: Any) -> None:
-    data.write_manifest({**data.manifest, "format_version": 3})
+    data.write_manifest({**data.manifest, "format_version": 4})
 
 
 @breaks("D2")
@@ -105,6 +106,57 @@ def token_outside_of_the_vocabulary(data: Any) -> None:
 @breaks("D2")
 def manifest_that_lists_a_table_twice(data: Any) -> None:
     data.manifest["tables"].append(data.manifest["tables"][0])
+    data.seal()
+
+
+def carry(data: Any, name: str, content: bytes, *, written: bytes | None) -> None:
+    """Lists a file of the tokenizer or the model, and writes it unless nothing is ``written``."""
+    entry = {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    data.manifest["carried"].append(entry)
+    if written is not None:
+        (data.path / "model").mkdir()
+        (data.path / "model" / name).write_bytes(written)
+
+
+@breaks("D2")
+def carried_file_outside_of_its_folder(data: Any) -> None:
+    carry(data, "../manifest.json", b"{}", written=None)
+    data.write_manifest(data.manifest)
+
+
+@breaks("D2")
+def carried_code(data: Any) -> None:
+    carry(data, "tokenization.py", b"", written=b"")
+    data.write_manifest(data.manifest)
+
+
+@breaks("D2")
+def carried_files_of_an_older_version(data: Any) -> None:
+    data.write_manifest({**data.manifest, "format_version": 2})
+
+
+@breaks("D7")
+def file_beside_the_carried_ones(data: Any) -> None:
+    carry(data, "config.json", b"{}", written=b"{}")
+    (data.path / "model" / "added_tokens.json").write_bytes(b"{}")
+    data.seal()
+
+
+@breaks("D11")
+def carried_file_that_is_missing(data: Any) -> None:
+    carry(data, "config.json", b"{}", written=None)
+    data.seal()
+
+
+@breaks("D11")
+def carried_file_that_changed(data: Any) -> None:
+    carry(data, "config.json", b"{}", written=b"[]")
+    data.seal()
+
+
+@breaks("D11")
+def carried_tokenizer_of_another_dataset(data: Any) -> None:
+    carry(data, "tokenizer.json", b"{}", written=b"{}")
     data.seal()
 
 

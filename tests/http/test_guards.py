@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
@@ -109,6 +110,33 @@ def test_a_tokenizer_is_opened_only_where_the_service_was_told(
     assert (answer.status_code, answer.json()["title"]) == (409, "Tokenizer not available")
     assert "--tokenizer" in answer.json()["detail"]
     assert "passwd" not in answer.text
+
+
+def test_text_is_read_with_the_tokenizer_that_the_dataset_carries(root: Path, start: Callable[..., TestClient]) -> None:
+    """Fails when text needs the model folder, or a tokenizer is believed that is not the one of the tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
+    from preshard.schemas.manifest import CarriedFile
+
+    client = start(root)
+    [first, *_] = client.get("/v1/datasets/one/packs/0/text").json()["tokens"]
+    content = Tokenizer(WordLevel({"first": first, "?": first + 1}, unk_token="?")).to_str().encode()
+    digest = hashlib.sha256(content).hexdigest()
+    folder, path = root / "one" / "model", root / "one" / "manifest.json"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(content)
+    manifest = decode_manifest(path.read_bytes(), "")
+    tokenizer = manifest.tokenizer.model_copy(update={"name": "tokenizer.json", "sha256": digest})
+    carried = [CarriedFile(name="tokenizer.json", bytes=len(content), sha256=digest)]
+    changed = manifest.model_copy(update={"tokenizer": tokenizer, "carried": carried})
+    path.write_bytes(encode_json(seal_manifest(changed)))
+    answer = client.get("/v1/datasets/one/packs/0/text?end=1")
+    assert (answer.status_code, answer.json()["spans"][0]["text"]) == (200, "first")
+    (folder / "tokenizer.json").write_bytes(content.replace(b"first", b"other"))
+    answer = start(root).get("/v1/datasets/one/packs/0/text?end=1")
+    assert (answer.status_code, "is not the tokenizer" in answer.json()["detail"]) == (409, True)
 
 
 OPEN = ("/", "/healthz", "/docs", "/openapi.json", "/static/app.js")

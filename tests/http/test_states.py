@@ -48,7 +48,7 @@ def half_manifest(root: Path) -> None:
 
 def manifest_of_another_version(root: Path) -> None:
     manifest = root / "one" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format_version":2', b'"format_version":9'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format_version":3', b'"format_version":9'))
 
 
 def flipped_bit_in_the_manifest(root: Path) -> None:
@@ -275,15 +275,21 @@ def test_a_root_too_deep_or_wide_is_listed_in_part_and_says_so(
 def test_links_inside_the_root_are_followed_and_others_are_not(
     root: Path, start: Callable[..., TestClient], tmp_path: Path, tiny_dataset: Path
 ) -> None:
-    """Fails when a link makes a dataset outside of the root readable, or a circle of links hangs the list."""
+    """Fails when a link makes a dataset outside of the root readable, or hides it, or a circle of links hangs."""
     shutil.copytree(tiny_dataset, tmp_path / "outside")
     (root / "out").symlink_to(tmp_path / "outside")
+    (tmp_path / "photos").mkdir()
+    (root / "photos").symlink_to(tmp_path / "photos")
     (root / "circle").symlink_to(root)
     (root / "again").symlink_to(root / "one")
     client = start(root)
     found = states(client)
-    assert "out" not in found
-    assert {"one", "two", "again"} <= set(found)
+    assert {name: state for name, state in found.items() if not name.startswith("circle")} == {
+        **dict.fromkeys(("one", "two", "again"), "whole"),
+        "out": "damaged",
+    }
     assert client.get("/v1/datasets/again").status_code == 200
-    assert client.get("/v1/datasets/out").status_code == 404
+    answer = client.get("/v1/datasets/out")
+    assert (answer.status_code, "a link leads out of the root" in answer.json()["detail"]) == (409, True)
+    assert str(tmp_path) not in answer.text
     pq.read_table(tmp_path / "outside" / "packs.parquet")  # it is a dataset, only not one to serve

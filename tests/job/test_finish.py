@@ -36,6 +36,7 @@ def finished(made: MadeRecords, out: Path, progress: Any, executor: PlainExecuto
         config=made.config,
         target=TARGET,
         unread={},
+        carried=[],
         executor=executor or PlainExecutor(),
         progress=progress,
     )
@@ -151,8 +152,8 @@ def test_a_damaged_record_is_named(tmp_path: Path, progress: Any) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(WorkError, match=r"preshard-000001.tar.record: is damaged \(its bytes do not match its hash\)"):
         finish(
-            Folder(str(tmp_path)), made, n_shards=3, config=CONFIG, target=TARGET, unread={}, executor=PlainExecutor(),
-            progress=progress,
+            Folder(str(tmp_path)), made, n_shards=3, config=CONFIG, target=TARGET, unread={}, carried=[],
+            executor=PlainExecutor(), progress=progress,
         )  # type: ignore[arg-type] # fmt: skip
 
 

@@ -32,7 +32,7 @@ def dataset(tmp_path: Path, progress: Any) -> Path:
     made = MadeRecords(12)
     made.write(tmp_path)
     done = finish(
-        Folder(str(tmp_path)), made, n_shards=3, config=made.config, target=TARGET, unread={},
+        Folder(str(tmp_path)), made, n_shards=3, config=made.config, target=TARGET, unread={}, carried=[],
         executor=PlainExecutor(), progress=progress,
     )  # type: ignore[arg-type] # fmt: skip
     done.write_manifest(Folder(str(tmp_path)))

@@ -19,6 +19,7 @@ from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.show import show_document
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.config import PackConfig
@@ -140,6 +141,7 @@ sys.path[:0] = sys.argv[4].split(":")
 import numpy as np
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.show import show_document
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.packer_service.runtime.executors import PlainExecutor
 from repacked import Listener
@@ -237,6 +239,20 @@ def test_nothing_is_read_but_the_dataset(
     assert verify_dataset(str(found), processes=1, progress=Listener()).sound
 
 
+def test_a_packed_document_is_shown_as_its_row_is(squares: tuple[Path, list[str]], old: Path) -> None:
+    """Fails when `show` gives another text, loss, position or picture of a document once it is packed."""
+    folder, common = squares
+    rows = load_config(None, [*common, "seq_len=512"])
+    units, config = 0, load_config(None, [], [str(old)])
+    for row in documents(old):
+        packed_one = show_document([str(old)], config, doc_id=row["doc_id"])
+        assert packed_one.pieces == show_document([str(folder / "source")], rows, doc_id=row["doc_id"]).pieces
+        units += sum(len(piece.units) for piece in packed_one.pieces)
+    assert units > 3
+    with pytest.raises(ConfigError, match=r"--row 999: the dataset has no such document; it holds \d+, counted from 1"):
+        show_document([str(old)], config, row="999")
+
+
 def test_a_model_folder_is_not_needed_again(tmp_path: Path) -> None:
     """Fails when a dataset whose model folder is gone cannot be packed, or another model is taken for the same."""
     common = make_source(tmp_path, "qwen3")
@@ -247,6 +263,29 @@ def test_a_model_folder_is_not_needed_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "model")
     again = packed(old, tmp_path / "again", ["seq_len=512"])
     assert shards(again) == shards(old)
+    rows = tmp_path / "rows.jsonl"
+    turns = [{"role": role, "content": role} for role in ("user", "assistant")]
+    rows.write_text(json.dumps({"id": "beside", "messages": turns}))
+    both = [str(again), str(rows)]  # that one carries what it was given
+    pack(both, str(tmp_path / "both"), load_config(None, [], both), PlainExecutor(), Listener())
+    assert "beside" in {row["doc_id"] for row in documents(tmp_path / "both")}
+    assert read_manifest(tmp_path / "both")["carried"] == read_manifest(old)["carried"] != []
+    assert verify_dataset(str(tmp_path / "both"), processes=1, progress=Listener()).sound
+
+
+@pytest.mark.parametrize(("name", "said"), [("config.json", "is not the file"), ("tokenization.py", "is not listed")])
+def test_carried_files_are_those_of_the_manifest(
+    in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, name: str, said: str
+) -> None:
+    """Fails when rows are read with files that somebody put into a dataset's folder later."""
+    old = shutil.copytree(in_pieces("qwen3_vl")[0] / "old", tmp_path / "old")
+    (old / "model" / name).write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"text": "beside it"}')
+    with pytest.raises(ConfigError, match=f"model/{name} {said}"):
+        load_config(None, [], [str(old), str(tmp_path / "rows.jsonl")])
+    progress = Listener()
+    pack([str(old)], str(tmp_path / "alone"), load_config(None, [], [str(old)]), PlainExecutor(), progress)
+    assert (read_manifest(tmp_path / "alone")["carried"] == []) == (name == "config.json")
 
 
 def test_stills_of_two_backends_are_not_mixed(
@@ -401,9 +440,9 @@ def test_what_only_a_manifest_names_is_neither_imported_nor_read(
 def test_what_is_no_whole_dataset_is_refused(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails when an older or unfinished dataset is read as a folder of tars, or damage of a table goes unnoticed."""
 
-    def said(source: Path, command: str = "pack") -> str:
+    def said(source: Path) -> str:
         with pytest.raises(SystemExit) as stopped:
-            main([command, str(source), *(["--out", str(tmp_path / "new")] if command == "pack" else [])])
+            main(["pack", str(source), "--out", str(tmp_path / "new")])
         assert stopped.value.code == 2
         return capsys.readouterr().err.splitlines()[-1]
 
@@ -418,4 +457,3 @@ def test_what_is_no_whole_dataset_is_refused(old: Path, tmp_path: Path, capsys: 
     torn = shutil.copytree(old, tmp_path / "torn")
     flip(torn / "documents.parquet", 40)
     assert "documents.parquet is damaged" in said(torn)
-    assert "preshard serve shows its documents" in said(old, "show")

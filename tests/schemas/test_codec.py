@@ -112,7 +112,7 @@ def test_records_with_other_fields_are_named() -> None:
         decode_head(b"{}", "x")
     with pytest.raises(SampleHeadInvalid):
         decode_head(b"\xff", "x")
-    with pytest.raises(ManifestInvalid, match=r"format_version is 99; this version of preshard reads 2$"):
+    with pytest.raises(ManifestInvalid, match=r"format_version is 99; this version of preshard reads 2 and 3$"):
         decode_manifest(b'{"format_version": 99}', "x")
     for data in (b"", b"[]", b"{}", b'{"format_version": 1}', b'{"format_version": 2}'):
         with pytest.raises(ManifestInvalid):
@@ -126,8 +126,8 @@ def test_a_dataset_of_version_1_is_refused_with_the_command_that_packs_it_again(
     with pytest.raises(ManifestInvalid) as refused:
         decode_manifest(data, "manifest.json")
     assert str(refused.value) == (
-        "manifest.json: format_version is 1; this version of preshard reads 2; pack its sources again: preshard pack "
-        "SOURCE --out NEW_DATASET --set seq_len=4096 --set vision.max_crops=4 --set 'layouts=[\"zigzag\"]'"
+        "manifest.json: format_version is 1; this version of preshard reads 2 and 3; pack its sources again: preshard "
+        "pack SOURCE --out NEW_DATASET --set seq_len=4096 --set vision.max_crops=4 --set 'layouts=[\"zigzag\"]'"
     )
 
 

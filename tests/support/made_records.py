@@ -41,6 +41,7 @@ class MadeRecords:
     files: tuple[Any, ...] = ()
     unused_columns: ClassVar[dict[str, int]] = {}
     mixture = SimpleNamespace(left_out=0)
+    n_numbered = 0
 
     def __init__(
         self,

@@ -142,6 +142,8 @@ class Walk:
 
 def what_lies_in(folder: ServedFolder) -> tuple[bool, list[str]]:
     """Whether a folder holds a dataset or a job, and, where it does not, the folders in it that may."""
+    if not folder.is_within():  # a link; nothing outside of the root is read, but a dataset there is named
+        return folder.has_file(MANIFEST), []
     try:
         entries = folder.entries()
     except OSError:  # we may not read this folder, so it holds nothing that we serve
@@ -174,7 +176,7 @@ def examine(
     try:
         stamps = stamps_of(folder)
         if not folder.is_within(MANIFEST):
-            raise OutsideError(f"{MANIFEST} lies outside the root")
+            raise OutsideError("a link leads out of the root; move the dataset below it, or serve a folder above both")
         if stamps[0] is None:
             return look_at_job(name, folder)
         if isinstance(before, Dataset) and before.broken is None and before.stamps == stamps:

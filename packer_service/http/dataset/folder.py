@@ -71,6 +71,10 @@ class ServedFolder:
         except (OSError, RuntimeError, ValueError):  # circular links, names that no file can have
             return False
 
+    def has_file(self, name: str) -> bool:
+        """Whether there is such a file, also where a link leads out of the root. It is not opened."""
+        return self._folder.is_file(name)
+
     def entries(self) -> dict[str, bool]:
         """Names directly in the folder, sorted, and whether each is a folder. What is neither is left out.
 

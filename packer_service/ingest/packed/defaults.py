@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from preshard.packer_service.ingest.carried import carried_settings
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
 from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.schemas.changes import NEEDS_SOURCE, leaves
@@ -20,7 +21,8 @@ FILES = ("tokenizer", "model", "chat_template")
 def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values that were given, over those that the datasets among the sources were packed with.
 
-    A dataset may be somebody else's, so nothing is imported and no file is read because a manifest names it.
+    A dataset may be somebody else's, so nothing is imported and no file is read because a manifest names it. Of the
+    tokenizer and the model the files that it carries are read.
 
     Raises:
         ConfigError: a dataset has another version of the format, or is damaged; two datasets differ in a key that was
@@ -46,7 +48,10 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
     if len(manifests) < len(sources):
         _refuse_custom_form(first_source, first.config, given)
     if len(manifests) < len(sources) or any(name in given and given[name] != first.config.get(name) for name in FILES):
-        _refuse_files(first_source, first.config, given)
+        files = carried_settings(first_source, first)
+        if not files:
+            _refuse_files(first_source, first.config, given)
+        return _merged({**first.config, **files}, given)
     return _merged(first.config, given)
 
 

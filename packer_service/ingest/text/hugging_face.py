@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from preshard.packer_service.ingest.text.encoded import encode_with_specials
 from preshard.packer_service.ingest.text.marks import MARKS, chat_format, image_format
 from preshard.packer_service.ingest.text.special_ids import find_special_ids
-from preshard.packer_service.ingest.text.tokenizer import TokenDecoder, Tokenizer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
 
@@ -25,22 +25,8 @@ def load_file(path: Path, special: SpecialTokensConfig) -> Tokenizer:
     Raises:
         ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
     """
-    content = _content(path)
+    content = file_content(path)
     return hugging_face(content, special, name=path.name, sha256=hashlib.sha256(content.encode()).hexdigest())
-
-
-def load_file_decoder(path: Path) -> TokenDecoder:
-    """What a ``tokenizer.json`` needs to decode.
-
-    Raises:
-        ConfigError: the file is missing or is not a tokenizer.
-    """
-    content = _content(path)
-    loaded = _parsed(content, path.name)
-    return TokenDecoder(
-        decode=lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False),
-        sha256=hashlib.sha256(content.encode()).hexdigest(),
-    )
 
 
 def hugging_face(
@@ -59,9 +45,9 @@ def hugging_face(
     Raises:
         ConfigError: it is not a tokenizer, or a special token is not in it.
     """
-    plain = _parsed(content, name)
+    plain = parsed(content, name)
     plain.encode_special_tokens = True
-    marked = cache(lambda: _parsed(content, name))  # only chat templates need it
+    marked = cache(lambda: parsed(content, name))  # only chat templates need it
     added = plain.get_added_tokens_decoder()
     ids = {token.content: i for i, token in added.items()}
     # A file may list its marks as plain added tokens, and text that spells one would then be encoded as one. Tokens
@@ -89,7 +75,12 @@ def hugging_face(
     )
 
 
-def _content(path: Path) -> str:
+def file_content(path: Path) -> str:
+    """The text of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: it is missing or not text.
+    """
     if not path.is_file():
         raise ConfigError(
             f"tokenizer: {str(path)!r} is not a file; give `tekken`, the path of a tokenizer.json, or a folder with one"
@@ -100,7 +91,12 @@ def _content(path: Path) -> str:
         raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json") from None
 
 
-def _parsed(content: str, name: str) -> HuggingFaceTokenizer:
+def parsed(content: str, name: str) -> HuggingFaceTokenizer:
+    """The library's tokenizer, which neither cuts nor pads.
+
+    Raises:
+        ConfigError: the text is not a tokenizer.
+    """
     try:
         loaded = HuggingFaceTokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exception for every fault in the text

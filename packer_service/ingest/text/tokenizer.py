@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -121,6 +122,19 @@ def load_decoder(name: str) -> TokenDecoder:
     if name == TEKKEN:
         tekken = load_tokenizer(name, SpecialTokensConfig())
         return TokenDecoder(decode=tekken.decode, sha256=tekken.entry.sha256)
-    from preshard.packer_service.ingest.text.hugging_face import load_file_decoder
+    from preshard.packer_service.ingest.text.hugging_face import file_content
 
-    return load_file_decoder(Path(name))
+    content = file_content(Path(name)).encode()
+    return TokenDecoder(decode=parse_decoder(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def parse_decoder(content: bytes) -> Callable[[Sequence[int]], str]:
+    """What turns ids into text, from the bytes of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: it is not a tokenizer.
+    """
+    from preshard.packer_service.ingest.text.hugging_face import parsed
+
+    loaded = parsed(content.decode(errors="replace"), "tokenizer.json")
+    return lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False)

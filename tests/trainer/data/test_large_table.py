@@ -21,7 +21,7 @@ def dataset(tmp_path: Path, progress: Any) -> Path:
     made, folder = MadeRecords(9), tmp_path / "dataset"
     made.write(folder)
     done = finish(
-        Folder(str(folder)), made, n_shards=made.n_shards, config=made.config, target=TARGET, unread={},
+        Folder(str(folder)), made, n_shards=made.n_shards, config=made.config, target=TARGET, unread={}, carried=[],
         executor=PlainExecutor(), progress=progress,
     )  # type: ignore[arg-type] # fmt: skip
     done.write_manifest(Folder(str(folder)))

@@ -1,0 +1,155 @@
+"""The files of a tokenizer and its model that a dataset carries, so that its text can be read without their folder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile
+from preshard.packer_service.ingest.text.tokenizer import TEKKEN, load_decoder, parse_decoder
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import join, locate
+from preshard.schemas.manifest import (
+    CARRIED_FILES,
+    CARRIED_TEMPLATES,
+    CHAT_TEMPLATE,
+    LARGEST_CARRIED,
+    MODEL,
+    TOKENIZER,
+    CarriedFile,
+    ManifestHead,
+)
+
+MOST_TEMPLATES = 16
+"""Templates besides the usual one that are carried."""
+
+OWN_TEMPLATES = ("chat_template.json", f"{CARRIED_TEMPLATES}/")
+"""What a folder's own chat templates are called besides the usual name; none is used where the job names another."""
+
+SECRET = re.compile(
+    rb'"(?P<key>use_auth_token|auth_token|access_token|hf_token|token|api_key|password)"\s*:\s*"[^"]+"|'
+    rb"(?P<value>hf_[A-Za-z0-9]{30,})"
+)
+"""What libraries have written into configurations, and what a token of the Hugging Face Hub looks like."""
+
+
+class Carried(NamedTuple):
+    """The files' bytes by their names in the dataset's folder ``model``, and why there is none."""
+
+    files: dict[str, bytes]
+    note: str = ""
+
+
+def files_to_carry(config: PackConfig, sources: Sequence[SourceFile]) -> Carried:
+    """What a new dataset carries: files of the tokenizer and the processors, never weights and never code.
+
+    Where the job reads no file because all of its sources are datasets, those that the first of these carries.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    if sources and all(source.kind == DATASET for source in sources):
+        try:
+            return Carried(read_carried(sources[0].uri, manifest_of(sources[0])))
+        except ConfigError as error:
+            return Carried({}, f"the new dataset carries no tokenizer: {error}")
+    files = _of_configuration(config)
+    for name, content in files.items():
+        if len(content) > LARGEST_CARRIED:
+            why = f"{name} has {len(content):,} bytes, more than {LARGEST_CARRIED:,}"
+            return Carried({}, f"the dataset carries no tokenizer: {why}; readers need the model folder")
+        found = SECRET.search(content) if name != TOKENIZER else None
+        if found is not None:
+            what = repr(found["key"].decode()) if found["key"] else "a token of the Hugging Face Hub"
+            return Carried({}, f"the dataset carries no tokenizer: {name} holds {what}; remove it to carry one")
+    return Carried(files)
+
+
+def _of_configuration(config: PackConfig) -> dict[str, bytes]:
+    named = config.tokenizer if config.model is None else config.model
+    if named == TEKKEN:
+        return {}
+    path = Path(named)
+    try:
+        if path.is_dir():
+            templates = sorted(path.glob(f"{CARRIED_TEMPLATES}/*.jinja"))[:MOST_TEMPLATES]
+            listed = [path / name for name in CARRIED_FILES if (path / name).is_file()]
+            files = {file.relative_to(path).as_posix(): file.read_bytes() for file in [*listed, *templates]}
+        else:
+            files = {TOKENIZER: path.read_bytes()}
+        if config.chat_template is not None:
+            own = {name for name in files if name.startswith(OWN_TEMPLATES)}
+            files = {name: content for name, content in files.items() if name not in own}
+            files[CHAT_TEMPLATE] = Path(config.chat_template).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"model: {error.filename} cannot be read ({error.strerror})") from None
+    return dict(sorted(files.items()))
+
+
+def read_carried(dataset: str, manifest: ManifestHead) -> dict[str, bytes]:
+    """The files that a dataset carries.
+
+    Raises:
+        ConfigError: one is missing, or is not what the manifest says.
+    """
+    return {entry.name: _read(dataset, entry) for entry in manifest.carried or ()}
+
+
+def _read(dataset: str, entry: CarriedFile) -> bytes:
+    name = f"{MODEL}/{entry.name}"
+    filesystem, path = locate(join(dataset, MODEL, entry.name))
+    try:
+        with filesystem.open_input_file(path) as file:
+            content: bytes = file.read(entry.bytes + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"SOURCE {dataset}: {name} cannot be read ({error.strerror or type(error).__name__})"
+        ) from None
+    if hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise ConfigError(
+            f"SOURCE {dataset}: {name} is not the file that the manifest lists; preshard verify says more"
+        )
+    return content
+
+
+def carried_decoder(dataset: str, manifest: ManifestHead) -> Callable[[Sequence[int]], str]:
+    """What turns a dataset's tokens into text.
+
+    Raises:
+        ConfigError: it carries no tokenizer, or not the one that its manifest says.
+    """
+    if manifest.tokenizer.name == TEKKEN:
+        return load_decoder(TEKKEN).decode
+    entries = [entry for entry in manifest.carried or () if entry.name == TOKENIZER]
+    if not entries or entries[0].sha256 != manifest.tokenizer.sha256:
+        raise ConfigError(f"SOURCE {dataset}: carries no tokenizer; preshard serve --tokenizer FILE shows its text")
+    return parse_decoder(_read(dataset, entries[0]))
+
+
+def carried_settings(dataset: str, manifest: ManifestHead) -> dict[str, str | None]:
+    """The keys of a configuration that name files, as the files that a dataset carries; empty if it carries none.
+
+    A tokenizer is loaded from a folder of this machine, so a dataset in an object store gives none.
+
+    Raises:
+        ConfigError: a file of the folder is not what the manifest says, or is not listed there.
+    """
+    filesystem, path = locate(join(dataset, MODEL))
+    if not manifest.carried or filesystem.type_name != "local":
+        return {}
+    folder, listed = Path(path), read_carried(dataset, manifest)
+    others = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} - listed.keys()
+    if others:  # transformers would read them
+        raise ConfigError(f"SOURCE {dataset}: {MODEL}/{min(others)} is not listed in the manifest; remove it")
+    stored = manifest.config
+    of_file = str(stored["tokenizer"]).endswith(".json")
+    return {
+        "model": None if stored["model"] is None else str(folder),
+        "tokenizer": TEKKEN if stored["model"] is not None else str(folder / TOKENIZER if of_file else folder),
+        "chat_template": None if stored["chat_template"] is None else str(folder / CHAT_TEMPLATE),
+    }
