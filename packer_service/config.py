@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,18 @@ from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import ConfigError
 
 
-def load_config(file: Path | None = None, settings: Sequence[str] = (), sources: Sequence[str] = ()) -> PackConfig:
+def load_config(
+    file: Path | None = None,
+    settings: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    over: Mapping[str, Any] | None = None,
+) -> PackConfig:
     """Reads a YAML file and overrides it with ``key=value`` settings (dotted keys, YAML values).
 
     Args:
         file: the file, if there is one.
         settings: the settings.
+        over: values that override the file's, too; sections are mappings.
         sources: of the job; keys that neither gives are those of the packed datasets among them.
 
     Raises:
@@ -28,6 +34,9 @@ def load_config(file: Path | None = None, settings: Sequence[str] = (), sources:
     values = _read_yaml(file) if file is not None else {}
     for setting in settings:
         _apply_setting(values, setting)
+    for key, value in (over or {}).items():
+        both = isinstance(value, Mapping) and isinstance(values.get(key), dict)
+        values[key] = {**values[key], **value} if both else value
     return parse_config(with_settings_of_datasets(sources, values))
 
 

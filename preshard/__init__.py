@@ -1,10 +1,27 @@
 """Pack video, image and text documents offline into shards from which a context-parallel rank reads only its own part.
 
-The folders ``schemas``, ``packer_service`` and ``trainer`` of the repository are packages of this one, by links.
+``pack`` is the command of the same name, and ``open`` shows what it made. The folders ``schemas``, ``packer_service``
+and ``trainer`` of the repository are packages of this one, by links.
 """
+
+from importlib import import_module
+from typing import Any
 
 from preshard.schemas import version
 
 __version__ = version.VERSION
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "open", "pack"]
+
+_FUNCTIONS = {"pack": "pack", "open": "Dataset"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what packing needs when it is asked for: readers and trainers do without."""
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module 'preshard' has no attribute {name!r}")
+    try:
+        return getattr(import_module("preshard.packer_service.api"), _FUNCTIONS[name])
+    except ModuleNotFoundError as error:
+        missing = f"preshard.{name} needs the package {error.name}: pip install 'preshard[pack]'"
+        raise ModuleNotFoundError(missing, name=error.name) from None

@@ -26,6 +26,10 @@ class PlanError(PreshardError):
     """Lengths or sizes that no plan can satisfy: a document above a budget, a window that does not divide."""
 
 
+class TooManyRejectsError(PreshardError):
+    """A dataset is whole, but lacks more rows of its source than the command or program allows. Exit status 3."""
+
+
 class LayoutError(PreshardError):
     """A layout that cannot exist was requested, or a layout breaks its own rules."""
 

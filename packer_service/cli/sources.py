@@ -23,7 +23,7 @@ from preshard.packer_service.cli.options import (
 from preshard.packer_service.runtime.choose import chosen_executor
 from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
-from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.schemas.errors import ConfigError, TooManyRejectsError
 from preshard.schemas.filesystem import join
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def plan(
     num_cpus: int | None,
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
+    from preshard.packer_service.api import require_documents
     from preshard.packer_service.job.preview import plan_sources
     from preshard.packer_service.job.preview_lengths import plan_lengths
     from preshard.packer_service.job.preview_tables import plan_tables
@@ -129,7 +130,7 @@ def plan(
                 sources, config, tasks, progress, dp_sizes, media=allowed_media(media_root, allow_media)
             )
     print_figures(report, as_json)
-    _require_documents("plan", report.documents, report.source_documents)
+    require_documents("plan", report.documents, report.source_documents)
 
 
 @click.command()
@@ -194,13 +195,8 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     Raises:
         PreshardError: no document was packed.
     """
-    from preshard.packer_service.report.console import (
-        limit_line,
-        numbered_lines,
-        reason_lines,
-        too_many_rejects,
-        unread_lines,
-    )
+    from preshard.packer_service.api import check_rejects
+    from preshard.packer_service.report.console import limit_line, numbered_lines, reason_lines, unread_lines
     from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_limit, dataset_reject_reasons
     from preshard.packer_service.shards.store import Folder
 
@@ -213,21 +209,9 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     reasons = dataset_reject_reasons(out) if counts.rejected else []
     for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
         say(line)
-    _require_documents(out, counts.documents, counts.source_documents)
-    if counts.rejected <= max_rejects * counts.source_documents:
-        return 0
-    why = too_many_rejects(reasons, counts.rejected, counts.source_documents, max_rejects)
-    say(f"preshard: {out}: the dataset is whole, but {why}", err=True)
-    return TOO_MANY_REJECTS
-
-
-def _require_documents(what: str, documents: int, of: int) -> None:
-    """Fails a job that has packed nothing.
-
-    Raises:
-        PreshardError: no document was packed.
-    """
-    if not documents:
-        raise PreshardError(
-            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
-        )
+    try:
+        check_rejects(out, manifest, max_rejects)
+    except TooManyRejectsError as error:
+        say(f"preshard: {error}", err=True)
+        return TOO_MANY_REJECTS
+    return 0

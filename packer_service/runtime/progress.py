@@ -31,6 +31,16 @@ class Progress(Protocol):
         """Reports that ``done`` of ``total`` are done; ``amounts`` are what this run has produced, by name."""
 
 
+class NoProgress:
+    """Says nothing."""
+
+    def note(self, message: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(kw_only=True)
 class _Phase:
     """When a phase was first reported, how much was done then, and when it was last shown."""

@@ -6,6 +6,8 @@ import importlib
 import re
 from pathlib import Path
 
+import preshard
+
 ROOT = Path(__file__).parents[2]
 PRIVATE = {"__init__", "__main__", "checkout", "extras"}
 """Files of ``preshard`` that are no public module."""
@@ -17,6 +19,9 @@ def test_the_page_lists_every_public_name() -> None:
     """Fails when a public module or one of its names is added, renamed or removed and the page is not changed."""
     page = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
     listed = {module: set(re.findall(r"`(\w+)`", names)) for module, names in re.findall(ROW, page, re.MULTILINE)}
+    top = re.search(r"^\| `preshard` \| ([^:;|]+)", page, re.MULTILINE)
+    assert top is not None
+    assert {*re.findall(r"`(\w+)`", top[1])} == {*preshard.__all__}
     listed.pop("schemas")  # a package, whose modules have pages of their own
     modules = {path.stem for path in (ROOT / "preshard").glob("*.py")} - PRIVATE
     assert listed.keys() == modules

@@ -39,6 +39,7 @@ PROCESS_FOLDERS = (
     "tests/plan/test_blend",
     "tests/runtime",
     "tests/s3",
+    "tests/test_api.py",
     "tests/test_cli.py",
     "tests/trainer/test_imports",
     "tests/trainer/training",

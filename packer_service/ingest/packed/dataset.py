@@ -104,6 +104,17 @@ class PackedDatasetSource:
         default_factory=lambda: recent_values(CACHED_TOKENS, lambda pack: pack.sequence.seq_len)
     )
 
+    @classmethod
+    def of(cls, file: SourceFile) -> PackedDatasetSource:
+        """A dataset that was listed as a source.
+
+        Raises:
+            ConfigError: it has changed since it was listed, or its configuration is not one.
+            OSError: it cannot be read.
+        """
+        manifest = manifest_of(file)
+        return cls(file=file, manifest=manifest, config=stored_config(manifest))
+
     @property
     def n_packs(self) -> int:
         return self.manifest.counts.packs
@@ -282,11 +293,5 @@ assert set(_ROWS) <= set(DOCUMENTS.names)
 
 @lru_cache(maxsize=8)
 def open_dataset(file: SourceFile) -> PackedDatasetSource:
-    """A dataset that was listed as a source, opened once per process.
-
-    Raises:
-        ConfigError: it has changed since it was listed, or its configuration is not one.
-        OSError: it cannot be read.
-    """
-    manifest = manifest_of(file)
-    return PackedDatasetSource(file=file, manifest=manifest, config=stored_config(manifest))
+    """As :meth:`PackedDatasetSource.of`, once per process."""
+    return PackedDatasetSource.of(file)

@@ -38,11 +38,11 @@ def known_pack(documents: Sequence[RenderedDocument]) -> KnownPack | None:
         encoded_sequence=stored.encoded_sequence,
         segment_edges=segment_edges(starts, lengths, config.seq_len),
         block_size=config.block_size,
-        read_layouts=partial(_layouts, stored),
+        read_layouts=partial(stored_layouts, stored),
     )
 
 
-def _layouts(stored: StoredPack) -> tuple[Mapping[str, TokenLayout], bytes]:
+def stored_layouts(stored: StoredPack) -> tuple[Mapping[str, TokenLayout], bytes]:
     """A pack's layouts and the member that holds them. Damaged ones are no loss: they are searched for again."""
     config, where = stored.dataset.config, f"{stored.where}.{LAYOUTS}"
     try:

@@ -1,0 +1,385 @@
+"""What a program calls: ``preshard.pack`` is the command, ``preshard.open`` shows what it made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.media.reach import AllowedMedia
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack
+from preshard.packer_service.ingest.packed.known import stored_layouts
+from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
+from preshard.packer_service.ingest.packed.tables import StoredTable
+from preshard.packer_service.ingest.text.tokenizer import TokenDecoder, load_decoder
+from preshard.packer_service.job.pack import Outcome
+from preshard.packer_service.job.pack import pack as run_job
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.picture import most_common, shares
+from preshard.packer_service.report.console import too_many_rejects
+from preshard.packer_service.report.dataset import dataset_reject_reasons, open_dataset, report_dataset
+from preshard.packer_service.report.figures import DatasetReport
+from preshard.packer_service.runtime.choose import chosen_executor
+from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
+from preshard.packer_service.shards.reach import require_answer
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError, PreshardError, ReaderError, TooManyRejectsError
+from preshard.schemas.layout import RankImages, TokenLayout, layout_name, rank_positions
+from preshard.schemas.manifest import DocumentSpan, ManifestHead
+from preshard.schemas.sequence import PackedSequence
+from preshard.schemas.tables import TABLES
+
+MAX_REJECTS = 0.05
+"""Share of rows that may be rejected where nobody says another."""
+CELLS = 64
+"""Cells along one side of a drawn mask."""
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8a2b", "#8c8f94")
+"""Of ranks, as on the inspection page: Okabe and Ito's, which colour-blind readers tell apart."""
+
+Location = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """What packing did. ``seconds`` are those of each phase, none where the dataset was whole before."""
+
+    path: str
+    documents: int
+    rejected: int
+    packs: int
+    shards: int
+    seconds: Mapping[str, float]
+    already_done: bool
+
+    def open(self) -> Dataset:
+        """The dataset."""
+        return Dataset(self.path)
+
+
+def pack(
+    source: Location | Sequence[Location],
+    output: Location,
+    *,
+    config: Location | None = None,
+    media_root: str | None = None,
+    allow_media: Sequence[str] = (),
+    max_rejects: float = MAX_REJECTS,
+    executor: str = "auto",
+    ray_address: str | None = None,
+    num_cpus: int | None = None,
+    progress: bool = True,
+    **configuration: Any,
+) -> Packed:
+    """Packs sources into a dataset, as ``preshard pack`` does, and continues where an earlier run stopped.
+
+    Args:
+        source: files, folders and patterns: paths or URIs.
+        output: folder of the dataset, a path or URI.
+        config: file of YAML.
+        media_root: as the option of the command, like those that follow.
+        progress: whether to print on standard error what is done.
+        configuration: keys and values over the file's; sections are mappings: ``video={"fps": 1}``.
+
+    Raises:
+        ConfigError: a key, a value or a location cannot be used.
+        TooManyRejectsError: the dataset is whole, but lacks more than ``max_rejects`` of the rows.
+        PreshardError: no document was packed, or the job cannot go on; what was done is kept.
+    """
+    sources = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [os.fspath(each) for each in source]
+    values = {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in configuration.items()
+    }
+    for each in sources:
+        require_answer("SOURCE", each)
+    loaded = load_config(None if config is None else Path(config), (), sources, values)
+    media = AllowedMedia(root=media_root, allow=tuple(allow_media))
+    with ExitStack() as stack:
+        listener = ConsoleProgress() if progress else NoProgress()
+        stack.callback(listener.close)
+        tasks = stack.enter_context(chosen_executor(executor, ray_address, num_cpus, listener))
+        outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
+    check_rejects(os.fspath(output), outcome.manifest, max_rejects)
+    return _packed(os.fspath(output), outcome)
+
+
+def _packed(path: str, outcome: Outcome) -> Packed:
+    counts = outcome.manifest.counts
+    return Packed(
+        path=path,
+        documents=counts.documents,
+        rejected=counts.rejected,
+        packs=counts.packs,
+        shards=outcome.n_shards,
+        seconds=outcome.seconds,
+        already_done=outcome.already_done,
+    )
+
+
+def check_rejects(path: str, manifest: ManifestHead, max_rejects: float) -> None:
+    """
+    Raises:
+        PreshardError: no document was packed.
+        TooManyRejectsError: more than this share of the rows was rejected.
+    """
+    counts = manifest.counts
+    require_documents(path, counts.documents, counts.source_documents)
+    if counts.rejected > max_rejects * counts.source_documents:
+        why = too_many_rejects(dataset_reject_reasons(path), counts.rejected, counts.source_documents, max_rejects)
+        raise TooManyRejectsError(f"{path}: the dataset is whole, but {why}")
+
+
+def require_documents(what: str, documents: int, of: int) -> None:
+    """
+    Raises:
+        PreshardError: no document was packed.
+    """
+    if not documents:
+        raise PreshardError(
+            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
+        )
+
+
+class Dataset:
+    """A packed dataset: ``len(dataset)`` packs, ``dataset[i]`` the i-th. Tables are Arrow's, read when asked for.
+
+    Args:
+        path: its folder, a path or URI.
+        tokenizer: the ``tokenizer.json`` (or its folder) that it was packed with, to decode text; none for ``tekken``.
+
+    Raises:
+        ConfigError: there is no such folder, or it is not a dataset.
+        FormatError: its manifest cannot be read.
+    """
+
+    def __init__(self, path: Location, tokenizer: Location | None = None) -> None:
+        self.path = os.fspath(path)
+        open_dataset(self.path)
+        sealed = dataset_manifest(self.path)
+        if sealed is None:
+            raise ConfigError(f"DATASET {self.path}: is not a dataset of preshard")
+        self._stored = PackedDatasetSource.of(dataset_file(self.path, self.path, sealed))
+        self._tokenizer = tokenizer
+
+    @property
+    def manifest(self) -> ManifestHead:
+        return self._stored.manifest
+
+    @property
+    def config(self) -> PackConfig:
+        """What it was packed with."""
+        return self._stored.config
+
+    def __len__(self) -> int:
+        return self._stored.n_packs
+
+    def __getitem__(self, number: int) -> Pack:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"pack {number} is not there; {self.path} has packs 0 to {len(self) - 1}")
+        return Pack(self, self._stored.pack(number % len(self)))
+
+    def __iter__(self) -> Iterator[Pack]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        counts = self.manifest.counts
+        return f"<{self.path}: {counts.documents:,} documents in {len(self):,} packs of {self.config.seq_len:,} tokens>"
+
+    @cached_property
+    def report(self) -> DatasetReport:
+        """The figures of ``preshard report``."""
+        return report_dataset(self.path)
+
+    @cached_property
+    def packs(self) -> pa.Table:
+        """A row for each pack: where it lies, and its figures."""
+        return self._table("packs.parquet")
+
+    @cached_property
+    def documents(self) -> pa.Table:
+        """A row for each place of a document."""
+        return self._table("documents.parquet")
+
+    @cached_property
+    def rejects(self) -> pa.Table:
+        """A row for each document that was rejected, with the reason."""
+        return self._table("rejects.parquet")
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Tokens as text.
+
+        Raises:
+            ReaderError: the dataset's tokenizer was not given, or is another.
+        """
+        return self._decoder.decode(np.asarray(tokens).tolist())
+
+    @cached_property
+    def _decoder(self) -> TokenDecoder:
+        wanted = self.manifest.tokenizer
+        name = "tekken" if wanted.name == "tekken" else self._tokenizer
+        if name is None:
+            raise ReaderError(
+                f"{self.path}: was packed with {wanted.name!r:.200}; give preshard.open(..., tokenizer=PATH)"
+            )
+        file = os.path.join(name, "tokenizer.json") if os.path.isdir(name) else os.fspath(name)  # noqa: PTH112, PTH118
+        found = load_decoder(file)
+        if found.sha256 != wanted.sha256:
+            raise ReaderError(f"{self.path}: was packed with another tokenizer than {file} (SHA-256 {wanted.sha256})")
+        return found
+
+    def _table(self, name: str) -> pa.Table:
+        [entry] = [entry for entry in self.manifest.tables if entry.name == name]
+        return StoredTable(self.path, self.path, entry, TABLES[name].names).read()
+
+
+class Pack:
+    """One pack in natural order. In a notebook it shows its mask and who owns which token."""
+
+    def __init__(self, dataset: Dataset, stored: StoredPack) -> None:
+        self.dataset = dataset
+        self.number: int = stored.head.pack_id
+        self._stored = stored
+
+    @property
+    def sequence(self) -> PackedSequence:
+        """All arrays: tokens, labels, loss weights, positions, and the ids that the mask is made of."""
+        return self._stored.sequence
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.sequence.tokens
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.sequence.labels
+
+    @property
+    def documents(self) -> Sequence[DocumentSpan]:
+        """Where each document lies in the pack."""
+        return self._stored.head.documents
+
+    @cached_property
+    def layouts(self) -> Mapping[str, TokenLayout]:
+        """The stored layouts by their names, such as ``balanced_ring.4``."""
+        return stored_layouts(self._stored)[0]
+
+    def layout(self, scheme: str | None = None, ring_degree: int | None = None) -> TokenLayout:
+        """A stored layout, by default of the last scheme and the largest degree that there are.
+
+        Raises:
+            ReaderError: the pack has no such layout.
+        """
+        config = self.dataset.config
+        name = layout_name(scheme or config.layouts[-1], ring_degree or max(config.ring_degrees))
+        if name not in self.layouts:
+            raise ReaderError(f"pack {self.number}: has no layout {name}; there are {', '.join(self.layouts)}")
+        return self.layouts[name]
+
+    def positions(
+        self, cp_rank: int, *, ring_degree: int, ulysses_degree: int = 1, layout: str | None = None
+    ) -> Int64[np.ndarray, "local"]:
+        """Natural positions of a rank's tokens: ``pack.tokens[pack.positions(3, ring_degree=4)]``.
+
+        Raises:
+            ReaderError: the pack has no such layout, or there is no such rank.
+        """
+        if not 0 <= cp_rank < ring_degree * ulysses_degree:
+            raise ReaderError(f"cp_rank {cp_rank}: is not below the CP size {ring_degree * ulysses_degree}")
+        ring_rank, ulysses_rank = divmod(cp_rank, ulysses_degree)
+        runs = self.layout(layout, ring_degree).runs
+        return rank_positions(runs, ring_rank=ring_rank, ulysses_degree=ulysses_degree, ulysses_rank=ulysses_rank)
+
+    def images(self, cp_rank: int, cp_size: int) -> RankImages:
+        """Which crops are a rank's, and which rows of pooled features they make.
+
+        Raises:
+            ReaderError: the dataset has no such CP size, or there is no such rank.
+        """
+        boundaries = self._stored.head.image_shard_boundaries.get(str(cp_size), {})
+        if str(cp_rank) not in boundaries:
+            sizes = ", ".join(map(str, self.dataset.config.cp_sizes))
+            raise ReaderError(f"cp_rank {cp_rank} of cp_size {cp_size}: is not there; CP sizes are {sizes}")
+        return boundaries[str(cp_rank)]
+
+    def text(self, document: int | None = None) -> str:
+        """The text of one of its documents, or of the whole pack, with image tokens as the tokenizer spells them.
+
+        Raises:
+            ReaderError: as in :meth:`Dataset.decode`.
+        """
+        if document is None:
+            return self.dataset.decode(self.tokens)
+        span = self.documents[document]
+        return self.dataset.decode(self.tokens[span.start : span.start + span.length])
+
+    def svg(self, scheme: str | None = None, ring_degree: int | None = None) -> str:
+        """The mask in cells, queries downwards and keys to the right, in the colours of the ranks that own the queries.
+
+        The strips above it are the owners of the keys, and the documents.
+        """
+        return _drawn(self.sequence, self.layout(scheme, ring_degree))
+
+    def __repr__(self) -> str:
+        padding = int((self.sequence.doc_ids < 0).sum())
+        return (
+            f"<pack {self.number}: {len(self.documents)} documents, {len(self.tokens):,} tokens, {padding:,} padding>"
+        )
+
+    def _repr_html_(self) -> str:
+        layout = self.layout()
+        names = ", ".join(escape(span.doc_id) for span in self.documents[:8])
+        more = f" and {len(self.documents) - 8} more" if len(self.documents) > 8 else ""
+        title = f"{escape(repr(self)[1:-1])}; {layout.scheme}, ring degree {layout.ring_degree}"
+        return f"<figure><figcaption>{title}<br>{names}{more}</figcaption>{self.svg()}</figure>"
+
+
+def _drawn(sequence: PackedSequence, layout: TokenLayout) -> str:
+    cell = -(-sequence.seq_len // CELLS)
+    in_order = layout.runs[np.argsort(layout.runs[:, 1])]
+    owners = most_common(np.repeat(in_order[:, 0], in_order[:, 2]), cell).tolist()
+    documents = most_common(sequence.doc_ids, cell).tolist()
+    rows = [
+        _bar(start, end, row + 4, _colour(owners[row]), opacity)
+        for row, allowed in enumerate(shares(MaskIndex.of(sequence.mask), cell))
+        for start, end, opacity in _stretches(
+            np.where(allowed > 0, 0.25 + 0.75 * np.sqrt(allowed), 0).round(1).tolist()
+        )
+        if opacity
+    ]
+    top = [_bar(start, end, 0, _colour(owner), 1) for start, end, owner in _stretches(owners)]
+    greys = [
+        _bar(start, end, 2, "#444", 1 - document % 2 / 2)
+        for start, end, document in _stretches(documents)
+        if document >= 0
+    ]
+    size = len(owners)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{6 * size}" height="{6 * (size + 4)}" '
+        f'viewBox="0 0 {size} {size + 4}" shape-rendering="crispEdges" role="img">'
+        f"<title>Attention mask of {sequence.seq_len:,} tokens</title>{''.join([*top, *greys, *rows])}</svg>"
+    )
+
+
+def _stretches(values: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
+    """Start, end and value of each stretch of equal values."""
+    groups = [(value, len(list(group))) for value, group in groupby(values)]
+    edges = np.cumsum([0, *(length for _, length in groups)]).tolist()
+    yield from ((start, end, value) for (start, end), (value, _) in zip(pairwise(edges), groups, strict=True))
+
+
+def _colour(rank: int) -> str:
+    return COLOURS[rank % len(COLOURS)]
+
+
+def _bar(start: int, end: int, row: int, colour: str, opacity: float) -> str:
+    return f'<rect x="{start}" y="{row}" width="{end - start}" height="1" fill="{colour}" opacity="{opacity:g}"/>'
