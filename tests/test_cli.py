@@ -240,7 +240,7 @@ def test_a_source_of_which_nothing_can_be_packed_has_failed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_config: PackConfig, tiny_settings: list[str], progress: Any
 ) -> None:
     """Fails when forty of forty rows are rejected with exit status 0, or no reason is on the screen."""
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"id": "r{i}", "wrong": {i}}}\n' for i in range(40)))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"id": "r{i}", "text": {i}}}\n' for i in range(40)))
     words = [str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]
     pack(words[:1], words[2], tiny_config, PlainExecutor(), progress)
     status, output, error = run(capsys, "pack", *words, *(w for s in tiny_settings for w in ("--set", s)))
