@@ -11,6 +11,9 @@ from preshard.schemas.secrets import without_secrets
 MediumKind = Literal["image", "video"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Of a turn and of a document, where it is not 0: products of the two are far from what float32 cannot hold."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medium:
@@ -55,7 +58,7 @@ Part = str | Medium
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. Only the assistant's turns carry loss, and of these only the ones with ``has_loss``.
+    """One turn. Only the assistant's turns carry loss: ``weight`` is what each of its tokens counts, 0 for none.
 
     ``content_is_list`` says that the row gave a list of parts, and ``content_is_null`` that it gave no content at all,
     as beside tool calls: a chat template sees the same shape as in the row. ``fields`` are the other keys that chat
@@ -66,13 +69,13 @@ class Message:
     parts: tuple[Part, ...]
     content_is_list: bool = False
     content_is_null: bool = False
-    has_loss: bool = True
+    weight: float = 1.0
     fields: tuple[tuple[str, str], ...] = ()
 
     @property
-    def carries_loss(self) -> bool:
-        """Whether the model is trained to write this turn."""
-        return self.role == "assistant" and self.has_loss
+    def loss(self) -> float:
+        """What each token that the model is trained to write counts; 0 where there is none."""
+        return self.weight if self.role == "assistant" else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +88,8 @@ class Document:
     * one branch and no ``shared`` media, ``annotated`` false: one conversation. ``tools``, ``documents`` and
       ``template_kwargs`` are what the row gives its chat template besides the messages, each as JSON text.
     * ``annotated``: every branch is an annotation that sees ``shared`` and itself, but no other branch.
+
+    ``weight`` multiplies the loss of every token, from :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
     """
 
     text: str | None = None
@@ -96,11 +101,12 @@ class Document:
     tools: str | None = None
     documents: str | None = None
     template_kwargs: str | None = None
+    weight: float = 1.0
 
     @property
     def is_plain(self) -> bool:
         """Whether it is a text and nothing else, as nearly all documents of a text corpus are."""
-        beside = self.prompt or self.interleaved or self.shared or self.branches or self.annotated
+        beside = self.prompt or self.interleaved or self.shared or self.branches or self.annotated or self.weight != 1
         return self.text is not None and not (beside or self.tools or self.documents or self.template_kwargs)
 
     def without(self, fields: Collection[str]) -> Document:
@@ -130,7 +136,7 @@ class Document:
             if turns == "last":
                 learnt.append(_only(branch, answers[-1] if answers else -1))
             else:
-                learnt += [_only(branch[: i + 1], i) for i in answers if branch[i].has_loss]
+                learnt += [_only(branch[: i + 1], i) for i in answers if branch[i].weight]
         return replace(self, branches=tuple(learnt), annotated=self.annotated or len(learnt) > 1)
 
     def with_pages(self, counts: Sequence[int]) -> Document:
@@ -165,4 +171,4 @@ class Document:
 
 def _only(turns: tuple[Message, ...], number: int) -> tuple[Message, ...]:
     """Turns of which one alone carries loss, if it did before."""
-    return tuple(replace(turn, has_loss=turn.has_loss and i == number) for i, turn in enumerate(turns))
+    return tuple(replace(turn, weight=turn.weight if i == number else 0.0) for i, turn in enumerate(turns))

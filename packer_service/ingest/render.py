@@ -57,7 +57,7 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     rendered = stream.finish(
         group_tokens,
         renderer.bidirectional,
-        weight=1 / math.sqrt(n_branches) if weighs else 1.0,
+        weight=document.weight / math.sqrt(n_branches) if weighs else document.weight,
         axes=renderer.family.axes,
         merge=renderer.family.merge,
         media=tuple(zip(document.media(), placed, strict=True)),

@@ -25,7 +25,7 @@ def write_marks(renderer: Renderer, document: Document, placements: Sequence[Pla
     _refuse_what_needs_a_template(renderer, document)
     tokenizer, waiting = renderer.tokenizer, iter(placements)
 
-    def parts(given: Sequence[Part], loss: bool) -> None:
+    def parts(given: Sequence[Part], loss: float) -> None:
         for part in given:
             if isinstance(part, Medium):
                 stream.placement(next(waiting))
@@ -36,21 +36,21 @@ def write_marks(renderer: Renderer, document: Document, placements: Sequence[Pla
         chat = tokenizer.chat
         assert chat is not None, "refused before"
         for message in messages:
-            stream.tokens_of(chat.before[message.role], loss=False)
-            parts(message.parts, message.carries_loss)
-            stream.tokens_of(chat.end[message.role], loss=message.carries_loss)
-            stream.tokens_of(chat.after[message.role], loss=False)
+            stream.tokens_of(chat.before[message.role], loss=0.0)
+            parts(message.parts, message.loss)
+            stream.tokens_of(chat.end[message.role], loss=message.loss)
+            stream.tokens_of(chat.after[message.role], loss=0.0)
 
     prefix = renderer.family.prefix
-    stream.tokens_of([tokenizer.token_id(prefix)] if prefix else tokenizer.bos, loss=False)
+    stream.tokens_of([tokenizer.token_id(prefix)] if prefix else tokenizer.bos, loss=0.0)
     if document.text is not None:
-        stream.text(document.text, loss=True)
-        stream.tokens_of([tokenizer.entry.eos_id], loss=True)
-    parts(document.prompt, False)
+        stream.text(document.text, loss=1.0)
+        stream.tokens_of([tokenizer.entry.eos_id], loss=1.0)
+    parts(document.prompt, 0.0)
     if document.interleaved is not None:
-        parts(document.interleaved, True)
-        stream.tokens_of([tokenizer.entry.eos_id], loss=True)
-    parts(document.shared, False)
+        parts(document.interleaved, 1.0)
+        stream.tokens_of([tokenizer.entry.eos_id], loss=1.0)
+    parts(document.shared, 0.0)
     n_shared = stream.length if document.annotated else 0
     for number, branch in enumerate(document.branches, start=1):
         stream.branch = number if document.annotated else 0

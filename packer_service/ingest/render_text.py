@@ -82,7 +82,7 @@ def _run(renderer: Renderer, chat: ChatText, slots: Sequence[Slot]) -> TokenRun:
     tokenizer, prefix = renderer.tokenizer, renderer.family.prefix
     assert tokenizer.encode_marked is not None, "only tokenizers that can have a template"
     if prefix and not chat.text.startswith(prefix):
-        moved = tuple((start + len(prefix), end + len(prefix)) for start, end in chat.loss)
+        moved = tuple((start + len(prefix), end + len(prefix), weight) for start, end, weight in chat.loss)
         chat = replace(chat, text=prefix + chat.text, loss=moved)
     written = write(chat.text, chat.loss, slots, tokenizer.spelled, renderer.placeholders)
     return run_of(written, tokenizer.encode_marked(written.text), as_marked=chat.marked)
@@ -106,10 +106,10 @@ def write_interleaved(
             slots += _slots(renderer, *next(waiting))
             text += family.alone(part.kind)
         else:
-            loss += [(len(text), len(text) + len(part))] * has_loss
+            loss += [(len(text), len(text) + len(part), 1.0)] * has_loss
             text += part
     eos = tokenizer.spelled(tokenizer.entry.eos_id)
-    loss.append((len(text), len(text) + len(eos)))
+    loss.append((len(text), len(text) + len(eos), 1.0))
     stream.run(_run(renderer, ChatText(text=text + eos, loss=tuple(loss), marked=False), slots))
 
 

@@ -21,7 +21,7 @@ from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 @dataclass(kw_only=True)
 class TokenStream:
-    """Collects tokens with whether they carry loss, their branch and their unit.
+    """Collects tokens with what their loss counts, their branch and their unit.
 
     ``media`` is the number of the image or video that each unit belongs to.
     """
@@ -32,19 +32,21 @@ class TokenStream:
     branch: int = 0
     length: int = 0
     n_units: int = 0
-    chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], bool, int, int]] = field(default_factory=list)
-    """Ids, with whether all of them carry loss, their branch, and the unit that they are rows of."""
+    chunks: list[tuple[Sequence[int] | Int32[np.ndarray, "chunk"], float, int, int]] = field(default_factory=list)
+    """Ids, with what the loss of each counts, their branch, and the unit that they are rows of."""
     runs: list[tuple[int, TokenRun]] = field(default_factory=list)
     """Chunks whose tokens differ in loss and unit, each with its first token."""
     edges: list[tuple[int, int]] = field(default_factory=list)
 
-    def tokens_of(self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: bool, unit: int = NOT_POOLED) -> None:
-        """Tokens by their ids."""
+    def tokens_of(
+        self, ids: Sequence[int] | Int32[np.ndarray, "chunk"], *, loss: float, unit: int = NOT_POOLED
+    ) -> None:
+        """Tokens by their ids; ``loss`` is what each counts, 0 for none."""
         if len(ids):
             self.chunks.append((ids, loss, self.branch, unit))
             self.length += len(ids)
 
-    def text(self, text: str, *, loss: bool) -> None:
+    def text(self, text: str, *, loss: float) -> None:
         """A text, none of which becomes a special token.
 
         Raises:
@@ -63,16 +65,16 @@ class TokenStream:
         for piece in placement.pieces:
             started = self.length
             if isinstance(piece, str):
-                self.text(piece, loss=False)
+                self.text(piece, loss=0.0)
                 continue
             count, unit = (piece.count, first + piece.unit) if isinstance(piece, Rows) else (1, NOT_POOLED)
-            self.tokens_of([self.tokenizer.token_id(piece.token)] * count, loss=False, unit=unit)
+            self.tokens_of([self.tokenizer.token_id(piece.token)] * count, loss=0.0, unit=unit)
             own[piece.unit] = own.get(piece.unit, (started, 0))[0], self.length
         self.edges += [own[unit] for unit in range(len(placement.units))]
 
     def run(self, run: TokenRun) -> None:
         """Tokens that are written already, with units that follow those before."""
-        self.chunks.append((run.ids, False, self.branch, NOT_POOLED))
+        self.chunks.append((run.ids, 0.0, self.branch, NOT_POOLED))
         self.runs.append((self.length, run))
         self.edges += [(start + self.length, end + self.length) for start, end in run.edges.tolist()]
         self.n_units += len(run.edges)
@@ -96,7 +98,7 @@ class TokenStream:
             group_tokens: ids that see each other in both directions in the whole document; None if ``bidirectional``
                 decides.
             bidirectional: as in the configuration.
-            weight: of each label.
+            weight: of the document, by which that of each label is multiplied.
             axes: of the positions, see :func:`~preshard.packer_service.packs.rendered.document_positions`.
             merge: see there.
             others: the fields of the document that tokens do not decide.
@@ -104,16 +106,16 @@ class TokenStream:
         chunks = self.chunks
         lengths = [len(ids) for ids, *_ in chunks]
         tokens = np.concatenate([np.zeros(0, np.int32), *(np.asarray(ids, np.int32) for ids, *_ in chunks)])
-        loss = np.repeat(np.array([chunk[1] for chunk in chunks], np.bool_), lengths)
+        loss = np.repeat(np.array([chunk[1] for chunk in chunks], np.float32), lengths)
         branch_ids = np.repeat(np.array([chunk[2] for chunk in chunks], np.int32), lengths)
         unit_ids = np.repeat(np.array([chunk[3] for chunk in chunks], np.int32), lengths)
         for start, run in self.runs:
             loss[start : start + len(run)], unit_ids[start : start + len(run)] = run.loss, run.unit_ids
-        labels, units = shifted_labels(tokens, loss, branch_ids), self._units()
+        labels, units = shifted_labels(tokens, loss > 0, branch_ids), self._units()
         return RenderedDocument(
             tokens=tokens,
             labels=labels,
-            loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.float32(weight)),
+            loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.roll(loss, -1) * np.float32(weight)),
             position_ids=document_positions(branch_ids, unit_ids, units, axes=axes, merge=merge),
             branch_ids=branch_ids,
             group_ids=_groups(tokens, unit_ids, group_tokens, bidirectional),

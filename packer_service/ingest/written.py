@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 from preshard.packer_service.ingest.families.family import Mark, Piece, Rows, Token
-from preshard.packer_service.ingest.text.chat_template import Span
+from preshard.packer_service.ingest.text.chat_template import LossSpan, Span
 from preshard.packer_service.ingest.text.encoded import EncodedText
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import NOT_POOLED
@@ -53,19 +53,19 @@ class WrittenText:
     """A text in which every token of a unit is spelled once, and what carries loss in it."""
 
     text: str
-    loss: tuple[Span, ...]
+    loss: tuple[LossSpan, ...]
     places: tuple[MarkedPlace, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenRun:
-    """Consecutive tokens: ids, which carry loss, and the unit of each row, -1 elsewhere.
+    """Consecutive tokens: ids, what the loss of each counts, and the unit of each row, -1 elsewhere.
 
     ``units`` are the numbers of the units inside, ascending, and ``edges`` the half-open range of each one's tokens.
     """
 
     ids: Int32[np.ndarray, "tokens"]
-    loss: Bool[np.ndarray, "tokens"]
+    loss: Float32[np.ndarray, "tokens"]
     unit_ids: Int32[np.ndarray, "tokens"]
     units: Int64[np.ndarray, "units"]
     edges: Int64[np.ndarray, "units 2"]
@@ -75,7 +75,11 @@ class TokenRun:
 
 
 def write(
-    text: str, loss: Sequence[Span], slots: Sequence[Slot], spell: Callable[[Token], str], placeholders: Sequence[str]
+    text: str,
+    loss: Sequence[LossSpan],
+    slots: Sequence[Slot],
+    spell: Callable[[Token], str],
+    placeholders: Sequence[str],
 ) -> WrittenText:
     """Puts images and videos into a text.
 
@@ -91,7 +95,7 @@ def write(
     """
     out: list[str] = []
     places: list[MarkedPlace] = []
-    moved: list[Span] = []
+    moved: list[LossSpan] = []
     done = length = 0
     for slot, (start, end) in zip(slots, _found(text, slots, placeholders), strict=True):
         moved += _moved(loss, done, start, length - done)
@@ -125,11 +129,11 @@ def _found(text: str, slots: Sequence[Slot], placeholders: Sequence[str]) -> lis
     return [one.span() for one in found]
 
 
-def _moved(loss: Sequence[Span], start: int, end: int, by: int) -> Iterator[Span]:
+def _moved(loss: Sequence[LossSpan], start: int, end: int, by: int) -> Iterator[LossSpan]:
     """The parts of spans inside ``[start, end)``, moved."""
-    for first, last in loss:
+    for first, last, weight in loss:
         if max(first, start) < min(last, end):
-            yield max(first, start) + by, min(last, end) + by
+            yield max(first, start) + by, min(last, end) + by, weight
 
 
 def _without_marks(slot: Slot, opens: bool, closes: bool, spell: Callable[[Token], str]) -> tuple[Piece, ...]:
@@ -181,16 +185,16 @@ def run_of(written: WrittenText, encoded: EncodedText, *, as_marked: bool) -> To
     Raises:
         DocumentError: ``too_long``.
     """
-    loss = np.zeros(len(encoded.ids), np.bool_)
-    for start, end in written.loss:
+    loss = np.zeros(len(encoded.ids), np.float32)
+    for start, end, weight in written.loss:
         first, behind = encoded.marked(start, end) if as_marked else encoded.over(start, end)
-        loss[first:behind] = True
+        loss[first:behind] = weight
     at = np.array([encoded.at(place.start) for place in written.places], np.int64)
     counts = np.ones(len(encoded.ids), np.int64)
     unit_ids = np.full(len(encoded.ids), NOT_POOLED, np.int32)
     for index, place in zip(at, written.places, strict=True):
         assert encoded.starts[index] <= place.start < place.end <= encoded.ends[index], "a mark is one token"
-        counts[index], loss[index] = place.count, False
+        counts[index], loss[index] = place.count, 0
         unit_ids[index] = place.unit if place.is_row else NOT_POOLED
     ends = np.cumsum(counts)
     if len(ends) and ends[-1] > MAX_TOKENS:

@@ -137,32 +137,13 @@ def check_labels(sequence: PackedSequence) -> Iterator[Finding]:
     yield from _where(LabelsInvalid, "labels", labels, wrong, following)
 
 
-def check_weights(sequence: PackedSequence, n_documents: int, config: PackConfig) -> Iterator[Finding]:
-    """Weights are positive exactly where there is a label, and what ``annotation_weight`` makes them."""
+def check_weights(sequence: PackedSequence) -> Iterator[Finding]:
+    """Weights are positive exactly where there is a label."""
     weights, labels = sequence.loss_weights, sequence.labels
     positive = np.isfinite(weights) & (weights > 0)
     legal = np.where(labels == IGNORE_INDEX, "0 (there is no label)", "positive and finite (there is a label)")
     wrong = (sequence.doc_ids >= 0) & np.where(labels == IGNORE_INDEX, weights != 0, ~positive)
     yield from _where(WeightsInvalid, "loss_weights", weights, wrong, legal)
-    if not wrong.any():
-        yield from _check_annotation_weights(sequence, n_documents, config)
-
-
-def _check_annotation_weights(sequence: PackedSequence, n_documents: int, config: PackConfig) -> Iterator[Finding]:
-    labelled = sequence.labels != IGNORE_INDEX
-    branches = np.ones(n_documents + 1, np.int64)
-    np.maximum.at(branches, sequence.doc_ids, sequence.branch_ids)
-    least = branches[sequence.doc_ids].astype(np.float64)
-    weights = sequence.loss_weights
-    if config.annotation_weight == "none":
-        expected = np.ones(sequence.seq_len, np.float32)
-    elif config.oversize == "reject":
-        expected = (1 / np.sqrt(least)).astype(np.float32)
-    else:
-        # A part of a document keeps the weight of the whole, whose number of annotations is not stored.
-        whole = np.maximum(np.rint(1 / np.square(np.where(labelled, weights, 1).astype(np.float64))), least)
-        expected = (1 / np.sqrt(whole)).astype(np.float32)
-    yield from _where(WeightsInvalid, "loss_weights", weights, labelled & (weights != expected), expected)
 
 
 def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[int]) -> Iterator[Finding]:

@@ -167,13 +167,12 @@ class SampleCheck:
         """Whether the arrays' documents and pooled rows are sound, so that figures can follow from them."""
         if not self._holds(SpansInvalid, arrays.check_doc_ids(sequence, head.documents)):
             return False
-        n_documents = len(head.documents)
         self._holds(SequenceInvalid, arrays.check_tokens(sequence, self.tokenizer))
         self._holds(PaddingInvalid, arrays.check_padding(sequence, self.tokenizer))
         branches_hold = self._holds(BranchesInvalid, arrays.check_branches(sequence))
         if branches_hold:
             self._holds(LabelsInvalid, arrays.check_labels(sequence))
-            self._holds(WeightsInvalid, arrays.check_weights(sequence, n_documents, self.config))
+            self._holds(WeightsInvalid, arrays.check_weights(sequence))
         row_ids = [self.tokenizer.image_id] if self.model is None else self.model.row_ids
         pooling = units_hold and self._holds(PoolingInvalid, arrays.check_pooling(sequence, head, row_ids))
         if branches_hold and (pooling or self.model is None):  # without a model, units do not touch positions

@@ -266,9 +266,9 @@ def weight_that_is_not_a_number(data: Any) -> None:
 
 
 @breaks("P8")
-def weight_that_is_not_the_configured_one(data: Any) -> None:
+def weight_below_zero(data: Any) -> None:
     sample = data.samples()[0]
-    sample.sequence["loss_weights"][labelled(sample)] = 0.5
+    sample.sequence["loss_weights"][labelled(sample)] = -0.5
 
 
 @breaks("P9")

@@ -180,6 +180,6 @@ def test_what_only_a_chat_template_can_write_is_refused(document: Document, mess
 
 def test_an_answer_without_loss_is_not_learnt() -> None:
     """Fails when a turn that the row says is not to be trained on has labels."""
-    silent = Message(role="assistant", parts=("ab",), has_loss=False)
+    silent = Message(role="assistant", parts=("ab",), weight=0.0)
     document = rendered(Document(branches=((silent, *turns("q", "c")),)))
     np.testing.assert_array_equal(document.labels, [X, X, X, X, X, X, C, EOS, X])

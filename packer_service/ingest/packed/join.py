@@ -94,11 +94,12 @@ def _units(parts: Sequence[RenderedDocument]) -> tuple[Int32[np.ndarray, "doc"],
 def _labels(
     parts: Sequence[RenderedDocument], tokens: Int32[np.ndarray, "doc"]
 ) -> tuple[Int32[np.ndarray, "doc"], Float32[np.ndarray, "doc"]]:
-    """Labels and weights, with those that the cuts between the parts took."""
+    """Labels and weights, with those that the cuts between the parts took: the weight of the token beside it."""
     labels = np.concatenate([part.labels for part in parts])
     weights = np.concatenate([part.loss_weights for part in parts])
     for part, end in zip(parts[:-1], accumulate(map(len, parts[:-1])), strict=True):
         if part.label_cut:
             assert labels[end - 1] == IGNORE_INDEX, "a cut takes the last label"
-            labels[end - 1], weights[end - 1] = tokens[end], weights.max()
+            labels[end - 1] = tokens[end]
+            weights[end - 1] = next((w for w in weights[[end, end - 2]] if w), weights.max())
     return labels, weights

@@ -36,7 +36,7 @@ def conversation(document: Document, number: int, shown: Sequence[Shown]) -> Con
     shared = [part for _ in document.shared for part in next(waiting)]
     branch = document.branches[number]
     turns = [_turn(message, waiting) for message in branch]
-    has_loss = [message.carries_loss for message in branch]
+    weights = [message.loss for message in branch]
     if shared:
         first = next((i for i, message in enumerate(branch) if message.role not in ("system", "developer")), len(turns))
         if any(isinstance(part, Medium) for message in branch[:first] for part in message.parts):
@@ -47,10 +47,10 @@ def conversation(document: Document, number: int, shown: Sequence[Shown]) -> Con
             turns[first] = {**turns[first], "content": [*shared, *_as_parts(turns[first].get("content"))]}
         else:
             turns.insert(first, {"role": "user", "content": shared})
-            has_loss.insert(first, False)
+            weights.insert(first, 0.0)
     return Conversation(
         turns=tuple(turns),
-        has_loss=tuple(has_loss),
+        weights=tuple(weights),
         tools=document.tools,
         documents=document.documents,
         variables=document.template_kwargs,

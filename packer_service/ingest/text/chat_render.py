@@ -131,7 +131,7 @@ def _with_arguments(template: ChatTemplate, arguments: str | Turn) -> str:
     called = {**call["tool_calls"][0], "function": {"name": "f", "arguments": arguments}}
     turns = (user, {**call, "tool_calls": [called]})
     try:
-        return render_turns(template, Conversation(turns=turns, has_loss=(False, False)), turns).text
+        return render_turns(template, Conversation(turns=turns, weights=(0.0, 0.0)), turns).text
     except DocumentError:
         return str({SENTINEL: "v"})
 
@@ -142,7 +142,7 @@ def _writes(template: ChatTemplate, role: str, content: str | list[Turn]) -> boo
     after = ({"role": "user", "content": _like("q", content)},) if role in ("system", "developer") else ()
     turns = (*before, {"role": role, "content": content, **extra}, *after)
     try:
-        text = render_turns(template, Conversation(turns=turns, has_loss=(False,) * len(turns)), turns).text
+        text = render_turns(template, Conversation(turns=turns, weights=(0.0,) * len(turns)), turns).text
     except DocumentError:
         return False
     return SENTINEL in text and "'type': 'text'" not in text and '"type": "text"' not in text

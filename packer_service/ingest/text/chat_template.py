@@ -20,6 +20,8 @@ RESERVED = frozenset(
 
 Span = tuple[int, int]
 """Characters of a text: the first, and the one behind the last."""
+LossSpan = tuple[int, int, float]
+"""The same, with what the loss of each token in it counts."""
 
 Turn = dict[str, Any]
 """One message as a template sees it."""
@@ -51,11 +53,11 @@ class ChatTemplate:
 class Conversation:
     """What a template is given: messages and, as JSON text, what the row has besides them.
 
-    ``has_loss`` says of each message whether the model is trained to write it.
+    ``weights`` says what the loss of each message counts, 0 where the model is not trained to write it.
     """
 
     turns: tuple[Turn, ...]
-    has_loss: tuple[bool, ...]
+    weights: tuple[float, ...]
     tools: str | None = None
     documents: str | None = None
     variables: str | None = None
@@ -65,10 +67,10 @@ class Conversation:
 class ChatText:
     """A rendered conversation.
 
-    ``loss`` are the ranges of characters that carry loss, ascending and apart. ``marked`` says that the template's own
-    ``{% generation %}`` gave them.
+    ``loss`` are the ranges of characters that carry loss, ascending and apart, each with what it counts. ``marked``
+    says that the template's own ``{% generation %}`` gave them.
     """
 
     text: str
-    loss: tuple[Span, ...]
+    loss: tuple[LossSpan, ...]
     marked: bool

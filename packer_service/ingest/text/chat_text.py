@@ -8,7 +8,7 @@ from typing import Any
 from preshard.packer_service.ingest.text.chat_render import render_turns
 from preshard.packer_service.ingest.text.chat_shape import in_shape
 from preshard.packer_service.ingest.text.chat_spans import answer_spans, shown_fields
-from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, Span, Turn
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, LossSpan, Span, Turn
 from preshard.schemas.errors import DocumentError
 
 FIELDS = ("reasoning_content", "reasoning", "thinking", "name")
@@ -30,16 +30,16 @@ def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
     whole = render_turns(template, chat, chat.turns)
     _refuse_what_is_left_out(template, chat, whole.text)
     if template.marks_answers:
-        without = [i for i, turn in enumerate(chat.turns) if turn["role"] == "assistant" and not chat.has_loss[i]]
-        silent = _answers(template, chat, whole.text, without, "leave its weight out")
+        weighed = [i for i, turn in enumerate(chat.turns) if turn["role"] == "assistant" and chat.weights[i] != 1]
+        places = _answers(template, chat, whole.text, weighed, "leave its weight out")
         spans = [
-            (start, end)
+            (start, end, _least(places, [chat.weights[i] for i in weighed], start, end))
             for start, end in whole.generated
-            if all(end <= first or start >= last for first, last in silent)
         ]
     else:
-        with_loss = [number for number, has in enumerate(chat.has_loss) if has]
-        spans = _answers(template, chat, whole.text, with_loss, ANSWERS_REMEDY)
+        learnt = [number for number, weight in enumerate(chat.weights) if weight]
+        answers = _answers(template, chat, whole.text, learnt, ANSWERS_REMEDY)
+        spans = [(*span, chat.weights[number]) for number, span in zip(learnt, answers, strict=True)]
     return ChatText(text=whole.text, loss=_joined(spans), marked=template.marks_answers)
 
 
@@ -122,12 +122,20 @@ def _texts(content: Any) -> list[str]:
     return [text.strip() for text in parts]
 
 
-def _joined(spans: list[Span]) -> tuple[Span, ...]:
-    """Spans in ascending order, and one where they touch."""
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return tuple(span for span in joined if span[0] < span[1])
+def _least(places: list[Span], weights: list[float], start: int, end: int) -> float:
+    """What characters count that turns lie in: the least of theirs, or 1 outside of all of them."""
+    return min(
+        (w for w, (first, last) in zip(weights, places, strict=True) if start < last and first < end), default=1.0
+    )
+
+
+def _joined(spans: list[LossSpan]) -> tuple[LossSpan, ...]:
+    """Spans with loss in ascending order and apart, and one where those touch that count alike."""
+    joined: list[LossSpan] = []
+    for start, end, weight in sorted(span for span in spans if span[2] and span[0] < span[1]):
+        before = joined[-1] if joined else (0, 0, 0.0)
+        if start <= before[1] and weight == before[2]:
+            joined[-1] = before[0], max(end, before[1]), weight
+        elif max(start, before[1]) < end:
+            joined.append((max(start, before[1]), end, weight))
+    return tuple(joined)

@@ -132,7 +132,7 @@ TURNS: list[tuple[Place, tuple[Any, ...]]] = [
     (("messages", 0, "content"), (None, 3, {"a": 1})),
     (("messages", 1, *UNKNOWN), ("x", 1)),
     (("messages", 1, "tool_calls"), ([{"a": 1}],)),
-    (("messages", 2, "weight"), (2, 0.5, "1", [0])),
+    (("messages", 2, "weight"), (-1, 1e7, 1e-9, float("nan"), "1", [0])),
     (("messages", 1, "weight"), (1,)),
     (("messages", 1, "content", 0), NO_OBJECT),
     (("messages", 1, "content", 0, "type"), (None, "hologram", 3, ["image"])),
@@ -208,7 +208,7 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("conversations", 0, "value"), (None, *NO_TEXT)),
         (("conversations", 0, *UNKNOWN), (1,)),
         (("conversations", 0, "weight"), (1,)),
-        (("conversations", 1, "weight"), (2, "0")),
+        (("conversations", 1, "weight"), (-2, "0")),
         (("conversations", 2, "value"), ("call", '{"arguments": {}}', '{"name": 3}', "[1]", '{"name": "a", "x": 1}')),
         (("system",), NO_TEXT),
         (("tools",), (3, "words", {"a": 1})),
@@ -288,7 +288,7 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("completion", 0), NO_OBJECT),
         (("completion", 0, "role"), (None, "robot")),
         (("completion", 0, "content"), (None, 3)),
-        (("completion", 0, "weight"), (2, "1")),
+        (("completion", 0, "weight"), (-2, "1")),
         (("completion",), (3, "words", True)),
         (("prompt",), (3, "words", True)),
         (("images",), (["0.png"],)),
@@ -483,7 +483,7 @@ def test_turns_without_loss_tools_and_calls() -> None:
     document = one(ROWS["sharegpt"], "sharegpt")
     roles = ["system", "user", "assistant", "assistant", "tool", "assistant"]
     assert [turn.role for turn in document.branches[0]] == roles
-    assert [turn.carries_loss for turn in document.branches[0]] == [False, False, False, True, False, True]
+    assert [bool(turn.loss) for turn in document.branches[0]] == [False, False, False, True, False, True]
     call = document.branches[0][3]
     assert call.content_is_null
     assert call.fields == (("tool_calls", '[{"type": "function", "function": {"name": "warm", "arguments": {}}}]'),)
@@ -502,7 +502,7 @@ def test_what_each_form_becomes() -> None:
     document = one(ROWS["prompt_completion"], "prompt_completion")
     assert (document.prompt, document.interleaved) == (("One ", IMAGE, " two,"), (" three.",))
     turns = one(ROWS["prompt_messages"], "prompt_completion").branches[0]
-    assert [turn.carries_loss for turn in turns] == [False, False, True]
+    assert [bool(turn.loss) for turn in turns] == [False, False, True]
     turns = one(ROWS["question_answer"], "question_answer").branches[0]
     assert [turn.role for turn in turns] == ["system", "user", "assistant", "user", "assistant"]
     frames = (IMAGE, Medium(kind="image", data=b"x"))

@@ -26,8 +26,8 @@ def answer(content: Any = "a", **fields: Any) -> dict[str, Any]:
 
 
 def conversation(*turns: dict[str, Any], without_loss: tuple[int, ...] = (), **others: Any) -> Conversation:
-    has_loss = tuple(turn["role"] == "assistant" and i not in without_loss for i, turn in enumerate(turns))
-    return Conversation(turns=turns, has_loss=has_loss, **others)
+    weights = tuple(float(turn["role"] == "assistant" and i not in without_loss) for i, turn in enumerate(turns))
+    return Conversation(turns=turns, weights=weights, **others)
 
 
 def written(source: str, *turns: dict[str, Any], **others: Any) -> ChatText:
@@ -35,7 +35,7 @@ def written(source: str, *turns: dict[str, Any], **others: Any) -> ChatText:
 
 
 def losses(text: ChatText) -> list[str]:
-    return [text.text[start:end] for start, end in text.loss]
+    return [text.text[start:end] for start, end, _ in text.loss]
 
 
 def refusal(source: str, *turns: dict[str, Any], **others: Any) -> str:

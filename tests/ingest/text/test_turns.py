@@ -104,7 +104,7 @@ def test_each_turn_shows_the_images_before_it() -> None:
     turns: list[Any] = [{"role": "user", "content": image}, {"role": "assistant", "content": "a"}]
     document = parse_document({"messages": [*turns, {"role": "user", "content": "q"}, turns[1], *turns]})
     each = document.with_turns("each")
-    assert [len([turn for turn in branch if turn.carries_loss]) for branch in each.branches] == [1, 1, 1]
+    assert [len([turn for turn in branch if turn.loss]) for branch in each.branches] == [1, 1, 1]
     assert [len(branch) for branch in each.branches] == [2, 4, 6]
     assert len(each.media()) == 1 + 1 + 2
     annotated = parse_document({"media": image, "annotations": [turns[1:], [*turns, *turns]]}).with_turns("each")

@@ -201,7 +201,7 @@ def parse_prompt_completion(row: dict[str, Any]) -> Document:
         bad(f"{found}; give two strings or two lists of messages")
     if isinstance(prompt, str):
         return _of_texts(row)
-    silent = [replace(turn, has_loss=False) for turn in messages(prompt, "prompt")]
+    silent = [replace(turn, weight=0.0) for turn in messages(prompt, "prompt")]
     turns = (*silent, *messages(completion, "completion"))
     return filled_document(row, turns, "turns", template_columns(row))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from preshard.packer_service.ingest.document import Document, Message, Part, Role
+from preshard.packer_service.ingest.document import LEAST_WEIGHT, MOST_WEIGHT, Document, Message, Part, Role
 from preshard.packer_service.ingest.source.forms.fields import (
     bad,
     json_text,
@@ -52,18 +52,18 @@ def message(value: Any, where: str) -> Message:
     role: Any = given.get("role")
     if role not in ROLES:
         bad(f"{where}.role is {shown(role)}; legal are {', '.join(ROLES)}")
-    has_loss = _has_loss(given, role, where)
+    weight = _weight(given, role, where)
     fields = _fields(given, role, where)
     content = given.get("content")
     if content is None and any(name == "tool_calls" for name, _ in fields):
-        return Message(role=role, parts=(), content_is_null=True, has_loss=has_loss, fields=fields)
+        return Message(role=role, parts=(), content_is_null=True, weight=weight, fields=fields)
     if isinstance(content, str):
-        return Message(role=role, parts=(string(content, f"{where}.content"),), has_loss=has_loss, fields=fields)
+        return Message(role=role, parts=(string(content, f"{where}.content"),), weight=weight, fields=fields)
     if not isinstance(content, list):
         legal = "a string or a list of parts; null is legal beside tool_calls"
         bad(f"{where}.content is a {kind_of(content)}, not {legal}")
     parts = tuple(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    return Message(role=role, parts=parts, content_is_list=True, has_loss=has_loss, fields=fields)
+    return Message(role=role, parts=parts, content_is_list=True, weight=weight, fields=fields)
 
 
 def _part(given: Any, where: str) -> Part:
@@ -96,21 +96,32 @@ def _check_calls(value: Any, where: str) -> None:
             bad(f"{where}[{i}] is a {kind_of(call)}, not an object with a function")
 
 
-def _has_loss(given: dict[str, Any], role: Role, where: str) -> bool:
-    """Whether a turn of the assistant carries loss: ``weight`` as in OpenAI's fine-tuning, or ``train``."""
+def _weight(given: dict[str, Any], role: Role, where: str) -> float:
+    """What a turn of the assistant counts: ``weight`` as in OpenAI's fine-tuning, or ``train``."""
     present = [name for name in LOSS if name in given]
     if not present:
-        return True
+        return 1.0
     if len(present) > 1:
         bad(f"{where} has weight and train; give one of them")
     [name] = present
     value = given[name]
-    if not isinstance(value, int | float) or value not in (0, 1):
-        legal = "0 and 1" if name == "weight" else "true and false"
-        bad(f"{where}.{name} is {shown(value)}; legal are {legal}")
-    if value and role != "assistant":
+    if name == "train" and value not in (0, 1):
+        bad(f"{where}.{name} is {shown(value)}; legal are true and false")
+    weight = loss_weight(value, f"{where}.{name}")
+    if weight and role != "assistant":
         bad(f"{where}.{name} is {shown(value)} in a turn of {role}; only turns of assistant can carry loss")
-    return bool(value)
+    return weight
+
+
+def loss_weight(value: Any, where: str) -> float:
+    """What a row says that a turn or a document counts.
+
+    Raises:
+        DocumentError: ``bad_row``.
+    """
+    if not isinstance(value, int | float) or not (value == 0 or LEAST_WEIGHT <= value <= MOST_WEIGHT):
+        bad(f"{where} is {shown(value)}; legal are 0 and numbers from {LEAST_WEIGHT:g} to {MOST_WEIGHT:,.0f}")
+    return float(value)
 
 
 def template_columns(row: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +148,7 @@ def with_loss(document: Document) -> Document:
     Raises:
         DocumentError: ``empty``: no turn that carries loss has any text, so no token would.
     """
-    learnt = [turn for branch in document.branches for turn in branch if turn.carries_loss]
+    learnt = [turn for branch in document.branches for turn in branch if turn.loss]
     if not any(_says_something(turn) for turn in learnt):
         raise DocumentError("empty", "no assistant turn that carries loss holds any text, so no token would carry loss")
     return document
