@@ -27,6 +27,8 @@ from preshard.schemas.errors import ConfigError, TooManyRejectsError
 from preshard.schemas.filesystem import join
 
 if TYPE_CHECKING:
+    from preshard.packer_service.ingest.media.reach import AllowedMedia
+    from preshard.packer_service.ingest.source.listing import Sources
     from preshard.schemas.config import PackConfig
     from preshard.schemas.manifest import ManifestHead
 
@@ -65,11 +67,14 @@ def pack(
 
     Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected.
     """
+    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
+    media = allowed_media(media_root, allow_media)
+    found = _looked_at(sources, config, media)
+    # What is wrong with the sources is said before this is imported, which takes seconds.
     from preshard.packer_service.job.pack import pack as run_job
 
-    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
-        outcome = run_job(sources, out, config, tasks, progress, media=allowed_media(media_root, allow_media))
+        outcome = run_job(sources, out, config, tasks, progress, media=media, found=found)
     counts = outcome.manifest.counts
     if outcome.already_done:
         say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
@@ -108,14 +113,16 @@ def plan(
     num_cpus: int | None,
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
+    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
+    if bool(sources) == (lengths is not None):
+        raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
+    media = allowed_media(media_root, allow_media)
+    found = _looked_at(sources, config, media) if sources else None
     from preshard.packer_service.api import require_documents
     from preshard.packer_service.job.preview import plan_sources
     from preshard.packer_service.job.preview_lengths import plan_lengths
     from preshard.packer_service.job.preview_tables import plan_tables
 
-    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
-    if bool(sources) == (lengths is not None):
-        raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     if lengths is not None:
         with ExitStack() as stack:
             progress = ConsoleProgress()
@@ -126,9 +133,7 @@ def plan(
     with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
         report = plan_tables(sources, config, progress, dp_sizes)
         if report is None:
-            report = plan_sources(
-                sources, config, tasks, progress, dp_sizes, media=allowed_media(media_root, allow_media)
-            )
+            report = plan_sources(sources, config, tasks, progress, dp_sizes, media=media, found=found)
     print_figures(report, as_json)
     require_documents("plan", report.documents, report.source_documents)
 
@@ -175,6 +180,15 @@ def _configured(sources: Sequence[str], config_file: Path | None, settings: list
     for source in sources:
         require_answer("SOURCE", source)
     return load_config(config_file, settings, sources)
+
+
+def _looked_at(sources: Sequence[str], config: PackConfig, media: AllowedMedia) -> Sources:
+    from preshard.packer_service.ingest.source.listing import list_sources
+    from preshard.packer_service.shards.reach import require_answer
+
+    for what, location in media.named():
+        require_answer(what, location)
+    return list_sources(sources, config, media)
 
 
 @contextmanager

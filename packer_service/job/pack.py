@@ -63,6 +63,7 @@ def pack(
     progress: Progress,
     *,
     media: AllowedMedia | None = None,
+    found: Sources | None = None,
     few_bytes: int = FEW_BYTES,
     partition_rows: int = PARTITION_ROWS,
 ) -> Outcome:
@@ -75,6 +76,7 @@ def pack(
         executor: runs the tasks.
         progress: hears what is done.
         media: what rows may reach besides the folders of the sources.
+        found: the sources, where they have been looked at already.
         few_bytes: up to so many bytes of an earlier run's shards are hashed by this process, and more by tasks.
         partition_rows: documents that are planned together, as often as they are taken; the plan depends on it.
 
@@ -89,7 +91,7 @@ def pack(
     for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
         require_answer(what, location)
     require_answer("--out", out)
-    found = list_sources(sources, config, media)
+    found = found or list_sources(sources, config, media)
     target = packed_target(config, found.files)
     fragments = list_fragments(found.files)
     folder, record = Folder(out), job_record(config, target, fragments, media)

@@ -13,7 +13,7 @@ from preshard.packer_service.ingest.packed.notes import dataset_notes
 from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.ingest.source.files import list_fragments
-from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.measure import measure_fragment
 from preshard.packer_service.job.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.partition import PARTITION_ROWS
@@ -43,6 +43,7 @@ def plan_sources(
     dp_sizes: Sequence[int] = (),
     *,
     media: AllowedMedia | None = None,
+    found: Sources | None = None,
     partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport:
     """The figures of packing sources, with every document measured.
@@ -54,6 +55,7 @@ def plan_sources(
         progress: hears what is done.
         dp_sizes: data-parallel sizes to give the straggler ratio for.
         media: what rows may reach besides the folders of the sources.
+        found: the sources, where they have been looked at already.
         partition_rows: documents that are planned together, as often as they are taken.
 
     Raises:
@@ -64,7 +66,7 @@ def plan_sources(
     media = media or AllowedMedia()
     for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
         require_answer(what, location)
-    listed = list_sources(sources, config, media)
+    listed = found or list_sources(sources, config, media)
     target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)

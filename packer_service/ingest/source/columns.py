@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -49,11 +49,33 @@ def columns_of(file: SourceFile) -> tuple[str, Columns] | None:
         return file.kind, _of_schema(arrow_batches.schema(file))
     with _beginning(file) as opened:
         kind = _kind_of_json(opened) if file.kind == "json" else file.kind
-        if kind is None:
-            return None
-        scanned = "jsonl" if kind == "object" else kind
-        found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else 2**62)
-        return kind, _of_rows(row.row for row in islice(found, ROWS))
+        return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
+
+
+def first_rows(file: SourceFile, most: int) -> list[Any]:
+    """A few rows of a file, each as its container gives it; none of a table whose rows cannot be read alone.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if file.kind == "parquet":
+        filesystem, path = locate(file.uri)
+        try:
+            with filesystem.open_input_file(path) as opened:
+                batches = pq.ParquetFile(opened).iter_batches(most, columns=list(file.columns or ()))
+                return next(batches, pa.record_batch({})).to_pylist()
+        except (pa.ArrowException, UnicodeDecodeError):
+            return []  # which rows are damaged is found when they are measured
+    if file.kind not in SCANNED:
+        return []
+    with _beginning(file) as opened:
+        return list(_scanned(opened, file, file.kind, most))
+
+
+def _scanned(opened: Any, file: SourceFile, kind: str, most: int) -> Iterator[Any]:
+    scanned = "jsonl" if kind == "object" else kind
+    found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else 2**62)
+    return (row.row for row in islice((row for row in found if row.is_row), most))
 
 
 def _beginning(file: SourceFile) -> Any:

@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from preshard.packer_service.ingest.source.columns import columns_of
+from preshard.packer_service.ingest.source.columns import columns_of, first_rows
 from preshard.packer_service.ingest.source.containers.compressed import CODECS
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.files import TABLES, reason_of
@@ -33,8 +33,9 @@ from preshard.packer_service.ingest.source.forms.detect import (
     overlooked,
 )
 from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
+from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.filesystem import is_remote, is_uri, join, locate, split_query
 from preshard.schemas.secrets import without_secrets
 
@@ -59,6 +60,8 @@ LOOKING = 16
 """Files looked at at the same time: each takes a request or two in an object store."""
 SHOWN = 5
 """Names of a list that a line on the screen shows."""
+TRIED = 16
+"""Rows of the first file of a form that are parsed before the work begins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,12 +71,14 @@ class Sources:
     ``unread`` counts the files in folders that are no source, by a pattern that ``ignore`` takes, and ``unused`` the
     files of tables with a column that is not read, by the column. What rows of JSON hold is found while measuring.
     ``left_out`` says which splits are not packed.
+    ``doubts`` says which form's first file begins with rows that would all be rejected.
     """
 
     files: list[SourceFile]
     unread: dict[str, int]
     unused: dict[str, int]
     left_out: list[str] = field(default_factory=list)
+    doubts: tuple[str, ...] = ()
 
     def notes(self) -> Iterator[str]:
         """What a user should know before the work begins."""
@@ -89,8 +94,28 @@ class Sources:
             files = "1 file" if number == 1 else f"{number} files"
             yield f"reads as: {find_form(name).title} ({files}, such as {first[name]})"
         yield from self.left_out
+        yield from self.doubts
         if self.unread:
             yield f"not read: {_several(self.unread)}; --ignore PATTERN says that it is meant"
+
+
+def _doubt(file: SourceFile, config: PackConfig) -> str | None:
+    """Says so if each of a file's first rows would be rejected, whatever their images and videos hold."""
+    reasons = []
+    try:
+        for row in first_rows(file, TRIED):
+            try:
+                if not isinstance(row, DocumentError):
+                    parse_document(row, file.form, config.ignore_columns)
+                    return None
+                reasons.append(str(row))
+            except DocumentError as error:
+                reasons.append(str(error))
+    except OSError:
+        return None  # whoever measures it says what is wrong
+    if not reasons:
+        return None
+    return f"{file.label}: each of the first {len(reasons)} rows would be rejected, such as for this: {reasons[0]}"
 
 
 def _several(counts: dict[str, int]) -> str:
@@ -199,7 +224,13 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
                 continue
             files.append(look.file)
             unused.update(look.unused)
-    return Sources(files=files, unread=dict(sorted(unread.items())), unused=dict(sorted(unused.items())))
+    first = {file.form: file for file in reversed(files) if file.kind != DATASET and not is_custom(file.form)}
+    return Sources(
+        files=files,
+        unread=dict(sorted(unread.items())),
+        unused=dict(sorted(unused.items())),
+        doubts=tuple(doubt for file in reversed(first.values()) if (doubt := _doubt(file, config)) is not None),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

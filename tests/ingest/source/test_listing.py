@@ -75,6 +75,44 @@ def test_a_column_of_media_that_nothing_reads_ends_the_command(tmp_path: Path, r
             listed(tmp_path / name)
 
 
+@pytest.mark.parametrize("rejected", [20, 5])
+def test_first_rows_that_would_all_be_rejected_are_told(tmp_path: Path, rejected: int) -> None:
+    """Fails when a source of rows that no form can parse is measured to its end without a word, or a few rows with
+    faults cast doubt on the others."""
+    rows = [{"question": "Why?", "answer": i < rejected or "So."} for i in range(20)]
+    write(tmp_path / "a.jsonl", *rows)
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "answer": str(row["answer"])} for row in rows]), tmp_path / "b.parquet"
+    )
+    pq.write_table(pa.table({"prompt": ["Why?"] * 20, "response": [3] * 20}), tmp_path / "c.parquet")
+    found = [listed(tmp_path / name) for name in ("a.jsonl", "b.parquet", "c.parquet")]
+    assert {file.form for each in found for file in each.files} == {"question_answer"}
+    told = "each of the first 16 rows would be rejected, such as for this: answer is a bool, not a string"
+    assert found[0].doubts == ((f"a.jsonl: {told}",) if rejected == 20 else ())
+    assert found[1].doubts == ()
+    assert "response is a int, not a string" in list(found[2].notes())[-1]
+    assert listed(tmp_path, ignore=["a.*", "b.*"], form="text").doubts[0].startswith(f"{tmp_path.name}/c.parquet: each")
+
+
+@pytest.mark.parametrize("write_file", ["a.jsonl", "a.parquet"])
+def test_columns_of_no_form_end_the_command(tmp_path: Path, write_file: str) -> None:
+    """Fails when tokens or preferences are measured row by row before the command says that it cannot pack them."""
+    row = {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}
+    write(tmp_path / "a.jsonl", row)
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    with pytest.raises(
+        ConfigError, match=f"SOURCE {write_file}: chosen and rejected are preferences.*--ignore '{write_file}'"
+    ):
+        listed(tmp_path / write_file)
+    write(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b", "label": True})
+    with pytest.raises(ConfigError, match="the column label says which answers are bad, and all would be learnt"):
+        listed(tmp_path / "b.jsonl")
+    assert listed(tmp_path / "b.jsonl", ignore_columns=["label"]).files[0].form == "prompt_completion"
+    write(tmp_path / "c.jsonl", {"conversations": [], "video": "v.mp4", "fps": 29.97})
+    with pytest.raises(ConfigError, match="the column fps beside images or videos is not read: a setting belongs into"):
+        listed(tmp_path / "c.jsonl")
+
+
 def test_a_column_is_left_out_when_the_user_says_so(tmp_path: Path) -> None:
     """Fails when somebody who means to train on text alone cannot."""
     row = {"raw_content": "a", "image": "0.png", "n_images": 1, "turn": 2}
