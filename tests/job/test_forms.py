@@ -67,7 +67,7 @@ FORMS: dict[str, tuple[Row, str, int]] = {
         0,
     ),
     "question_answer": (
-        {"question": "<image>Which is it?", "response": "A cat.", "images": NAMES[:1]},
+        {"question": "Which is it?", "response": "A cat.", "images": NAMES[:1]},
         "<s>[INST][IMG]Which is it?[/INST]A cat.</s>",
         1,
     ),

@@ -32,8 +32,8 @@ from preshard.packer_service.ingest.source.forms.detect import (
     formless,
     overlooked,
 )
-from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
 from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.filesystem import is_remote, is_uri, join, locate, split_query

@@ -512,6 +512,8 @@ def test_what_each_form_becomes() -> None:
         (IMAGE, Medium(kind="image", uri="1.png"), "What is it?"),
         *(("A cat.",), ("And that?",), ("A dog.",)),
     ]
+    asked_of = {"question": "What is it?", "answer": "A cat.", "image": "0.png", "video": "v.mp4"}
+    assert one(asked_of, "question_answer").branches[0][0].parts == (IMAGE, VIDEO, "What is it?")
     openorca = {"system_prompt": "Be short.", "question": "Why?", "response": "So."}
     assert [turn.parts for turn in one(openorca, "question_answer").branches[0]] == [
         ("Be short.",),

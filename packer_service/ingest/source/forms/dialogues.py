@@ -16,8 +16,8 @@ from preshard.packer_service.ingest.source.forms.fields import (
     strict_object,
     string,
 )
-from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, PLACEHOLDERS, Supply, filled_document
-from preshard.packer_service.ingest.source.forms.media import medium, references
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply, filled_document
+from preshard.packer_service.ingest.source.forms.media import medium
 from preshard.packer_service.ingest.source.forms.messages import (
     TEMPLATE_COLUMNS,
     message,
@@ -108,11 +108,14 @@ def parse_sharegpt(row: dict[str, Any]) -> Document:
     return _conversation(row, turns, "conversations")
 
 
-def _conversation(row: dict[str, Any], turns: Sequence[Message], where: str, system: str = "system") -> Document:
+def _conversation(
+    row: dict[str, Any], turns: Sequence[Message], where: str, system: str = "system", *, in_front: bool = False
+) -> Document:
     """The turns with the row's system prompt, media and tools."""
     if system in row and (text := string(row[system], system)):
         turns = (Message(role="system", parts=(text,)), *turns)
-    return filled_document(row, turns, where, template_columns({k: row[k] for k in ("tools",) if k in row}))
+    tools = template_columns({k: row[k] for k in ("tools",) if k in row})
+    return filled_document(row, turns, where, tools, in_front=in_front)
 
 
 def _turn(value: Any, where: str) -> Message:
@@ -158,7 +161,7 @@ def parse_pair(row: dict[str, Any]) -> Document:
     systems = [name for name in SYSTEMS if name in row and (name == "system" or known != ALPACA)]
     if len(systems) > 1:
         bad(f"has {' and '.join(systems)}; give one of them")
-    return _conversation(row, turns, "turns", *systems)
+    return _conversation(row, turns, "turns", *systems, in_front=known != ALPACA)
 
 
 def _exchange(value: Any, where: str) -> list[Message]:
@@ -170,21 +173,14 @@ def _exchange(value: Any, where: str) -> list[Message]:
 
 
 def parse_cauldron(row: dict[str, Any]) -> Document:
-    """The form ``cauldron``: images, and ``texts`` of ``user`` and ``assistant`` about them.
-
-    The images stand in front of the first question, unless the texts have placeholders for them.
-    """
+    """The form ``cauldron``: images, and ``texts`` of ``user`` and ``assistant`` about them."""
     turns: list[Message] = []
     for i, value in enumerate(listed(row.get("texts"), "texts")):
         where = f"texts[{i}]"
         given = strict_object(value, where, ("user", "assistant", "source"), "user and assistant")
         for role in ("user", "assistant"):
             turns.append(message({"role": role, "content": string(given.get(role), f"{where}.{role}")}, where))
-    images = references(row.get("images", []), "image", "images")
-    if turns and not any(PLACEHOLDERS["image"] in str(part) for turn in turns for part in turn.parts):
-        places = tuple(Medium(kind="image") for _ in images)
-        turns[0] = replace(turns[0], parts=(*places, *turns[0].parts))
-    return filled_document(row, turns, "texts", {})
+    return filled_document(row, turns, "texts", {}, in_front=True)
 
 
 def parse_prompt_completion(row: dict[str, Any]) -> Document:

@@ -149,14 +149,34 @@ def _given(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def filled_document(
-    row: dict[str, Any], messages: Sequence[Message], where: str, for_template: Mapping[str, Any]
+    row: dict[str, Any],
+    messages: Sequence[Message],
+    where: str,
+    for_template: Mapping[str, Any],
+    *,
+    in_front: bool = False,
 ) -> Document:
     """A conversation with the row's media in their places.
+
+    Args:
+        row: the row.
+        messages: its turns.
+        where: stands before a turn's number in messages.
+        for_template: what its chat template gets besides.
+        in_front: whether media without any placeholder stand in front of the first question.
 
     Raises:
         DocumentError: ``bad_row``, or ``empty``: nothing would carry loss.
     """
-    supply = Supply.of(row, [part for message in messages for part in message.parts])
+    parts = [part for message in messages for part in message.parts]
+    supply = Supply.of(row, parts)
+    if in_front and not any(mark in part for part in parts if isinstance(part, str) for mark in supply.marks):
+        places = [Medium(kind=kind) for kind, media in supply.media.items() for _ in media]
+        first = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
+        messages = [
+            replace(message, parts=(*places, *message.parts)) if i == first else message
+            for i, message in enumerate(messages)
+        ]
     filled = supply.into_messages(messages, where)
     supply.finish()
     return with_loss(Document(branches=(filled,), **for_template))
