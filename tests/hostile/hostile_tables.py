@@ -43,7 +43,7 @@ def typed_tables() -> Iterator[tuple[str, pa.Table, int]]:
         yield f"id_{name}", pa.table({"id": column, "text": ["some text"] * 4}), named
         yield f"source_{name}", pa.table({"source": column, "text": ["some text"] * 4}), strange
     yield "no_rows", pa.table({"text": pa.array([], pa.string())}), 0
-    yield "no_fields", pa.table({"prompt": ["a"] * 4}), 0
+    yield "no_fields", pa.table({"prompt": pa.nulls(4)}), 0
     yield "chats", pa.table({"messages": pa.array(_chats(), _MESSAGES)}), 1
     yield "twice", pa.Table.from_arrays([TEXT, TEXT], ["text", "text"]), 2  # the last counts, as in JSON
 
