@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -437,8 +438,11 @@ def test_what_only_a_manifest_names_is_neither_imported_nor_read(
         assert (tmp_path / "ran").exists(), "the function would not have been found"
 
 
-def test_what_is_no_whole_dataset_is_refused(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_whole_dataset_is_refused(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails when an older or unfinished dataset is read as a folder of tars, or damage of a table goes unnoticed."""
+    monkeypatch.setattr("preshard.packer_service.cli.sources.chosen_executor", lambda *_: nullcontext(PlainExecutor()))
 
     def said(source: Path) -> str:
         with pytest.raises(SystemExit) as stopped:
