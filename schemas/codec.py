@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, SequenceInvalid, TableInvalid
 from preshard.schemas.layout import TokenLayout, layout_name
-from preshard.schemas.manifest import READ_VERSIONS, UNSEALED, Manifest, SampleHead
+from preshard.schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
 from preshard.schemas.npz import decode_arrays, encode_arrays
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 from preshard.schemas.validation import first_violation
@@ -140,10 +140,11 @@ def check_format_version(data: bytes, where: str) -> None:
         version = json.loads(data)["format_version"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
-    if version not in READ_VERSIONS:
-        remedy = f"; {_pack_again(json.loads(data))}" if version == 1 else ""
-        read = " and ".join(map(str, READ_VERSIONS))
-        raise ManifestInvalid(where, f"format_version is {version!r}; this version of preshard reads {read}{remedy}")
+    if version != FORMAT_VERSION:
+        remedy = f"; {_pack_again(json.loads(data))}" if version in (1, 2) else ""
+        raise ManifestInvalid(
+            where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
+        )
 
 
 def _pack_again(manifest: dict[str, Any]) -> str:

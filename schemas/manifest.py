@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
-    model_validator,
 )
 
 from preshard.schemas.encoder import encoder_of, tokens_per_second
 from preshard.schemas.layout import RankImages
 
 FORMAT_VERSION = 3
-READ_VERSIONS = (2, FORMAT_VERSION)
-"""Versions that are read. A dataset of version 2 carries no files of its tokenizer and model."""
 MANIFEST = "manifest.json"
 RUN = "run.json"
 SHARDS = "shards"
@@ -144,7 +139,7 @@ class Counts(_Record):
     pieces: Natural
     rejected: Natural
     left_out: Natural
-    numbered: Natural = 0  # which version 2 need not say
+    numbered: Natural
     packs: Natural
     tokens: Natural
     padding_tokens: Natural
@@ -162,7 +157,7 @@ class ManifestHead(_Record):
 
     ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
     ``unread_files`` the files in the source's folders that are no source, by a pattern of their names.
-    ``carried`` are the files of the folder ``model``, None in version 2.
+    ``carried`` are the files of the folder ``model``.
     """
 
     format_version: int
@@ -176,18 +171,7 @@ class ManifestHead(_Record):
     unread_files: dict[str, Natural]
     counts: Counts
     tables: list[TableEntry]
-    carried: list[CarriedFile] | None = None
-
-    @model_validator(mode="after")
-    def _check_carried(self) -> Self:
-        if (self.carried is None) != (self.format_version < FORMAT_VERSION):
-            raise ValueError(f"carried belongs to format_version {FORMAT_VERSION}")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_missing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = write(self)
-        return fields if self.carried is not None else {name: fields[name] for name in fields if name != "carried"}
+    carried: list[CarriedFile]
 
     @property
     def axes(self) -> int:

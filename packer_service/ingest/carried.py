@@ -97,7 +97,7 @@ def read_carried(dataset: str, manifest: ManifestHead) -> dict[str, bytes]:
     Raises:
         ConfigError: one is missing, or is not what the manifest says.
     """
-    return {entry.name: _read(dataset, entry) for entry in manifest.carried or ()}
+    return {entry.name: _read(dataset, entry) for entry in manifest.carried}
 
 
 def _read(dataset: str, entry: CarriedFile) -> bytes:
@@ -125,7 +125,7 @@ def carried_decoder(dataset: str, manifest: ManifestHead) -> Callable[[Sequence[
     """
     if manifest.tokenizer.name == TEKKEN:
         return load_decoder(TEKKEN).decode
-    entries = [entry for entry in manifest.carried or () if entry.name == TOKENIZER]
+    entries = [entry for entry in manifest.carried if entry.name == TOKENIZER]
     if not entries or entries[0].sha256 != manifest.tokenizer.sha256:
         raise ConfigError(f"SOURCE {dataset}: carries no tokenizer; preshard serve --tokenizer FILE shows its text")
     return parse_decoder(_read(dataset, entries[0]))

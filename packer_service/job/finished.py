@@ -51,7 +51,7 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
 def _check_sizes(folder: Folder, manifest: ManifestHead, shards: Iterable[ShardEntry]) -> None:
     for table in manifest.tables:
         _check_size(folder, table.name, folder.size(table.name), table.bytes)
-    for entry in manifest.carried or ():
+    for entry in manifest.carried:
         name = f"{MODEL}/{entry.name}"
         _check_size(folder, name, folder.size(name), entry.bytes)
     n_shards = -(-manifest.counts.packs // manifest.config["packs_per_shard"])

@@ -55,7 +55,7 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 
 def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Every file that the manifest names is there, and no other. Yields the file with what is wrong."""
-    carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried or ()]
+    carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried]
     there, known = set(names), {MANIFEST, RUN, *TABLES, *carried}
     for entry in manifest.tables:
         if entry.name in TABLES and entry.name not in there:
@@ -79,7 +79,7 @@ def check_carried(manifest: Manifest, read: Callable[[str], bytes | None]) -> It
     """
     made = {} if manifest.model is None else dict(manifest.model.files)
     made[TOKENIZER] = manifest.tokenizer.sha256
-    for entry in manifest.carried or ():
+    for entry in manifest.carried:
         name = f"{MODEL}/{entry.name}"
         if made.get(entry.name, entry.sha256) != entry.sha256:
             yield (

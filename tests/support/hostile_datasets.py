@@ -214,8 +214,8 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
 
 FILES: dict[str, Make] = {
     "manifest-endless": endless("manifest.json"),
-    "manifest-deep": manifest_of(b'{"format_version":2,"config":' + DEEP + b"}"),
-    "manifest-many-keys": manifest_of(json.dumps({str(n): n for n in range(300_000)} | {"format_version": 2}).encode()),
+    "manifest-deep": manifest_of(b'{"format_version":3,"config":' + DEEP + b"}"),
+    "manifest-many-keys": manifest_of(json.dumps({str(n): n for n in range(300_000)} | {"format_version": 3}).encode()),
     "manifest-a-pipe": pipe("manifest.json"),
     "manifest-a-device": link("manifest.json", "/dev/zero"),
     "manifest-a-circle": link("manifest.json", "manifest.json"),

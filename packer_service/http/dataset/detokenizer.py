@@ -55,7 +55,7 @@ def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
 
 def _carried(dataset: Dataset, parse: Callable[[bytes], Decode]) -> Decode | None:
     """The decoder of the tokenizer that a dataset carries; None if it carries none, or another than it should."""
-    if not any(entry.name == TOKENIZER for entry in dataset.manifest.carried or ()):
+    if not any(entry.name == TOKENIZER for entry in dataset.manifest.carried):
         return None
     with dataset.reading():
         content = dataset.folder.read(f"{MODEL}/{TOKENIZER}", LARGEST_CARRIED)

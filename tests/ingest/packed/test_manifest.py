@@ -11,7 +11,7 @@ import pytest
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
 from preshard.schemas.codec import encode_json
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import Counts, ManifestHead, ShardEntry, TokenizerEntry
+from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TokenizerEntry
 from preshard.schemas.manifest_parts import manifest_parts
 
 N_SHARDS = 150_000
@@ -20,7 +20,7 @@ N_SHARDS = 150_000
 def write_manifest(folder: Path, n_shards: int) -> str:
     """A manifest of so many shards; its hash."""
     head = ManifestHead(
-        format_version=2,
+        format_version=FORMAT_VERSION,
         dataset_id="1",
         preshard_version="0",
         config={},
@@ -33,6 +33,7 @@ def write_manifest(folder: Path, n_shards: int) -> str:
         unread_files={},
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
+        carried=[],
     )
     entry = encode_json(ShardEntry(name="x.tar", bytes=1, sha256="0" * 64, packs=1, first_pack=0))
     content = b"".join(manifest_parts(head, [entry] * n_shards))
