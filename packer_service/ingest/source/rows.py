@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, overlooked
 from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kind_of, shown
+from preshard.packer_service.ingest.source.forms.messages import loss_weight
+from preshard.schemas.errors import DocumentError
 
 DEFAULT_SOURCE = "default"
 MAX_NAME = 1000
@@ -62,7 +66,18 @@ def parse_document(row: Any, form: str = "messages", ignored: Collection[str] = 
     found = find_form(form)
     if reason := overlooked({name: kind_of_value(value) for name, value in given.items()}, found):
         bad(reason)
-    return found.parse(given)
+    document = found.parse(given)
+    return _weighed(document, given["document_weight"]) if "document_weight" in given else document
+
+
+def _weighed(document: Document, value: Any) -> Document:
+    """The document with the weight that its row gives it, which tables of text hold as text."""
+    with suppress(ValueError):
+        value = float(value) if isinstance(value, str) else value
+    weight = loss_weight(value, "document_weight")
+    if not weight:
+        raise DocumentError("empty", "document_weight is 0, so no token would carry loss")
+    return replace(document, weight=weight)
 
 
 def unused_columns(row: dict[str, Any], form: Form) -> list[str]:

@@ -128,3 +128,24 @@ def test_any_row_is_a_document_or_a_reject(row: Any) -> None:
     except DocumentError as error:
         outcome = error.code
     assert isinstance(outcome, Document) or outcome in ("bad_row", "empty")
+
+
+def test_a_row_says_what_its_document_counts() -> None:
+    """Fails when a weight is lost in a form or a table of text, or one that nobody can mean is taken."""
+    answer = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So.", "weight": 0.5}]
+    rows: list[tuple[str, dict[str, Any]]] = [("messages", {"text": "a"}), ("messages", {"messages": answer})]
+    rows += [("alpaca", {"instruction": "a", "output": "b"}), ("caption", {"image": "a.png", "caption": "b"})]
+    for form, row in rows:
+        assert parse_document(row, form).weight == 1
+        for value in (0.25, "0.25", 2):
+            assert parse_document({**row, "document_weight": value}, form).weight == float(value)
+    for value, message in (
+        (-1, "legal are 0 and"),
+        ("much", "document_weight is 'much'"),
+        ("nan", "is nan"),
+        (0, "no token"),
+    ):
+        with pytest.raises(DocumentError, match=message):
+            parse_document({"text": "a", "document_weight": value})
+    with pytest.raises(DocumentError, match="no token would carry loss"):
+        parse_document({"text": "a", "document_weight": 0})

@@ -21,7 +21,7 @@ from preshard.schemas.errors import ConfigError
 
 AUTO = "auto"
 """Asks for the form that the columns show."""
-IDENTITY = ("id", "source")
+IDENTITY = ("id", "source", "document_weight")
 """Columns that every form has."""
 
 Columns = Mapping[str, str]
