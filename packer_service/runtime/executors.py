@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, overload
 
-from preshard.schemas.errors import PreshardError
+from preshard.schemas.errors import ConfigError, PreshardError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,12 +26,16 @@ class Failure:
 
     reason: str
     traceback: str
+    is_config: bool = False
+    """Whether the command is wrong, which the reason says alone."""
 
 
 def attempt(function: Callable[[T], R], item: T) -> R | Failure:
     """The function's result, or why there is none."""
     try:
         return function(item)
+    except ConfigError as error:
+        return Failure(str(error), traceback.format_exc(), is_config=True)
     except Exception as error:  # a task can raise anything
         return Failure(f"{type(error).__name__}: {last_line(error)}", traceback.format_exc())
 
@@ -40,11 +44,16 @@ def result_of(found: Any) -> Any:
     """What :func:`attempt` gave.
 
     Raises:
-        TaskError: the function failed; its traceback is a note of the error.
+        ConfigError: the function raised it.
+        TaskError: the function failed otherwise; its traceback is a note of the error.
     """
     if not isinstance(found, Failure):
         return found
-    failure = TaskError(f"a task failed ({found.reason}); what was done is kept")
+    failure: PreshardError
+    if found.is_config:
+        failure = ConfigError(found.reason)
+    else:
+        failure = TaskError(f"a task failed ({found.reason}); what was done is kept")
     failure.add_note(found.traceback)
     raise failure
 
