@@ -211,8 +211,15 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     """
     from preshard.packer_service.api import check_rejects
     from preshard.packer_service.report.console import limit_line, numbered_lines, reason_lines, unread_lines
-    from preshard.packer_service.report.dataset import REJECTS_FILE, dataset_limit, dataset_reject_reasons
+    from preshard.packer_service.report.dataset import (
+        REJECTS_FILE,
+        dataset_limit,
+        dataset_reject_reasons,
+        dataset_thinned,
+    )
+    from preshard.packer_service.report.mismatch import thinned_warnings
     from preshard.packer_service.shards.store import Folder
+    from preshard.schemas.config import stored_config
 
     counts = manifest.counts
     lines = [*unread_lines(manifest.unused_columns, manifest.unread_files), *numbered_lines(counts.numbered)]
@@ -220,6 +227,8 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
         say(f"fill {counts.tokens / (counts.tokens + counts.padding_tokens):.2%}")
     if (limit := dataset_limit(Folder(out))) is not None:
         say(limit_line(limit))
+    for warning in thinned_warnings(dataset_thinned(Folder(out)), stored_config(manifest)):
+        say(f"warning: {warning}")
     reasons = dataset_reject_reasons(out) if counts.rejected else []
     for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
         say(line)

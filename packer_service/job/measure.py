@@ -16,6 +16,7 @@ from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.ahead import AHEAD
 from preshard.packer_service.ingest.media.reach import is_absolute
 from preshard.packer_service.ingest.media.stores import reading_row
+from preshard.packer_service.ingest.media.video import VideoFrames
 from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
 from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.pieces import render_pieces
@@ -48,6 +49,7 @@ MEASURED = pa.schema(
         ("area", pa.int64()),
         ("loss_weight", pa.float64()),
         ("truncated", pa.int64()),
+        ("thinned_to", pa.float64()),
         ("content", pa.uint64()),
         ("rendered", pa.uint64()),
         ("stage", pa.string()),
@@ -57,6 +59,7 @@ MEASURED = pa.schema(
 )
 """One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
 fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask.
+``thinned_to`` is the largest time between two frames of a video that ``video.max_frames`` thins, in seconds.
 ``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it."""
 
 AHEAD_ROWS = 16
@@ -178,7 +181,7 @@ def _measure_stored(document: StoredRow, where: dict[str, Any], config: PackConf
 
 def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int]]) -> list[dict[str, Any]]:
     """One row for each piece of a document."""
-    rendered = _number(_digest_of(pieces))
+    rendered, thinned_to = _number(_digest_of(pieces)), _thinned_to(pieces[0][0])
     return [
         {
             **where,
@@ -191,10 +194,18 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
             "area": _area(piece),
             "loss_weight": float(piece.loss_weights[piece.labels != IGNORE_INDEX].sum(dtype=np.float64)),
             "truncated": lost,
+            "thinned_to": thinned_to,
         }
         for number, (piece, lost) in enumerate(pieces)
         for totals in (UnitTotals.of(piece.units),)
     ]
+
+
+def _thinned_to(piece: RenderedDocument) -> float | None:
+    """The largest time between frames of a video with fewer than were asked for; a stored document does not say it."""
+    shapes = [medium[1].shape for medium in piece.media if isinstance(medium, tuple)]
+    steps = [shape.thinned_to for shape in shapes if isinstance(shape, VideoFrames) and shape.thinned_to is not None]
+    return max(steps, default=None)
 
 
 def _row_hash(document: Document, source: str, file: SourceFile) -> int:

@@ -173,7 +173,7 @@ def _run(
     tasks = {"measure_task_seconds": planned.measure_seconds, "write_task_seconds": finished.seconds}
     clock.lap("finish_seconds")
     limit = rejected_when_written(planned.limit, sum(part.tokens for part in planned.partitions), finished.head.counts)
-    figures = {"mixture": planned.mixture, "limit": limit}
+    figures = {"mixture": planned.mixture, "limit": limit, "thinned": planned.thinned}
     kept = {name: None if each is None else each.model_dump(mode="json") for name, each in figures.items()}
     _commit(job, finished, {**clock.laps, **tasks, **kept})
     return Outcome(manifest=finished.head, already_done=False, seconds=clock.laps)

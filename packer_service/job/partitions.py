@@ -37,6 +37,7 @@ from preshard.packer_service.job.segments import (
     read_segment_facts,
     segment_name,
 )
+from preshard.packer_service.report.figures import Thinned
 from preshard.packer_service.report.mixture import MixtureTotals, check_mixture, mixture_figures
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
@@ -56,6 +57,7 @@ class PlanFacts(BaseModel):
     partitions: list[SegmentFacts]
     sources: list[str]
     unused_columns: dict[str, int]
+    thinned: Thinned
     measure_seconds: float
 
 
@@ -140,6 +142,10 @@ class PartitionPlanner:
             partitions=found,
             sources=sources,
             unused_columns=most_unused(facts, unused),
+            thinned=Thinned(
+                documents=sum(each.thinned for each in facts),
+                seconds=max((each.thinned_to for each in facts), default=0.0),
+            ),
             measure_seconds=round(sum(each.seconds for each in facts), 3),
         )
         self.folder.write(PLAN_FILE, encode_json(plan))
@@ -168,6 +174,7 @@ class PartitionPlanner:
             files=files,
             sources=facts.sources,
             unused_columns=facts.unused_columns,
+            thinned=facts.thinned,
             mixture=mixture_figures(totals, self.config, facts.sources),
             measure_seconds=facts.measure_seconds,
         )

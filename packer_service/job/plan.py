@@ -24,7 +24,7 @@ from preshard.packer_service.job.segments import (
     segment_batches,
     segment_name,
 )
-from preshard.packer_service.report.figures import FillLimit, Mixture
+from preshard.packer_service.report.figures import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import shard_name
 
@@ -84,6 +84,7 @@ class Planned:
         files: the files of the source, to which rows refer by number.
         sources: names of the documents' sources, to which rows refer by number.
         unused_columns: for each column that nothing reads, the number of files that have it.
+        thinned: documents whose videos have fewer frames than were asked for.
         mixture: what became of each source.
         measure_seconds: time that all tasks of measuring took, those of earlier runs included.
     """
@@ -93,6 +94,7 @@ class Planned:
     files: Sequence[SourceFile]
     sources: Sequence[str]
     unused_columns: dict[str, int]
+    thinned: Thinned
     mixture: Mixture
     measure_seconds: float
 

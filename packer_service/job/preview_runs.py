@@ -33,7 +33,7 @@ READ_ROWS = 250_000
 """Rows that are read at a time: their wide columns stay below what planning a partition takes."""
 
 
-UNKNOWN = ("stage", "code", "message", "content", "rendered", "is_stored")
+UNKNOWN = ("stage", "code", "message", "content", "rendered", "is_stored", "thinned_to")
 """Columns of a run of which sizes tell nothing."""
 
 

@@ -58,6 +58,8 @@ class RunFacts(BaseModel):
         unused: by column that nothing reads, the files of this run that have it.
         first_file, last_file: numbers of the files that may have other rows in the runs before and behind.
         unused_of_first, unused_of_last: such columns of those files.
+        thinned: documents with a video that ``video.max_frames`` thins.
+        thinned_to: the largest time between two frames of theirs, in seconds.
         seconds: time that measuring took.
     """
 
@@ -71,6 +73,8 @@ class RunFacts(BaseModel):
     last_file: int = 0
     unused_of_first: list[str] = []
     unused_of_last: list[str] = []
+    thinned: int = 0
+    thinned_to: float = 0.0
     seconds: float = 0.0
 
 
@@ -185,7 +189,13 @@ def count_run(table: pa.Table) -> RunFacts:
     names = dict.fromkeys(sorted(sources.unique().to_pylist()), 0)
     packable = sources.filter(pc.is_null(table["code"]))
     counts = {each["values"]: each["counts"] for each in packable.value_counts().to_pylist()}
-    return RunFacts(n_documents=documents + rejected, by_source=names | counts)
+    thinned = table["thinned_to"].filter(pc.equal(table["piece"].cast(pa.int64()), 0)).drop_null()
+    return RunFacts(
+        n_documents=documents + rejected,
+        by_source=names | counts,
+        thinned=len(thinned),
+        thinned_to=pc.max(thinned.cast(pa.float64())).as_py() or 0.0,
+    )
 
 
 def write_run(runs: Folder, name: str, table: pa.Table, facts: RunFacts) -> None:

@@ -18,6 +18,7 @@ from preshard.packer_service.report.figures import (
     Mixture,
     RejectReason,
     SourceShare,
+    Thinned,
 )
 from preshard.packer_service.report.fill import fill_of
 from preshard.packer_service.report.loads import StoredLoads, numbers_of
@@ -95,7 +96,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         numbered=counts.numbered,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
-        warnings=warnings_of(manifest, config),
+        warnings=warnings_of(manifest, config, thinned_of(run)),
         shards=-(-counts.packs // config.packs_per_shard),
         n_images=counts.images,
         plan_seconds=seconds.get("plan_seconds", 0.0),
@@ -145,6 +146,23 @@ def limit_of(run: Any) -> FillLimit | None:
     """
     try:
         return FillLimit.model_validate(run.get("limit") if isinstance(run, dict) else None)
+    except ValidationError:
+        return None
+
+
+def dataset_thinned(folder: Folder) -> Thinned | None:
+    """Which videos of a dataset have fewer frames than were asked for."""
+    return thinned_of(_run(folder))
+
+
+def thinned_of(run: Any) -> Thinned | None:
+    """What the job wrote of thinned videos.
+
+    Args:
+        run: the content of ``run.json``, or anything else.
+    """
+    try:
+        return Thinned.model_validate(run.get("thinned") if isinstance(run, dict) else None)
     except ValidationError:
         return None
 

@@ -93,6 +93,13 @@ class FillLimit(Figures):
     message: str = Field(description="All of that in a sentence.")
 
 
+class Thinned(Figures):
+    """Documents whose videos have fewer frames than ``video.fps`` asks for, because of ``video.max_frames``."""
+
+    documents: int = Field(ge=0)
+    seconds: float = Field(ge=0, description="The largest time between two neighbouring frames of theirs.")
+
+
 class Fill(Figures):
     """How full packs are, what the rest is lost to, and how even the steps are."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from preshard.packer_service.report.figures import Thinned
 from preshard.schemas.config import PackConfig
 from preshard.schemas.encoder import encoder_of
 from preshard.schemas.manifest import ManifestHead, ModelEntry, TokenizerEntry
@@ -11,12 +12,26 @@ PADDED_VOCABULARY = 1.03
 many. One that is larger than this belongs to another tokenizer."""
 
 
-def warnings_of(manifest: ManifestHead, config: PackConfig) -> list[str]:
-    """What a report of a dataset warns of: dimensions of another model than its tokens are for."""
-    found = cost_contradiction(manifest.tokenizer, manifest.model, config)
-    if found is None:
+def warnings_of(manifest: ManifestHead, config: PackConfig, thinned: Thinned | None = None) -> list[str]:
+    """What a report of a dataset warns of: dimensions of another model than its tokens are for, and thinned videos."""
+    warnings = thinned_warnings(thinned, config)
+    if found := cost_contradiction(manifest.tokenizer, manifest.model, config):
+        told = "costs are those of another model; set cost.* to the dimensions of the one that will train"
+        warnings.insert(0, f"{found}: {told}")
+    return warnings
+
+
+def thinned_warnings(thinned: Thinned | None, config: PackConfig) -> list[str]:
+    """Says how far apart the frames of long videos are; nothing where every video has the frames that it should."""
+    if thinned is None or not thinned.documents:
         return []
-    return [f"{found}: costs are those of another model; set cost.* to the dimensions of the one that will train"]
+    number = thinned.documents
+    return [
+        f"video.max_frames {config.video.max_frames} thins the videos of {number:,} "
+        f"{'document' if number == 1 else 'documents'}, down to one frame in {thinned.seconds:.3g} s where "
+        f"video.fps asks for {config.video.fps:g} a second; raise video.max_frames, or cut long videos into clips with "
+        "start and end"
+    ]
 
 
 def cost_contradiction(tokenizer: TokenizerEntry, model: ModelEntry | None, config: PackConfig) -> str | None:

@@ -16,13 +16,17 @@ import pytest
 from preshard.packer_service.ingest.media import isolated
 from preshard.packer_service.job import videos
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.report.dataset import dataset_thinned, report_dataset
+from preshard.packer_service.report.mismatch import thinned_warnings
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.schemas.config import PackConfig
+from preshard.packer_service.shards.store import Folder
+from preshard.schemas.config import PackConfig, VideoConfig
 
 CLIPS: list[tuple[float, float]] = [(0, 3), (1, 4), (20, 22), (1, 4), (2.5, 6), (27, 29), (20.5, 21.5), (9, 11)]
 """Seconds of the film that each document shows, of which many overlap."""
 
-SETTINGS = {"seq_len": 256, "max_images": 8, "packs_per_shard": 1000}
+ANSWER = {"role": "assistant", "content": "a film"}
+SETTINGS: dict[str, Any] = {"seq_len": 256, "max_images": 8, "packs_per_shard": 1000}
 FRAMES, STEP = 150, 200
 BROKEN = range(7 * 5, 18 * 5)
 """Frames whose packets are damaged in a broken film: the last document alone needs some of them."""
@@ -174,3 +178,20 @@ def test_a_full_disk_is_no_reason_to_lose_a_document(
     together, passes = packed(lambda _: "film")
     assert passes
     assert shards(together) == shards(alone[0])
+
+
+def test_a_film_that_max_frames_thins_is_said(
+    films: Path, tmp_path: Path, tiny_config: PackConfig, progress: object
+) -> None:
+    """Fails when a dataset does not say that a long film shows a frame in many seconds, or counts short clips."""
+    rows = [
+        {"id": f"clip-{number}", "messages": [{"role": "user", "content": [_video("film.mp4", *clip)]}, ANSWER]}
+        for number, clip in enumerate([(0, 30), (4, 5), (10, 20)])
+    ]
+    source, out = films / "long.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny_config.model_copy(update=SETTINGS | {"video": VideoConfig(fps=2, max_frames=4)})
+    pack([str(source)], str(out), config, PlainExecutor(), progress)
+    [said] = [line for line in report_dataset(str(out)).warnings if "max_frames" in line]
+    assert said.startswith("video.max_frames 4 thins the videos of 2 documents, down to one frame in 7.5 s where ")
+    assert thinned_warnings(dataset_thinned(Folder(str(out))), config) == [said]

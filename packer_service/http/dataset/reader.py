@@ -23,8 +23,8 @@ from preshard.packer_service.http.dataset.derived_rows import KEPT, DerivedRows
 from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
-from preshard.packer_service.report.dataset import limit_of, run_seconds
-from preshard.packer_service.report.figures import FillLimit
+from preshard.packer_service.report.dataset import limit_of, run_seconds, thinned_of
+from preshard.packer_service.report.figures import FillLimit, Thinned
 from preshard.packer_service.report.loads import numbers_of
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import shard_name
@@ -110,20 +110,20 @@ class Dataset:
         return int(self.shards.bytes.sum())
 
     @property
-    def run(self) -> tuple[str | None, dict[str, float], FillLimit | None]:
-        """When packing ended, RFC 3339, the times that its phases took, and what keeps packs from being fuller, from
-        ``run.json``.
+    def run(self) -> tuple[str | None, dict[str, float], FillLimit | None, Thinned | None]:
+        """When packing ended, RFC 3339, the times that its phases took, what keeps packs from being fuller, and which
+        videos have fewer frames than were asked for, from ``run.json``.
 
         The files' own times are those of the last copy. Nothing is known where ``run.json`` is missing or malformed.
         """
 
-        def read() -> tuple[str | None, dict[str, float], FillLimit | None]:
+        def read() -> tuple[str | None, dict[str, float], FillLimit | None, Thinned | None]:
             try:
                 run = json.loads(self.folder.read(RUN, LARGEST_RUN))
                 finished = datetime.fromisoformat(run["finished"]).astimezone(UTC).isoformat(timespec="seconds")
             except (OSError, LookupError, ValueError, TypeError, OverflowError, RecursionError):
-                return None, {}, None
-            return finished, run_seconds(run), limit_of(run)
+                return None, {}, None, None
+            return finished, run_seconds(run), limit_of(run), thinned_of(run)
 
         return self.kept(("run",), read, size_of)
 

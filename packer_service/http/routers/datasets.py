@@ -27,7 +27,7 @@ def datasets(request: Request, part: Paged) -> DatasetPage:
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
 def dataset(dataset: ServedDataset) -> DatasetDetail:
     """The figures of `preshard report --json` except balance, which has its own path; histograms and source totals."""
-    config, manifest, (packed, seconds, limit) = dataset.config, dataset.manifest, dataset.run
+    config, manifest, (packed, seconds, limit, thinned) = dataset.config, dataset.manifest, dataset.run
     return DatasetDetail(
         name=dataset.name,
         dataset_id=manifest.dataset_id,
@@ -36,7 +36,7 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         block_size=config.block_size,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
-        warnings=warnings_of(manifest, config),
+        warnings=warnings_of(manifest, config, thinned),
         shards=len(dataset.shards),
         bytes=dataset.shard_bytes,
         counts=manifest.counts,
