@@ -20,9 +20,6 @@ from jaxtyping import Int64
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.packer_service.plan.search_tree import GONE, build_tree, first_at_most, set_value
 
-_WHOLE = 1024
-"""Draws are parts of this."""
-
 
 @compiled
 def _largest(
@@ -72,18 +69,13 @@ def _next_kind(
     owed: Int64[np.ndarray, "sources"],
     free_tokens: int,
     free_images: int,
-    draw: int,
 ) -> int:
     """The document that comes next into a pack; -1 when none fits."""
     for source in by_owed:
         limit = min(owed[source], free_tokens)
         if limit <= 0:
             break
-        kind = -1
-        if draw:
-            kind = _largest(tree, tokens, edges[source], edges[source + 1], limit - limit * draw // _WHOLE, free_images)
-        if kind < 0:
-            kind = _largest(tree, tokens, edges[source], edges[source + 1], limit, free_images)
+        kind = _largest(tree, tokens, edges[source], edges[source + 1], limit, free_images)
         if kind >= 0:
             return kind
     for source in by_owed:
@@ -103,7 +95,6 @@ def even_fit(
     max_tokens: int,
     max_images: int,
     n_packs: int,
-    draws: Int64[np.ndarray, "draws"],
 ) -> Int64[np.ndarray, "docs"]:
     """The pack of each document, kind after kind.
 
@@ -116,8 +107,6 @@ def even_fit(
         max_tokens: the first budget.
         max_images: the second budget.
         n_packs: packs over which the sources are spread. What does not fit into so many gets further packs.
-        draws: parts of 1,024 by which documents are smaller than they might be, one after the other, so that other ones
-            meet.
 
     Returns:
         Pack numbers from 0, in the order in which the packs were filled.
@@ -158,8 +147,7 @@ def even_fit(
             left[source] -= tokens[kind]
             free_tokens -= tokens[kind]
             free_images -= images[kind]
-            draw = draws[n_packed % len(draws)]
             _sort(by_owed, owed)
-            kind = _next_kind(tree, tokens, edges, by_owed, owed, free_tokens, free_images, draw)
+            kind = _next_kind(tree, tokens, edges, by_owed, owed, free_tokens, free_images)
         pack += 1
     return packs

@@ -19,12 +19,6 @@ _FEWER = (1024, 512, 256, 128)
 """Sources are spread over fewer packs than they take, by one in so many, since packs that hold exactly their share
 leave more open. Tried in this order: the packs behind those hold what is left, unevenly."""
 
-_DRAWS = 4093
-"""Draws of a pass, taken in turns: a prime, so that they do not fall together with anything that repeats."""
-
-_LESS = 32
-"""By how much documents may be smaller than they might be at most, in 1/1024, so that others meet."""
-
 
 def even_packs(
     tokens: Int64[np.ndarray, "docs"],
@@ -45,7 +39,7 @@ def even_packs(
         max_tokens: the first budget.
         max_images: the second budget; None for no limit.
         n_packs: packs that packing by size takes.
-        salt: chooses which documents of a source share a pack.
+        salt: chooses which documents of a source and of one size share a pack.
 
     Returns:
         The pack of each document; None where packing by size may stay as it is: with one source, where there are fewer
@@ -54,8 +48,7 @@ def even_packs(
     columns = source_columns(sources, tokens)
     if n_packs < STRETCH or not columns.any():
         return None
-    drawn = _drawn(len(tokens), salt)
-    draws = (_drawn(_DRAWS, salt) % np.uint64(_LESS)).astype(np.int64)
+    drawn = mix64(mix64(np.arange(len(tokens), dtype=np.uint64)) + np.uint64(salt % 2**64))
     order = np.lexsort((drawn, -images, -tokens, columns))
     first = np.flatnonzero(_differs(columns[order]) | _differs(tokens[order]) | _differs(images[order]))
     kind_tokens, kind_images = tokens[order[first]], images[order[first]]
@@ -72,7 +65,6 @@ def even_packs(
             max_tokens,
             image_limit,
             n_packs - n_packs // part,
-            draws,
         )
         taken = int(found.max()) + 1
         if taken <= limit:
@@ -84,10 +76,6 @@ def even_packs(
     packs = np.empty(len(tokens), np.int64)
     packs[order] = best
     return packs
-
-
-def _drawn(n: int, salt: int) -> np.ndarray:
-    return mix64(mix64(np.arange(n, dtype=np.uint64)) + np.uint64(salt % 2**64))
 
 
 def _differs(values: Int64[np.ndarray, "n"]) -> np.ndarray:
