@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,12 +17,13 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.carried import carried_decoder
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack
 from preshard.packer_service.ingest.packed.known import stored_layouts
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.packed.tables import StoredTable
-from preshard.packer_service.ingest.text.tokenizer import TokenDecoder, load_decoder
+from preshard.packer_service.ingest.text.tokenizer import load_decoder
 from preshard.packer_service.job.pack import Outcome
 from preshard.packer_service.job.pack import pack as run_job
 from preshard.packer_service.layout.mask import MaskIndex
@@ -155,7 +156,8 @@ class Dataset:
 
     Args:
         path: its folder, a path or URI.
-        tokenizer: the ``tokenizer.json`` (or its folder) that it was packed with, to decode text; none for ``tekken``.
+        tokenizer: the ``tokenizer.json`` (or its folder) that it was packed with; needed only to decode text of a
+            dataset that carries none.
 
     Raises:
         ConfigError: there is no such folder, or it is not a dataset.
@@ -219,23 +221,21 @@ class Dataset:
         """Tokens as text.
 
         Raises:
-            ReaderError: the dataset's tokenizer was not given, or is another.
+            ConfigError: the dataset carries no tokenizer, and none was given.
+            ReaderError: the tokenizer that was given is another.
         """
-        return self._decoder.decode(np.asarray(tokens).tolist())
+        return self._decode(np.asarray(tokens).tolist())
 
     @cached_property
-    def _decoder(self) -> TokenDecoder:
-        wanted = self.manifest.tokenizer
-        name = "tekken" if wanted.name == "tekken" else self._tokenizer
+    def _decode(self) -> Callable[[Sequence[int]], str]:
+        name, wanted = self._tokenizer, self.manifest.tokenizer
         if name is None:
-            raise ReaderError(
-                f"{self.path}: was packed with {wanted.name!r:.200}; give preshard.open(..., tokenizer=PATH)"
-            )
+            return carried_decoder(self.path, self.manifest)
         file = os.path.join(name, "tokenizer.json") if os.path.isdir(name) else os.fspath(name)  # noqa: PTH112, PTH118
         found = load_decoder(file)
         if found.sha256 != wanted.sha256:
             raise ReaderError(f"{self.path}: was packed with another tokenizer than {file} (SHA-256 {wanted.sha256})")
-        return found
+        return found.decode
 
     def _table(self, name: str) -> pa.Table:
         [entry] = [entry for entry in self.manifest.tables if entry.name == name]

@@ -127,7 +127,9 @@ def carried_decoder(dataset: str, manifest: ManifestHead) -> Callable[[Sequence[
         return load_decoder(TEKKEN).decode
     entries = [entry for entry in manifest.carried if entry.name == TOKENIZER]
     if not entries or entries[0].sha256 != manifest.tokenizer.sha256:
-        raise ConfigError(f"SOURCE {dataset}: carries no tokenizer; preshard serve --tokenizer FILE shows its text")
+        raise ConfigError(
+            f"{dataset}: carries no tokenizer; give its tokenizer.json to preshard serve (--tokenizer) or preshard.open"
+        )
     return parse_decoder(_read(dataset, entries[0]))
 
 

@@ -117,6 +117,7 @@ def test_text_is_read_with_the_tokenizer_that_the_dataset_carries(root: Path, st
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
+    import preshard
     from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
     from preshard.schemas.manifest import CarriedFile
 
@@ -134,6 +135,7 @@ def test_text_is_read_with_the_tokenizer_that_the_dataset_carries(root: Path, st
     path.write_bytes(encode_json(seal_manifest(changed)))
     answer = client.get("/v1/datasets/one/packs/0/text?end=1")
     assert (answer.status_code, answer.json()["spans"][0]["text"]) == (200, "first")
+    assert preshard.open(root / "one").decode([first]) == "first"
     (folder / "tokenizer.json").write_bytes(content.replace(b"first", b"other"))
     answer = start(root).get("/v1/datasets/one/packs/0/text?end=1")
     assert (answer.status_code, "is not the tokenizer" in answer.json()["detail"]) == (409, True)
