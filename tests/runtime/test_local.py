@@ -23,6 +23,9 @@ from preshard.packer_service.runtime.local import LocalExecutor
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 
+LONGEST_WAIT = 60.0
+"""Seconds that a task waits for another process, which imports for some of them on a busy machine."""
+
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
@@ -31,8 +34,9 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helpers start with the first task."""
+    """Helpers start with the first task, and find the functions of this file."""
     monkeypatch.setattr(local, "HEAD_START", 0.0)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
 def _together(folder: str, killed: bool, item: int) -> tuple[int, int]:
@@ -44,7 +48,9 @@ def _together(folder: str, killed: bool, item: int) -> tuple[int, int]:
     if killed and is_new and is_helper and not (Path(folder).parent / "killed").exists():
         (Path(folder).parent / "killed").write_text(str(item))
         os.kill(os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + LONGEST_WAIT
     while len(list(Path(folder).iterdir())) < 2 + killed:
+        assert time.monotonic() < end, "there is no other process"
         time.sleep(0.01)
     return item, os.getpid()
 
