@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from preshard.packer_service.job.pack import pack
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.report.dataset import report_dataset
+from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.codec import decode_head, decode_layouts, decode_sequence
+from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import TokenLayout, rank_positions, slice_positions
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import PackedSequence, dense_mask
@@ -169,6 +173,17 @@ def measured(path: Path, pack_id: int, layout: str, ring: int) -> dict[str, floa
     }
 
 
+def test_a_measure_without_a_meaning_is_null(
+    start: Callable[..., TestClient], tiny_config: PackConfig, tmp_path: Path, progress: Any
+) -> None:
+    """Fails when a pack without images is given a number for how evenly they are shared."""
+    (tmp_path / "rows.jsonl").write_text('{"id": "a", "text": "no image at all"}\n')
+    pack([str(tmp_path / "rows.jsonl")], str(tmp_path / "root" / "tiny"), tiny_config, PlainExecutor(), progress)
+    [row] = get(start(tmp_path / "root"), "/packs", cp=2)["items"]
+    assert (row["images"], row["pooled_tokens"], row["image_load"]) == (None, None, None)
+    assert row["attention"] >= 1
+
+
 @pytest.mark.parametrize(("layout", "ring"), [("contiguous", 4), ("zigzag", 8), ("balanced_gather", 2)])
 def test_packs_have_the_measures_of_their_bytes(
     client: TestClient, path: Path, n_packs: int, layout: str, ring: int
@@ -180,7 +195,6 @@ def test_packs_have_the_measures_of_their_bytes(
     for row in page["items"]:
         for name, value in measured(path, row["pack_id"], layout, ring).items():
             assert row[name] == (None if value is None else pytest.approx(value, rel=1e-12))
-    assert any(row["images"] is None for row in page["items"])
     assert any(row["attention"] > 1 for row in page["items"])
 
 

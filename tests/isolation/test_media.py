@@ -256,6 +256,6 @@ def test_a_crash_kills_no_ray_worker(tmp_path: Path) -> None:
     words = ["a", "", "abc", "", "ab", ""]
     with ray_cluster(None, None) as executor:
         found = dict(executor.run(partial(_crash_or_count, str(tmp_path / "begun")), words))
-    crashed = "crashed (SIGABRT; its memory is limited to 512 MiB (decoder_mib)) in 2 of 2 tries"
+    crashed = "crashed (SIGABRT; its memory is limited to 512 MiB) in 2 of 2 tries"
     assert [found[i] for i in range(6)] == ["[1]", crashed, "[3]", crashed, "[2]", crashed]
     assert sorted((tmp_path / "begun").read_text(encoding="utf-8").splitlines()) == sorted(words)

@@ -406,7 +406,7 @@ def test_a_stopped_job_continues_and_notices_another_dataset(
 
 
 NAMED = {
-    "form": "planted:document",
+    "form": "planted_form:document",
     "tokenizer": "/planted/tokenizer.json",
     "model": "/planted/model",
     "chat_template": "/planted/template.jinja",
@@ -422,7 +422,7 @@ def test_what_only_a_manifest_names_is_neither_imported_nor_read(
     manifest = read_manifest(old)
     vision = {"vision": PackConfig().vision.model_dump()} if key == "model" else {}
     seal(old, manifest | {"config": manifest["config"] | {key: NAMED[key]} | vision})
-    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef document(row): return row\n")
+    (tmp_path / "planted_form.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef document(row): return row\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"text": "beside it"}\n')
     both = [str(old), str(tmp_path / "rows.jsonl")]

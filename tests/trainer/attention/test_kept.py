@@ -178,5 +178,5 @@ def test_an_output_that_was_changed_is_not_taken_for_attention() -> None:
     for _ in range(2):  # what is kept serves every backward pass
         assert torch.equal(torch.autograd.grad(out.sum(), x, retain_graph=True)[0], right)
     out = checkpoint(block, x, changed=True, use_reentrant=False, context_fn=all_but_attention)
-    with pytest.raises(RuntimeError, match="changed in place, so it cannot be kept"):
+    with pytest.raises(RuntimeError, match="changed in place, so it cannot be reused"):
         torch.autograd.grad(out.sum(), x)
