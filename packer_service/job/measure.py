@@ -15,6 +15,7 @@ import pyarrow as pa
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.ahead import AHEAD
 from preshard.packer_service.ingest.media.reach import is_absolute
+from preshard.packer_service.ingest.media.shape import PlacedMedium
 from preshard.packer_service.ingest.media.stores import reading_row
 from preshard.packer_service.ingest.media.video import VideoFrames
 from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
@@ -203,7 +204,8 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
 
 def _thinned_to(piece: RenderedDocument) -> float | None:
     """The largest time between frames of a video with fewer than were asked for; a stored document does not say it."""
-    shapes = [medium[1].shape for medium in piece.media if isinstance(medium, tuple)]
+    placed = (part for medium in piece.media for part in medium if isinstance(part, PlacedMedium))
+    shapes = [each.shape for each in placed]
     steps = [shape.thinned_to for shape in shapes if isinstance(shape, VideoFrames) and shape.thinned_to is not None]
     return max(steps, default=None)
 
