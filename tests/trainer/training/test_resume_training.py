@@ -229,7 +229,7 @@ def test_a_folder_with_checkpoints_is_not_written_into_by_a_new_run(
     whole: tuple[list[StepFigures], Path], texts: Path
 ) -> None:
     """Fails when forgetting --resume mixes the checkpoints of two runs."""
-    with pytest.raises(ConfigError, match=f"holds step-{STEPS:08d}; give --resume"):
+    with pytest.raises(ConfigError, match=f"holds step-{STEPS:08d}; use --resume"):
         _prepare(data=str(texts), **OPTIONS, checkpoint=str(whole[1]))
 
 
