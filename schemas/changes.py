@@ -44,7 +44,7 @@ def refuse_changes(config: PackConfig, label: str, stored: PackConfig, *, names:
         for key, value, old in leaves(section, now[section], before[section]):
             if value != old:
                 raise ConfigError(
-                    f"{key}: {value!r} cannot be had from {label}, which was packed with {old!r}: {reason}; {REMEDY}"
+                    f"{key}: {value!r} is not possible for {label}, which was packed with {old!r}: {reason}; {REMEDY}"
                 )
 
 

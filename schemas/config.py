@@ -54,7 +54,7 @@ def _as_weights(given: Any) -> Any:
     if isinstance(given, tuple):
         given = dict(given)
     if not isinstance(given, dict):
-        raise ValueError(f"{given!r:.200} is no mixture; give a mapping of sources to weights, such as {{text: 0.5}}")
+        raise ValueError(f"{given!r:.200} is not a mapping; give one of sources to weights, such as {{text: 0.5}}")
     for name, weight in given.items():
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not isinstance(name, str) or not is_number or not 0 <= weight <= MAX_WEIGHT:
@@ -257,7 +257,7 @@ class PackConfig(_Section):
         if self.model is None:
             if self.images.backend != ImagesConfig().backend:
                 raise ValueError(
-                    f"images.backend {self.images.backend!r} is of the processors of a model; give model, too"
+                    f"images.backend {self.images.backend!r} applies only to the processors of a model; set model, too"
                 )
             return self
         for name in ("tokenizer", "special_tokens.image", "bidirectional", *(f"vision.{key}" for key in _VISION_KEYS)):

@@ -22,5 +22,5 @@ class Crop(NamedTuple):
     crc32c: int | None = None
 
     def moved(self, units: int) -> Crop:
-        """The same crop so many units further on."""
+        """The same crop, shifted by a number of units."""
         return self._replace(unit=self.unit + units)

@@ -134,7 +134,7 @@ def _allowance(rejected: int, rows: int) -> float:
 def unread_lines(columns: Mapping[str, int], files: Mapping[str, int]) -> list[str]:
     """What of the source nothing read: columns of its rows, and files in its folders; nothing if all was read."""
     lines = [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
-    return [*lines, f"files that are no source: {_most(files)}"] if files else lines
+    return [*lines, f"skipped files (not a source): {_most(files)}"] if files else lines
 
 
 def _most(counts: Mapping[str, int]) -> str:

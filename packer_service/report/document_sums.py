@@ -92,6 +92,6 @@ class LengthCounts:
         return float(np.dot(self.lengths.astype(object), self.counts.astype(object)) / len(self))
 
     def percentile(self, percent: int) -> int:
-        """The length of a document that so many percent of all do not exceed, by the place in ascending order."""
+        """The percentile of documents' lengths: that of the document at this place in ascending order."""
         place = (len(self) - 1) * percent // 100
         return int(self.lengths[np.searchsorted(np.cumsum(self.counts), place, side="right")])

@@ -117,7 +117,7 @@ def fill_limit(columns: Columns, config: PackConfig, n_packs: int) -> FillLimit 
         n_packs: packs of the plan.
 
     Returns:
-        None where packs are full, or where there are none.
+        None if packs are full, or if the plan has no packs.
     """
     if not n_packs:
         return None

@@ -106,7 +106,7 @@ class SampleCheck:
         return self.findings
 
     def _holds(self, rule: type[FormatError], findings: Iterable[Finding]) -> bool:
-        """Collects a check's findings. Returns whether there are none.
+        """Collects a check's findings. Returns whether it found nothing.
 
         Unforeseen bytes must not end the verdict on all others: what a check cannot cope with breaks its rule.
         """

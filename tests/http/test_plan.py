@@ -68,9 +68,9 @@ def test_a_datasets_documents_are_planned_again(client: TestClient, monkeypatch:
         ({"lengths": {"tokens": [1]}, "config": {"seq_len": 1000}}, "seq_len 1000 does not divide"),
         ({"lengths": {"tokens": [1]}, "config": {"speed": 9}}, "speed"),
         ({"dataset": "tiny", "config": {"vision": {"image_size": 0}}}, "vision.image_size"),
-        ({"dataset": "tiny", "config": {"video": {"fps": 1.0}}}, "video.fps: 1.0 cannot be had from tiny"),
-        ({"dataset": "tiny", "config": {"tokenizer": "other"}}, "tokenizer: 'other' cannot be had from tiny"),
-        ({"dataset": "tiny", "config": {"bidirectional": "none"}}, "bidirectional: 'none' cannot be had from tiny"),
+        ({"dataset": "tiny", "config": {"video": {"fps": 1.0}}}, "video.fps: 1.0 is not possible for tiny"),
+        ({"dataset": "tiny", "config": {"tokenizer": "other"}}, "tokenizer: 'other' is not possible for tiny"),
+        ({"dataset": "tiny", "config": {"bidirectional": "none"}}, "bidirectional: 'none' is not possible for tiny"),
         ({"dataset": "tiny", "config": {"packs_per_shard": 9}}, "packs_per_shard: a plan cannot say what 9 changes"),
         (
             {"lengths": {"tokens": [1]}, "config": {"video": {"fps": 1.0}}},

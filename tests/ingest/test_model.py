@@ -86,7 +86,7 @@ def test_a_given_template_goes_before_the_folder_s(folder: Path, tmp_path: Path)
         (["tokenizer=x.json", "model=FOLDER"], "tokenizer 'x.json' contradicts model"),
         (["vision.max_crops=4", "model=FOLDER"], "vision.max_crops 4 contradicts model"),
         (["bidirectional=none", "model=FOLDER"], "bidirectional 'none' contradicts model"),
-        (["images.backend=pil"], "images.backend 'pil' is of the processors of a model; give model, too"),
+        (["images.backend=pil"], "images.backend 'pil' applies only to the processors of a model; set model, too"),
         (["model=NOWHERE"], "is not a folder; give a model folder"),
         (["tokenizer=NOWHERE"], "is not a file; give `tekken`, the path of a tokenizer.json, or a folder with one"),
         (["tokenizer=EMPTY"], "has no tokenizer.json"),

@@ -314,16 +314,16 @@ def test_stills_of_two_backends_are_not_mixed(
     [
         (
             "video.fps=1",
-            r"video.fps: 1.0 cannot be had from old, .* packed with 100.0: frames are not sampled again; leave",
+            r"video.fps: 1.0 is not possible for old, .* packed with 100.0: frames are not sampled again; leave",
         ),
-        ("image_format=jpeg", r"image_format: 'jpeg' cannot be had from old, .*'png': crops are copied as they are"),
+        ("image_format=jpeg", r"image_format: 'jpeg' is not possible for old, .*'png': crops are copied as they are"),
         (
             "vision.image_size=112",
-            r"vision.image_size: 112 cannot be had from old, .* with 56: crops are not cut again",
+            r"vision.image_size: 112 is not possible for old, .* with 56: crops are not cut again",
         ),
-        ("annotation_weight=none", r"annotation_weight: 'none' cannot be had from old"),
-        ("bidirectional=none", r"bidirectional: 'none' cannot be had from old"),
-        ("special_tokens.eos=<pad>", r"special_tokens.eos: '<pad>' cannot be had from old"),
+        ("annotation_weight=none", r"annotation_weight: 'none' is not possible for old"),
+        ("bidirectional=none", r"bidirectional: 'none' is not possible for old"),
+        ("special_tokens.eos=<pad>", r"special_tokens.eos: '<pad>' is not possible for old"),
     ],
 )
 def test_what_needs_the_source_is_refused_in_one_line(old: Path, tmp_path: Path, setting: str, message: str) -> None:

@@ -102,5 +102,5 @@ def test_what_tables_do_not_tell_is_measured(tiny_dataset: Path, tiny_source: Pa
 def test_a_key_that_needs_the_source_is_refused(tiny_dataset: Path, progress: Progress) -> None:
     """Fails when the lengths of one frame rate are given as those of another."""
     config = load_config(None, ["video.fps=1"], [str(tiny_dataset)])
-    with pytest.raises(ConfigError, match=r"video.fps: 1.0 cannot be had from dataset, .*frames are not sampled again"):
+    with pytest.raises(ConfigError, match=r"video.fps: 1.0 is not possible for dataset, .*frames are not"):
         plan_tables([str(tiny_dataset)], config, progress)

@@ -19,7 +19,7 @@ def test_what_plans_and_lays_out_may_change() -> None:
 def test_what_asks_for_the_source_may_not() -> None:
     """Fails when a dataset seems to be packed again with crops that were cut otherwise."""
     wanted = STORED.model_copy(update={"jpeg_quality": STORED.jpeg_quality - 1})
-    with pytest.raises(ConfigError, match=r"^jpeg_quality: .* cannot be had from x, .* crops are copied"):
+    with pytest.raises(ConfigError, match=r"^jpeg_quality: .* is not possible for x, .* crops are copied"):
         refuse_changes(wanted, "x", STORED)
 
 

@@ -41,7 +41,9 @@ def read_molmo2(folder: ModelFolder, backend: ImageBackend) -> Molmo2Family:
         ConfigError: a file is missing, a setting is not followed, or another backend is asked for than there is.
     """
     if backend != "torchvision":
-        raise ConfigError(f"images.backend: {backend!r} is not to be had: molmo2 has torchvision alone; leave it out")
+        raise ConfigError(
+            f"images.backend: {backend!r} is not available: molmo2 has only a torchvision processor; omit the key"
+        )
     image = folder.image_processor(("Molmo2ImageProcessor",))
     video = folder.video_processor(("Molmo2VideoProcessor",))
     processor = folder.processor()

@@ -69,7 +69,7 @@ def render_turns(
 
 
 def check_template(template: ChatTemplate) -> None:
-    """Refuses a template that is none, before any row is read.
+    """Checks the syntax of a chat template before any row is read.
 
     Raises:
         ConfigError: its syntax is wrong.
