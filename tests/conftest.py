@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(10_000)
 
 
+def end_real_time() -> None:
+    """Gives every thread of this process the usual scheduling again."""
+    if sys.platform == "linux" and os.sched_getscheduler(0) != os.SCHED_OTHER:
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     with GUARD.watch(item):
@@ -118,8 +126,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Ends Ray after the last of its tests: idle, it would take processor time from all others, and break in forks."""
+    """Takes back real-time scheduling, and ends Ray after the last of its tests.
+
+    SVT-AV1, run by root, puts the process that encodes under SCHED_FIFO at the highest priority: what it starts later
+    inherits that, and starves everything else on the machine, the threads that it waits for included. An idle Ray would
+    take processor time from all others, and break in forks.
+    """
     yield
+    end_real_time()
     if is_last_of_group("ray", item, nextitem):
         import ray
 
