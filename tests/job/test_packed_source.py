@@ -296,7 +296,7 @@ def test_stills_of_two_backends_are_not_mixed(
     old, pil = folder / "old", packed(folder / "source", tmp_path / "pil", [*first, "images.backend=pil"])
     assert shards(pil) != shards(old)
     with pytest.raises(
-        ConfigError, match=r"images.backend: 'pil' .* from old, .*'torchvision': pictures are not scaled"
+        ConfigError, match=r"images.backend: 'pil' .* for old, .*'torchvision': pictures are not scaled"
     ):
         packed(old, tmp_path / "new", ["images.backend=pil"])
     differ = r"images.backend: is 'torchvision' in .*old and 'pil' in .*pil: pictures are not scaled again; pack one"
