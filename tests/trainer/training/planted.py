@@ -47,7 +47,7 @@ def _swapped_runs(batch: RankBatch) -> RankBatch:
     return replace(batch, layout=replace(batch.layout, runs=torch.tensor(swapped, dtype=torch.int32).numpy()))
 
 
-def _exchanged_images(batch: RankBatch) -> RankBatch:
+def exchange_images(batch: RankBatch) -> RankBatch:
     """The rank's crops of each size in the opposite order, so that features fill each other's tokens."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, picture in enumerate(batch.pictures):
@@ -80,6 +80,6 @@ PLANTS: dict[str | None, Callable[[int, int], AbstractContextManager[None]]] = {
     "loss-weight": _plant(_heavier),
     "rope-position": _plant(_late_positions),
     "layout-run": _plant(_swapped_runs),
-    "boundary-order": _plant(_exchanged_images),
+    "boundary-order": _plant(exchange_images),
 }
 """How to make each mistake, by name: a function of the rank and the number of ranks."""
