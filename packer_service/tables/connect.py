@@ -1,0 +1,53 @@
+"""Connections to DuckDB, the engine for tables: within limits, without files or extensions that nobody asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+
+MEMORY_MIB = 512
+"""Memory that queries may take before they spill to the disk."""
+
+MOST_THREADS = 4
+"""Threads of a connection on a machine that has more: each takes buffers of its own."""
+
+
+@contextmanager
+def connect(
+    tables: Mapping[str, Any] | None = None,
+    *,
+    scratch: str | None = None,
+    memory_mib: int = MEMORY_MIB,
+    threads: int | None = None,
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory that is gone when the block ends.
+
+    Rows have no order unless a query says so, so a query whose rows become bytes needs a total ``ORDER BY``. Sums of
+    floating-point numbers differ in the last bit between runs: sum integers, or decimals.
+
+    Args:
+        tables: Arrow tables, readers or datasets that queries name.
+        scratch: folder that queries may spill into; without one a query that needs more memory fails.
+        memory_mib: memory that queries may take.
+        threads: threads that queries run in; by default one per CPU, at most :data:`MOST_THREADS`.
+
+    Raises:
+        duckdb.OutOfMemoryException: a query in the block needs more memory and may not spill.
+    """
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{memory_mib}MiB",
+        "threads": threads or min(os.cpu_count() or 1, MOST_THREADS),
+        "temp_directory": scratch or "",
+        "preserve_insertion_order": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "python_enable_replacements": False,
+    }
+    with duckdb.connect(":memory:", config=config) as connection:
+        for name, table in (tables or {}).items():
+            connection.register(name, table)
+        yield connection
