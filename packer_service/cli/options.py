@@ -13,7 +13,7 @@ from preshard.schemas.secrets import without_secrets
 
 if TYPE_CHECKING:
     from preshard.packer_service.ingest.media.reach import AllowedMedia
-    from preshard.packer_service.report.figures import PlanReport
+    from preshard.packer_service.report.records import PlanReport
 
 
 def config_options(command: Any) -> Any:

@@ -37,8 +37,8 @@ from preshard.packer_service.job.segments import (
     read_segment_facts,
     segment_name,
 )
-from preshard.packer_service.report.figures import Thinned
 from preshard.packer_service.report.mixture import MixtureTotals, check_mixture, mixture_figures
+from preshard.packer_service.report.records import Thinned
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder

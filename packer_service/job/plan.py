@@ -24,7 +24,7 @@ from preshard.packer_service.job.segments import (
     segment_batches,
     segment_name,
 )
-from preshard.packer_service.report.figures import FillLimit, Mixture, Thinned
+from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import shard_name
 

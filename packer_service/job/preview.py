@@ -25,7 +25,7 @@ from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.balance import BalanceRows
 from preshard.packer_service.packs.pack import build_pack
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.what_if import SampledPack, sampled_packs
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.report.figures import PlanReport
 from preshard.packer_service.report.fill import PlanTotals
 from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.what_if import SampledPack, plan_report
 from preshard.schemas.config import PackConfig
 

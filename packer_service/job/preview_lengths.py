@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.store import Folder

@@ -14,7 +14,7 @@ from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.preview_figures import planned_report
 from preshard.packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
 from preshard.packer_service.plan.cost import causal_area
-from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.what_if import (
     SampledPack,
     sampled_packs,

@@ -18,7 +18,7 @@ from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.preview_pieces import join_pieces
 from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.stored_lengths import PLACE, STORED_SIZES, stored_lengths
 from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.progress import Progress

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from preshard.packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, write_batches
 from preshard.packer_service.job.measured import FOLDER_FILES
-from preshard.packer_service.report.figures import FillLimit
+from preshard.packer_service.report.records import FillLimit
 from preshard.packer_service.shards.store import Folder
 
 PLAN_FOLDER = "plan"

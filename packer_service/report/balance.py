@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from preshard.packer_service.report.figures import Balances, ImageBalance, LayoutBalance, RankLoads
 from preshard.packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, RankLoads
 from preshard.packer_service.report.spreads import PartedMean, PartedSpread
 from preshard.schemas.balance import LoadGroup, load_groups
 from preshard.schemas.config import PackConfig

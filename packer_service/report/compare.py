@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from preshard.packer_service.report.document_sums import LengthCounts
-from preshard.packer_service.report.figures import Balances, Figures, Losses, PlanFill, SourceShare
+from preshard.packer_service.report.records import Balances, Figures, Losses, PlanFill, SourceShare
 
 Better = Literal["less", "more"]
 

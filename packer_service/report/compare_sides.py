@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from preshard.packer_service.report.compare import ComparedSide, Comparison, compare, compared_side
 from preshard.packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
 from preshard.packer_service.report.document_sums import LengthCounts
-from preshard.packer_service.report.figures import PlanReport
+from preshard.packer_service.report.records import PlanReport
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.secrets import without_secrets
 from preshard.schemas.validation import first_violation

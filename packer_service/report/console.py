@@ -8,7 +8,9 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from preshard.packer_service.report.figures import (
+from preshard.packer_service.report.legend import BALANCE_LEGEND, IMAGE_LEGEND
+from preshard.packer_service.report.plain import plain
+from preshard.packer_service.report.records import (
     Balances,
     DatasetReport,
     FillLimit,
@@ -17,8 +19,6 @@ from preshard.packer_service.report.figures import (
     RejectReason,
     Spread,
 )
-from preshard.packer_service.report.legend import BALANCE_LEGEND, IMAGE_LEGEND
-from preshard.packer_service.report.plain import plain
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""

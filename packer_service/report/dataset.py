@@ -10,7 +10,11 @@ from pydantic import ValidationError
 
 from preshard.packer_service.report.balance import balances
 from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from preshard.packer_service.report.figures import (
+from preshard.packer_service.report.fill import fill_of
+from preshard.packer_service.report.loads import StoredLoads, numbers_of
+from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.mismatch import warnings_of
+from preshard.packer_service.report.records import (
     Balances,
     DatasetReport,
     Figures,
@@ -20,10 +24,6 @@ from preshard.packer_service.report.figures import (
     SourceShare,
     Thinned,
 )
-from preshard.packer_service.report.fill import fill_of
-from preshard.packer_service.report.loads import StoredLoads, numbers_of
-from preshard.packer_service.report.losses import losses_of
-from preshard.packer_service.report.mismatch import warnings_of
 from preshard.packer_service.report.tables import open_balance, read_numbers, table_parts
 from preshard.packer_service.shards.reach import require_answer
 from preshard.packer_service.shards.store import Folder

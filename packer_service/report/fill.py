@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.order import check_dp_sizes, check_window, straggler_ratio, window_sizes
 from preshard.packer_service.plan.plan import Plan
-from preshard.packer_service.report.figures import FillLimit, PlanFill
+from preshard.packer_service.report.records import FillLimit, PlanFill
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 

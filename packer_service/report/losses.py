@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from preshard.packer_service.report.figures import Losses
 from preshard.packer_service.report.reasons import Reasons
+from preshard.packer_service.report.records import Losses
 
 
 def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preshard.packer_service.report.figures import Thinned
+from preshard.packer_service.report.records import Thinned
 from preshard.schemas.config import PackConfig
 from preshard.schemas.encoder import encoder_of
 from preshard.schemas.manifest import ManifestHead, ModelEntry, TokenizerEntry

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.mixture import count_copies, take
-from preshard.packer_service.report.figures import Mixture, SourceShare
+from preshard.packer_service.report.records import Mixture, SourceShare
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from preshard.packer_service.report.figures import Figures
+from preshard.packer_service.report.records import Figures
 from preshard.schemas.changes import NAMES_FILES, NEEDS_SOURCE, leaves
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError

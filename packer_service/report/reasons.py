@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from preshard.packer_service.report.figures import RejectReason
+from preshard.packer_service.report.records import RejectReason
 
 LISTED = 10
 """Reasons that a report names; a source with more than that has one fault after another in its rows."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from pydantic import Field
 
-from preshard.packer_service.report.figures import Figures
+from preshard.packer_service.report.records import Figures
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.sequence import IGNORE_INDEX

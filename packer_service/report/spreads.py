@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from preshard.packer_service.report.figures import Spread
+from preshard.packer_service.report.records import Spread
 
 ABOVE = 20
 """One value in so many may exceed the 95%."""

@@ -21,12 +21,12 @@ from preshard.packer_service.plan.make import plan_documents
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.plan.plan import Plan
 from preshard.packer_service.report.balance import balances
-from preshard.packer_service.report.figures import Balances, FillLimit, Losses, Mixture, PlanReport
 from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
 from preshard.packer_service.report.limits import fill_limit
 from preshard.packer_service.report.loads import Block, block_of, numbers_of
 from preshard.packer_service.report.losses import losses
 from preshard.packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
+from preshard.packer_service.report.records import Balances, FillLimit, Losses, Mixture, PlanReport
 from preshard.schemas.balance import BalanceOrder, LoadGroup
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.document_ids import canonical_order, hash_ids

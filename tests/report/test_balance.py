@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.report.balance import balances, image_balance
-from preshard.packer_service.report.figures import Balances
 from preshard.packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.report.records import Balances
 from preshard.packer_service.report.spreads import spread
 from preshard.schemas.balance import LoadGroup
 from preshard.schemas.config import CostConfig, PackConfig

@@ -7,8 +7,8 @@ from preshard.packer_service.http.answers.overview import reject_columns, writte
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of
-from preshard.packer_service.report.figures import Balances
 from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.records import Balances
 
 
 def compared(dataset: Dataset) -> ComparedSide:

@@ -11,8 +11,8 @@ from preshard.packer_service.http.dataset.loads import image_loads, layout_loads
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.balance import MEASURES, Chosen
 from preshard.packer_service.report import balance
-from preshard.packer_service.report.figures import ImageBalance, LayoutBalance
 from preshard.packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.report.records import ImageBalance, LayoutBalance
 
 EVERY = slice(None)
 

@@ -13,9 +13,9 @@ from preshard.packer_service.http.answers.histograms import MOST_BITS, doubling_
 from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
 from preshard.packer_service.http.models.datasets import Histograms, Overview, SourceTotals
 from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from preshard.packer_service.report.figures import Fill, PlanFill
 from preshard.packer_service.report.fill import fill_of
 from preshard.packer_service.report.losses import count_by, losses_of
+from preshard.packer_service.report.records import Fill, PlanFill
 
 DOCUMENTS = "documents.parquet"
 _SHELL_BYTES = 65_536

@@ -24,8 +24,8 @@ from preshard.packer_service.http.dataset.folder import RefusedError, ServedFold
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
 from preshard.packer_service.report.dataset import limit_of, run_seconds, thinned_of
-from preshard.packer_service.report.figures import FillLimit, Thinned
 from preshard.packer_service.report.loads import numbers_of
+from preshard.packer_service.report.records import FillLimit, Thinned
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig, stored_config

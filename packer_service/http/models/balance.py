@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from preshard.packer_service.http.models.common import Answer, PageOf
-from preshard.packer_service.report.figures import ImageBalance, LayoutBalance, Spread
+from preshard.packer_service.report.records import ImageBalance, LayoutBalance, Spread
 
 Measure = Literal["attention", "gather_path", "ring_path", "traffic", "images", "pooled_tokens", "image_load"]
 """What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""

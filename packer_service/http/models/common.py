@@ -6,7 +6,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from preshard.packer_service.report.figures import Figures
+from preshard.packer_service.report.records import Figures
 
 T = TypeVar("T")
 

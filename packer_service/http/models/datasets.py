@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from preshard.packer_service.http.models.common import Answer, Histogram, JsonObject, PageOf
-from preshard.packer_service.report.figures import Fill, Losses, Unread, Warned
+from preshard.packer_service.report.records import Fill, Losses, Unread, Warned
 from preshard.schemas.manifest import Counts, TokenizerEntry
 
 State = Literal["whole", "unfinished", "damaged"]

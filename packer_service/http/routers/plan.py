@@ -11,8 +11,8 @@ from preshard.packer_service.http.models.plan import PlanKeys, PlanRequest
 from preshard.packer_service.http.problems import ProblemError, not_legal
 from preshard.packer_service.http.service import ServiceState, service_of
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.figures import PlanReport
 from preshard.packer_service.report.plan_keys import plan_keys, refuse_unanswered
+from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.stored_lengths import STORED_SIZES, stored_lengths
 from preshard.schemas.changes import refuse_changes
 from preshard.schemas.config import PackConfig, parse_config

@@ -17,7 +17,7 @@ from preshard.packer_service.http.models.balance import MEASURES, Chosen, ShardP
 from preshard.packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
-from preshard.packer_service.report.figures import Spread
+from preshard.packer_service.report.records import Spread
 from preshard.packer_service.report.spreads import spreads
 from preshard.schemas.manifest import ShardEntry
 

@@ -12,9 +12,9 @@ from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from preshard.packer_service.report.dataset import dataset_limit, open_dataset
-from preshard.packer_service.report.figures import FillLimit
 from preshard.packer_service.report.loads import StoredLoads
 from preshard.packer_service.report.mismatch import warnings_of
+from preshard.packer_service.report.records import FillLimit
 from preshard.packer_service.report.tables import open_balance, read_packs
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.balance import BalanceOrder

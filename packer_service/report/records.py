@@ -1,4 +1,4 @@
-"""The figures of ``report``, ``plan`` and the service, each typed once."""
+"""The records that ``report``, ``plan`` and the service answer with, each typed once."""
 
 from __future__ import annotations
 
