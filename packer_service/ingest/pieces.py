@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.media.isolated import probe
 from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.shape import place
 from preshard.packer_service.ingest.model import configured_renderer
 from preshard.packer_service.ingest.oversize import fit_pack
 from preshard.packer_service.ingest.render import render

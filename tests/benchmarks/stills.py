@@ -34,11 +34,10 @@ from preshard.packer_service.demo.model_configs import PUBLISHED  # noqa: E402
 from preshard.packer_service.demo.packages import package_folder  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.families.folder import load_family  # noqa: E402
-from preshard.packer_service.ingest.families.place import place  # noqa: E402
 from preshard.packer_service.ingest.media.crops import encoded_crops  # noqa: E402
 from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.scale import scaled  # noqa: E402
-from preshard.packer_service.ingest.media.shape import ImageSize  # noqa: E402
+from preshard.packer_service.ingest.media.shape import ImageSize, place  # noqa: E402
 from preshard.schemas.config import ImageBackend  # noqa: E402
 
 SIZES = ((640, 480), (1280, 960), (2048, 1536), (4000, 3000))

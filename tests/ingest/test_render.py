@@ -7,9 +7,8 @@ import pytest
 from chats import renderer_of
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
-from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.families.square import SquareFamily
-from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
 from preshard.packer_service.ingest.media.video import VideoFrames
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.marks import ChatFormat, ImageFormat

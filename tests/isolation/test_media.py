@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.families.place import place
 from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.media import isolated as media_calls
 from preshard.packer_service.ingest.media.crops import encoded_crops
 from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.shape import place
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.packer_service.ingest.text.marks import ImageFormat
 from preshard.packer_service.isolation.isolated import Isolated

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.document import Medium, MediumKind
+from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start of a process of decoders
+    from preshard.schemas.encoder import VisionEncoder
     from preshard.schemas.manifest import UnitKind
 
 Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "bilinear"]
@@ -56,6 +58,16 @@ class CropShape:
         """The canvas itself."""
         return cls(canvas=(width, height), box=(0, 0, width, height), frame=frame)
 
+    @classmethod
+    def tiled(cls, cols: int, rows: int, tile: tuple[int, int]) -> tuple[CropShape, ...]:
+        """Tiles of one size in reading order and, if there are several, the whole picture as one more."""
+        wide, high = tile
+        boxes = [
+            (col * wide, row * high, (col + 1) * wide, (row + 1) * high) for row in range(rows) for col in range(cols)
+        ]
+        tiles = [cls(canvas=(cols * wide, rows * high), box=box) for box in boxes]
+        return (*tiles, cls.whole(wide, high)) if len(tiles) > 1 else tuple(tiles)
+
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of the stored picture."""
@@ -72,7 +84,7 @@ class UnitShape:
         grid: patches along time, height and width.
         patches: patches that the encoder sees, of all crops together.
         rows: feature rows, so tokens that they fill.
-        load: the encoder's work for it, see :mod:`preshard.packer_service.ingest.families.work`.
+        load: the encoder's work for it, see :func:`encoder_load`.
         crops: the pictures to store.
         time_step: by how much the temporal position grows from one unit of a video to the next, where positions have
             three axes and units of a video follow each other without a token in between; 0 with one axis.
@@ -96,11 +108,13 @@ class Placement:
     scaling: Scaling
 
 
-class Family(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Family:
     """A kind of model, with the settings of one model folder.
 
     Attributes:
         model_type: as in ``config.json``.
+        image_token, video_token: what a chat template writes for an image and a video; a placement's pieces replace it.
         axes: axes of ``position_ids``, 1 or 3 (time, height, width).
         merge: patches along one side of the square that one row stands for, where positions have three axes.
         prefix: text that begins every document that does not begin with it already; empty for most.
@@ -112,39 +126,45 @@ class Family(Protocol):
         settings: what a reader needs to rebuild the model's inputs, as JSON values.
     """
 
-    @property
-    def model_type(self) -> str: ...
-    @property
-    def axes(self) -> Literal[1, 3]: ...
-    @property
-    def merge(self) -> int: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def group_tokens(self) -> tuple[str, ...]: ...
-    @property
-    def opening(self) -> str: ...
-    @property
-    def closing(self) -> str: ...
-    @property
-    def row_tokens(self) -> tuple[str, ...]: ...
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
+    model_type: str
+    image_token: str = ""
+    video_token: str = ""
+    axes: Literal[1, 3] = 1
+    merge: int = 1
+    prefix: str = ""
+    group_tokens: tuple[str, ...] = ()
+    opening: str = ""
+    closing: str = ""
+    row_tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def placeholder(self, kind: MediumKind) -> str:
-        """The token that a chat template writes for an image or video; a placement's pieces replace it."""
+        """The token that a chat template writes for an image or video."""
+        return self.image_token if kind == "image" else self.video_token
 
     def alone(self, kind: MediumKind) -> str:
         """The placeholder with the marks that belong around it where no chat template writes them."""
+        return f"{self.opening}{self.placeholder(kind)}{self.closing}"
 
     def check(self, kinds: Sequence[MediumKind]) -> None:
-        """Refuses images and videos that one document may not show together.
+        """Refuses images and videos that one document may not show together; most models take any.
 
         Raises:
             DocumentError: ``bad_row``.
         """
+
+    def within(self, medium: Medium) -> Family:
+        """The family with the limits of pixels that a row gives this image or video.
+
+        Raises:
+            DocumentError: ``bad_row``: its processor has no such limits.
+        """
+        given = [name for name in ("min_pixels", "max_pixels") if getattr(medium, name) is not None]
+        if given:
+            reason = "is followed only for the Qwen-VL models; leave it out"
+            raise DocumentError("bad_row", f"{given[0]} {reason}")
+        return self
 
     def image(self, width: int, height: int) -> Placement:
         """What becomes of a still image of this size, upright.
@@ -152,6 +172,7 @@ class Family(Protocol):
         Raises:
             DocumentError: ``bad_image``: the model's own processor refuses the size.
         """
+        raise NotImplementedError
 
     def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
         """What becomes of frames of this size, shown at these seconds of the clip, ascending.
@@ -159,3 +180,25 @@ class Family(Protocol):
         Raises:
             DocumentError: ``bad_video``: the model's own processor refuses the size or the number of frames.
         """
+        raise NotImplementedError
+
+
+def encoder_load(encoder: VisionEncoder, sequences: Sequence[int], rows: int, windows: int = 0) -> int:
+    """The work of a vision encoder for one unit, in multiplications: what a rank's share of images is weighed by.
+
+    Linear layers grow with the number of patches, and attention with the square of the patches that see each other,
+    which are those of one window, crop or frame and never those of a whole video (Dosovitskiy et al. 2021; Narayanan et
+    al. 2021, appendix). A backward pass takes the same multiple of every term, so it is left out.
+
+    Args:
+        encoder: its dimensions.
+        sequences: patches of each sequence inside of which the encoder attends.
+        rows: feature rows that come out.
+        windows: sum of the squares of the windows' numbers of patches, for windowed layers.
+    """
+    width, layers = encoder.hidden_size, encoder.layers + encoder.windowed_layers
+    per_patch = encoder.patch_inputs * width
+    per_patch += layers * (4 * width**2 + encoder.mlp_matrices * width * encoder.intermediate_size)
+    pairs = encoder.layers * sum(n * n for n in sequences) + encoder.windowed_layers * windows
+    per_row = encoder.row_inputs * encoder.row_hidden + encoder.row_hidden * encoder.row_outputs
+    return sum(sequences) * per_patch + 2 * width * pairs + rows * per_row

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
 from preshard.packer_service.ingest.families.internvl import read_internvl
-from preshard.packer_service.ingest.families.molmo2_folder import read_molmo2
-from preshard.packer_service.ingest.families.qwen2_5_vl import read_qwen2_5_vl
-from preshard.packer_service.ingest.families.qwen3_vl import read_qwen3_vl
+from preshard.packer_service.ingest.families.molmo2 import read_molmo2
+from preshard.packer_service.ingest.families.qwen_folder import read_qwen
 from preshard.packer_service.ingest.families.settings import ModelFolder
-from preshard.packer_service.ingest.families.text_only import TextFamily, is_text_only
 from preshard.schemas.config import ImageBackend
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.followed import check_followed, window_of
 
 READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
-    "qwen3_vl": read_qwen3_vl,
-    "qwen3_vl_moe": read_qwen3_vl,
-    "qwen2_5_vl": read_qwen2_5_vl,
+    "qwen3_vl": read_qwen,
+    "qwen3_vl_moe": read_qwen,
+    "qwen2_5_vl": read_qwen,
     "molmo2": read_molmo2,
     "internvl": read_internvl,
 }
 """Each ``model_type`` that reads images, and what reads its folder."""
+
+_OWN_CONFIGS = ("quantization_config", "compression_config")
+"""Nested settings that say nothing of a second kind of input."""
+
+
+@dataclass(frozen=True)
+class TextFamily(Family):
+    """A causal language model that reads only text, which counts up on one axis and sees what is before it."""
+
+    model_type: str
+
+    def check(self, kinds: Sequence[MediumKind]) -> None:
+        """Refuses every image and video.
+
+        Raises:
+            DocumentError: ``bad_row``.
+        """
+        if kinds:
+            raise DocumentError("bad_row", f"shows media ({kinds[0]}), and the model {self.model_type} reads only text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +70,7 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
     """
     folder = ModelFolder(Path(path))
     reader = READERS.get(folder.model_type)
-    if reader is None and not is_text_only(folder):
+    if reader is None and not _is_text_only(folder):
         raise ConfigError(
             f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(READERS)}, and causal "
             "language models that read only text"
@@ -60,3 +78,17 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
     check_followed(folder.config, "model")
     family = TextFamily(folder.model_type) if reader is None else reader(folder, backend)
     return FolderFamily(family=family, sha256=folder.sha256, window=window_of(folder.config))
+
+
+def _is_text_only(folder: ModelFolder) -> bool:
+    """Whether ``config.json`` names a causal language model and holds no configuration of another input."""
+    config = folder.config
+    nested = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
+    architectures = config.get("architectures") or []
+    return (
+        bool(folder.model_type)
+        and not config.get("is_encoder_decoder")
+        and not set(nested) - set(_OWN_CONFIGS)
+        and not {"encoder", "decoder"} & config.keys()
+        and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
+    )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from preshard.packer_service.ingest.document import MediumKind
-from preshard.packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
+from preshard.packer_service.ingest.families.family import (
+    CropShape,
+    Family,
+    Mark,
+    Piece,
+    Placement,
+    Rows,
+    Scaling,
+    UnitShape,
+    encoder_load,
+)
 from preshard.packer_service.ingest.families.settings import (
-    BACKEND_KEY,
     BICUBIC,
     BICUBIC_OF,
     CLIP,
@@ -18,9 +26,8 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
     Section,
 )
-from preshard.packer_service.ingest.families.work import EncoderWork
 from preshard.schemas.config import ImageBackend
-from preshard.schemas.encoder import ENCODER_KEY
+from preshard.schemas.encoder import VisionEncoder
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import UnitKind
 
@@ -34,64 +41,35 @@ ENCODER: dict[str, Any] = {
 """Values of the encoder's class for keys that a ``config.json`` leaves out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InternVLFamily:
-    """A still image is one unit of its tiles and a thumbnail; each frame of a video is a unit."""
+@dataclass(frozen=True, kw_only=True)
+class InternVLFamily(Family):
+    """A still image is one unit of its tiles and a thumbnail; each frame of a video is a unit.
 
-    model_type: str
+    Attributes:
+        tile: width and height in pixels.
+        grid: patches of a tile along height and width.
+        fewest, most: tiles of a still image.
+        start, end: marks around the rows of a unit.
+        stills: how a still becomes its canvas.
+    """
+
     tile: tuple[int, int]
-    """Width and height in pixels."""
     grid: tuple[int, int]
-    """Patches of a tile along height and width."""
     rows_per_tile: int
     fewest: int
     most: int
-    work: EncoderWork
-    row_token: str
-    video_token: str
+    encoder: VisionEncoder
     start: str
     end: str
-    settings: Mapping[str, Any]
-    axes: Literal[1] = 1
-    merge: int = 1
-    prefix: str = ""
-    opening: str = ""
-    closing: str = ""
-    group_tokens: tuple[str, ...] = ()
-
-    @property
-    def row_tokens(self) -> tuple[str, ...]:
-        """The same for stills and videos."""
-        return (self.row_token,)
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """Every special token that it writes."""
-        return (self.row_token, self.video_token, self.start, self.end)
-
-    def placeholder(self, kind: MediumKind) -> str:
-        """The token of a row for an image, and a token of its own for a video."""
-        return self.row_token if kind == "image" else self.video_token
-
-    alone = placeholder
-
-    def check(self, kinds: Sequence[MediumKind]) -> None:
-        """Images and videos may stand beside each other in any number."""
+    stills: Scaling
 
     def image(self, width: int, height: int) -> Placement:
         """Tiles in reading order and, if there are several, a thumbnail of the whole, between one pair of marks."""
         cols, rows = self.tiling(width, height)
-        wide, high = self.tile
-        canvas = (cols * wide, rows * high)
-        tiles = [
-            CropShape(canvas=canvas, box=(col * wide, row * high, (col + 1) * wide, (row + 1) * high))
-            for row in range(rows)
-            for col in range(cols)
-        ]
-        crops = (*tiles, CropShape.whole(wide, high)) if len(tiles) > 1 else tuple(tiles)
+        crops = CropShape.tiled(cols, rows, self.tile)
         unit = self._unit("image", crops, (1, rows * self.grid[0], cols * self.grid[1]))
-        pieces = (Mark(0, self.start), Rows(0, unit.rows, self.row_token), Mark(0, self.end))
-        return Placement(pieces=pieces, units=(unit,), scaling=BICUBIC_OF[self.settings[BACKEND_KEY]])
+        pieces = (Mark(0, self.start), Rows(0, unit.rows, self.image_token), Mark(0, self.end))
+        return Placement(pieces=pieces, units=(unit,), scaling=self.stills)
 
     def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:  # noqa: ARG002
         """``Frame1:`` and so on before each frame, on a line of its own; the model is told no times."""
@@ -100,7 +78,7 @@ class InternVLFamily:
         for frame in range(len(timestamps)):
             unit = self._unit("frame", (CropShape.whole(*self.tile, frame),), (1, *self.grid))
             pieces += [f"\nFrame{frame + 1}: " if frame else "Frame1: ", Mark(frame, self.start)]
-            pieces += [Rows(frame, unit.rows, self.row_token), Mark(frame, self.end)]
+            pieces += [Rows(frame, unit.rows, self.image_token), Mark(frame, self.end)]
             units.append(unit)
         return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
 
@@ -124,9 +102,8 @@ class InternVLFamily:
         return chosen
 
     def _unit(self, kind: UnitKind, crops: tuple[CropShape, ...], grid: tuple[int, int, int]) -> UnitShape:
-        per_tile = self.grid[0] * self.grid[1]
-        rows = self.rows_per_tile * len(crops)
-        load = self.work.load([per_tile] * len(crops), rows)
+        per_tile, rows = self.grid[0] * self.grid[1], self.rows_per_tile * len(crops)
+        load = encoder_load(self.encoder, [per_tile] * len(crops), rows)
         patches = per_tile * len(crops)
         return UnitShape(kind=kind, grid=grid, patches=patches, rows=rows, load=load, crops=crops, time_step=0.0)
 
@@ -146,27 +123,32 @@ def read_internvl(folder: ModelFolder, backend: ImageBackend) -> InternVLFamily:
     fewest, most = image.positive("min_patches", 1), image.positive("max_patches", 12)
     image.take("crop_to_patches", True)  # the processor asks for tiles whatever this says
     rows = processor.positive("image_seq_length", 256)
-    work, grid = _encoder(folder, rows)
-    entry = work.entry(patch=_pair(folder.vision(ENCODER)["patch_size"]))
-    colours = {"image_mean": image.numbers("image_mean", CLIP[0]), "image_std": image.numbers("image_std", CLIP[1])}
-    moving = {"video_mean": video.numbers("image_mean", CLIP[0]), "video_std": video.numbers("image_std", CLIP[1])}
+    encoder, grid = _encoder(folder, rows)
+    settings = {"inputs": "internvl", **folder.inputs(encoder, backend, (image, video), (CLIP, CLIP))}
     for section in (image, video):
         section.fixed({**STEPS, "resample": BICUBIC})
     for section in (image, video, processor):
         section.finish()
+    row_token = folder.named_token("context_image_token", "<IMG_CONTEXT>")
+    video_token = folder.named_token("video_token", "<video>")
+    start = folder.named_token("start_image_token", "<img>")
+    end = folder.named_token("end_image_token", "</img>")
     return InternVLFamily(
         model_type=folder.model_type,
+        image_token=row_token,
+        video_token=video_token,
+        row_tokens=(row_token,),
+        tokens=(row_token, video_token, start, end),
+        settings=settings,
         tile=size,
         grid=grid,
         rows_per_tile=rows,
         fewest=fewest,
         most=most,
-        work=work,
-        row_token=folder.named_token("context_image_token", "<IMG_CONTEXT>"),
-        video_token=folder.named_token("video_token", "<video>"),
-        start=folder.named_token("start_image_token", "<img>"),
-        end=folder.named_token("end_image_token", "</img>"),
-        settings={"inputs": "internvl", ENCODER_KEY: entry, BACKEND_KEY: backend, **colours, **moving},
+        encoder=encoder,
+        start=start,
+        end=end,
+        stills=BICUBIC_OF[backend],
     )
 
 
@@ -181,7 +163,8 @@ def _tile(folder: ModelFolder, section: Section) -> tuple[int, int]:
     return width, height
 
 
-def _encoder(folder: ModelFolder, rows: int) -> tuple[EncoderWork, tuple[int, int]]:
+def _encoder(folder: ModelFolder, rows: int) -> tuple[VisionEncoder, tuple[int, int]]:
+    """The encoder, and the patches of a tile."""
     vision = folder.vision(ENCODER)
     (height, width), (high, wide) = _pair(vision["image_size"]), _pair(vision["patch_size"])
     grid = (height // high, width // wide)
@@ -194,14 +177,18 @@ def _encoder(folder: ModelFolder, rows: int) -> tuple[EncoderWork, tuple[int, in
         )
     hidden = int(vision["hidden_size"] / ratio**2)
     text = (folder.config.get("text_config") or {}).get("hidden_size", hidden)
-    work = EncoderWork(
-        width=vision["hidden_size"],
-        inner=vision["intermediate_size"],
-        matrices=2,
+    encoder = VisionEncoder(
+        patch_size=[high, wide],
+        temporal_patch_size=1,
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        mlp_matrices=2,
         layers=vision["num_hidden_layers"],
+        windowed_layers=0,
+        window_size=0,
         patch_inputs=3 * high * wide,
         row_inputs=hidden,
-        row_inner=text,
+        row_hidden=text,
         row_outputs=text,
     )
-    return work, grid
+    return encoder, grid

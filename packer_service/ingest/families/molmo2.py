@@ -2,34 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from preshard.packer_service.ingest.document import MediumKind
-from preshard.packer_service.ingest.families.family import CropShape, Mark, Piece, Placement, Rows, UnitShape
-from preshard.packer_service.ingest.families.work import EncoderWork
-from preshard.schemas.errors import DocumentError
+from preshard.packer_service.ingest.families.family import (
+    CropShape,
+    Family,
+    Mark,
+    Piece,
+    Placement,
+    Rows,
+    UnitShape,
+    encoder_load,
+)
+from preshard.packer_service.ingest.families.settings import HALVES, STEPS, ModelFolder, Section
+from preshard.schemas.config import ImageBackend
+from preshard.schemas.encoder import VisionEncoder
+from preshard.schemas.errors import ConfigError, DocumentError
 
 ROW, COLUMN, START, LOW_START, END = "<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>"
 FRAME_START, FRAME_END, LOW = "<frame_start>", "<frame_end>", "<im_low>"
+GROUP = (ROW, COLUMN, START, LOW_START, FRAME_START, END, FRAME_END, LOW)
+"""Tokens that see each other in both directions."""
+
 NEVER_NEAREST = np.float32(10e9)
 """Stands for a scale at which an image would be made smaller, where another tiling need not."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Molmo2Family:
-    """A still image is one unit of all its crops, with its columns marked; each frame of a video is a unit."""
+BILINEAR = 2
+"""Pillow's number of the filter that the processors name; they scale without one, between four pixels."""
 
-    model_type: str
+SMALLEST_SIDE = 65
+"""Torch has another kernel, with other roundings, for pictures whose width and height add up to at most 128."""
+
+ENCODER: dict[str, Any] = {
+    **{"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 25},
+    **{"image_size": (378, 378), "patch_size": 14},
+}
+ADAPTER: dict[str, Any] = {
+    **{"hidden_size": 1152, "intermediate_size": 18944, "text_hidden_size": 3584},
+    "vision_feature_layer": (24, 18),
+}
+"""Values of the classes for keys that a ``config.json`` leaves out."""
+
+VIDEO_STEPS = {"do_rescale": False, "do_normalize": False}
+"""Steps that the video processor leaves out unless its file asks for them, as those of the published models do."""
+
+IMAGE_POOLING, VIDEO_POOLING = (2, 2), (3, 3)
+"""The processors' own windows of patches that become one row, along height and width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Molmo2Family(Family):
+    """A still image is one unit of all its crops, with its columns marked; each frame of a video is a unit.
+
+    Attributes:
+        side: of a crop, in pixels.
+        margins: patches at the left and right (upper and lower) side of a crop that its neighbour shows as well.
+    """
+
     side: int
-    """Of a crop, in pixels."""
     patch: int
     most_crops: int
     margins: tuple[int, int]
-    """Patches at the left and right (upper and lower) side of a crop that its neighbour shows as well."""
     image_pooling: tuple[int, int]
     video_pooling: tuple[int, int]
     columns: bool
@@ -37,32 +76,9 @@ class Molmo2Family:
     video_columns: bool
     low_start: str
     frame_marks: tuple[str, str]
-    work: EncoderWork
-    image_token: str
-    video_token: str
-    prefix: str
-    settings: Mapping[str, Any]
-    axes: Literal[1] = 1
-    merge: int = 1
-    opening: str = ""
-    closing: str = ""
-    group_tokens: tuple[str, ...] = (ROW, COLUMN, START, LOW_START, FRAME_START, END, FRAME_END, LOW)
-
-    @property
-    def row_tokens(self) -> tuple[str, ...]:
-        """The same for stills and videos."""
-        return (ROW,)
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """Every special token that it writes."""
-        return (*self.group_tokens, self.image_token, self.video_token)
-
-    def placeholder(self, kind: MediumKind) -> str:
-        """A token of its own, which stands for nothing else."""
-        return self.image_token if kind == "image" else self.video_token
-
-    alone = placeholder
+    encoder: VisionEncoder
+    group_tokens: tuple[str, ...] = GROUP
+    row_tokens: tuple[str, ...] = (ROW,)
 
     def check(self, kinds: Sequence[MediumKind]) -> None:
         """The model takes images or one video.
@@ -139,7 +155,7 @@ class Molmo2Family:
         self, kind: Literal["image", "frame"], crops: tuple[CropShape, ...], grid: tuple[int, int, int], rows: int
     ) -> UnitShape:
         per_crop = self._grid[0] * self._grid[1]
-        load = self.work.load([per_crop] * len(crops), rows)
+        load = encoder_load(self.encoder, [per_crop] * len(crops), rows)
         patches = per_crop * len(crops)
         return UnitShape(kind=kind, grid=grid, patches=patches, rows=rows, load=load, crops=crops, time_step=0.0)
 
@@ -151,3 +167,113 @@ def _in_rows(unit: int, pooled: tuple[int, int], marks: tuple[str, str], columns
     if columns:
         inside = [piece for _ in range(height) for piece in (Rows(unit, width, ROW), Mark(unit, COLUMN))]
     return [Mark(unit, marks[0]), *inside, Mark(unit, marks[1])]
+
+
+def read_molmo2(folder: ModelFolder, backend: ImageBackend) -> Molmo2Family:
+    """The family with a model folder's settings.
+
+    Raises:
+        ConfigError: a file is missing, a setting is not followed, or another backend is asked for than there is.
+    """
+    if backend != "torchvision":
+        raise ConfigError(
+            f"images.backend: {backend!r} is not available: molmo2 has only a torchvision processor; omit the key"
+        )
+    image = folder.image_processor(("Molmo2ImageProcessor",))
+    video = folder.video_processor(("Molmo2VideoProcessor",))
+    processor = folder.processor()
+    side, patch = _crop(folder, image)
+    if _crop(folder, video) != (side, patch):
+        raise ConfigError(f"model: size or patch_size of {video.where} differs from that of {image.where}")
+    margins = _pair(image, "overlap_margins", (4, 4))
+    if sum(margins) >= side // patch:
+        raise ConfigError(f"model: overlap_margins {list(margins)} of {image.where} leave nothing of {side // patch}")
+    image_pooling = _pair(image, "pooling_size", IMAGE_POOLING)
+    video_pooling = _pair(video, "pooling_size", VIDEO_POOLING)
+    most_crops = image.positive("max_crops", 8)
+    encoder = _encoder(folder)
+    settings = {
+        **{"inputs": "molmo2", "side": side, "patch_size": patch, "overlap_margins": list(margins)},
+        **{"image_pooling": list(image_pooling), "video_pooling": list(video_pooling)},
+        **folder.inputs(encoder, backend, (image, video), (HALVES, HALVES)),
+    }
+    image.fixed({**STEPS, "resample": BILINEAR})
+    video.fixed({**STEPS, "resample": BILINEAR}, VIDEO_STEPS)
+    columns = bool(processor.take("image_use_col_tokens", True))
+    image_token = folder.named_token("image_token", "<|image|>")
+    video_token = folder.named_token("video_token", "<|video|>")
+    family = Molmo2Family(
+        model_type=folder.model_type,
+        image_token=image_token,
+        video_token=video_token,
+        tokens=(*GROUP, image_token, video_token),
+        side=side,
+        patch=patch,
+        most_crops=most_crops,
+        margins=margins,
+        image_pooling=image_pooling,
+        video_pooling=video_pooling,
+        columns=columns,
+        low_columns=bool(processor.take("use_single_crop_col_tokens", columns)),
+        video_columns=bool(processor.take("video_use_col_tokens", False)),
+        low_start=LOW_START if processor.take("use_single_crop_start_token", True) else START,
+        frame_marks=(FRAME_START, FRAME_END) if processor.take("use_frame_special_tokens", True) else (START, END),
+        encoder=encoder,
+        prefix=folder.named_token("bos_token", "") or folder.named_token("eos_token", ""),
+        settings=settings,
+    )
+    for section in (image, video, processor):
+        section.finish()
+    return family
+
+
+def _vision(folder: ModelFolder) -> dict[str, Any]:
+    """The encoder's dimensions; published folders have them under older names."""
+    names = {"image_default_input_size": "image_size", "image_patch_size": "patch_size"}
+    older = folder.config.get("vit_config")
+    if folder.config.get("vision_config") is None and isinstance(older, dict):
+        folder.config["vision_config"] = {names.get(key, key): value for key, value in older.items()}
+    return folder.vision(ENCODER)
+
+
+def _crop(folder: ModelFolder, section: Section) -> tuple[int, int]:
+    size = section.size({"height": 378, "width": 378})
+    patch = section.positive("patch_size", 14)
+    vision = _vision(folder)
+    folder.agree(section, "size", [size["height"], size["width"]], list(vision["image_size"]))
+    folder.agree(section, "patch_size", patch, vision["patch_size"])
+    if size["height"] < SMALLEST_SIDE:
+        raise ConfigError(
+            f"model: size {size['height']} of {section.where} is not followed, only {SMALLEST_SIDE} pixels and more: "
+            "torch interpolates smaller crops in another way"
+        )
+    if size["height"] != size["width"] or size["height"] % patch:
+        raise ConfigError(f"model: size {size} of {section.where} is not a square of whole patches of {patch}")
+    return size["height"], patch
+
+
+def _pair(section: Section, name: str, default: tuple[int, int]) -> tuple[int, int]:
+    value = section.take(name, list(default))
+    if len(value) != 2 or not all(isinstance(side, int) and side >= (name == "pooling_size") for side in value):
+        raise ConfigError(f"model: {name} of {section.where} is {value!r}; two whole numbers are legal")
+    return int(value[0]), int(value[1])
+
+
+def _encoder(folder: ModelFolder) -> VisionEncoder:
+    vision, adapter = _vision(folder), folder.vision(ADAPTER, "adapter_config")
+    read = len(adapter["vision_feature_layer"]) * vision["hidden_size"]
+    return VisionEncoder(
+        patch_size=[vision["patch_size"]] * 2,
+        temporal_patch_size=1,
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        mlp_matrices=2,
+        layers=vision["num_hidden_layers"],
+        windowed_layers=0,
+        window_size=0,
+        # the embedding, and the keys and values of the attention that pools patches into rows
+        patch_inputs=3 * vision["patch_size"] ** 2 + 2 * read,
+        row_inputs=2 * adapter["hidden_size"],
+        row_hidden=adapter["intermediate_size"],
+        row_outputs=adapter["text_hidden_size"],
+    )

@@ -1,236 +1,234 @@
-"""What the Qwen-VL models have in common: sizes in patches, stills, and what rebuilds their inputs."""
+"""The Qwen-VL models: pictures near their own size and shape, one square of patches a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from preshard.packer_service.ingest.document import MediumKind
-from preshard.packer_service.ingest.families.family import CropShape, Placement, Rows, UnitShape
-from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, fitted, one_size, window_pairs
-from preshard.packer_service.ingest.families.settings import (
-    BACKEND_KEY,
-    BICUBIC,
-    BICUBIC_OF,
-    CLIP,
-    STEPS,
-    Colours,
-    ModelFolder,
-    Section,
+import numpy as np
+
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import (
+    CropShape,
+    Family,
+    Mark,
+    Piece,
+    Placement,
+    Rows,
+    Scaling,
+    UnitShape,
+    encoder_load,
 )
-from preshard.packer_service.ingest.families.work import EncoderWork
-from preshard.schemas.config import ImageBackend
-from preshard.schemas.encoder import ENCODER_KEY
+from preshard.schemas.encoder import VisionEncoder
+from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import UnitKind
+
+MAX_ASPECT_RATIO = 200
+"""Longer side over shorter, above which the processors refuse a picture."""
+
+CONTEXT_SHARE = 0.9
+"""Share of ``max_video_tokens`` that a video of Qwen2.5-VL may fill, where frames are capped."""
+
+SPARE = 1.05
+"""By how much the largest number of a frame's pixels stays above the least, where frames are capped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Geometry:
-    """How pictures become patches and rows.
+class PixelLimits:
+    """Least and most pixels of a picture, or of all frames of a video together."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenFamily(Family):
+    """Stills; what a video becomes is each model's own.
 
     Attributes:
-        patch: side of a patch in pixels.
-        together: frames that one patch covers.
-        merge: patches along the side of the square that becomes one row.
+        encoder: its dimensions.
         images: limits of a still image's pixels.
         videos: limits of a video's pixels.
         cap_frames: whether each frame of a video has a limit of its own besides.
         cap_tokens: rows that this limit follows from.
-        work: the encoder's dimensions.
-        window: side of the encoder's window in patches, 0 if every layer attends to the whole grid.
+        stills: how a still becomes its canvas.
     """
 
-    patch: int
-    together: int
-    merge: int
+    encoder: VisionEncoder
     images: PixelLimits
     videos: PixelLimits
     cap_frames: bool
     cap_tokens: int
-    work: EncoderWork
-    window: int = 0
+    stills: Scaling
 
     @property
     def factor(self) -> int:
         """Side of the square of pixels that becomes one row."""
-        return self.patch * self.merge
+        return self.encoder.patch_size[0] * self.merge
 
-    def unit(self, kind: UnitKind, size: tuple[int, int], frames: Sequence[int | None], time_step: float) -> UnitShape:
+    @property
+    def together(self) -> int:
+        """Frames that one patch covers."""
+        return self.encoder.temporal_patch_size
+
+    def image(self, width: int, height: int) -> Placement:
+        """The whole image near its own size and shape, as one unit."""
+        size = fit_size(width, height, self.images, factor=self.factor, code="bad_image")
+        unit = self._unit("image", size, [None], 1.0)
+        return Placement(pieces=(Rows(0, unit.rows, self.image_token),), units=(unit,), scaling=self.stills)
+
+    def within(self, medium: Medium) -> Family:
+        """With the limits that the row gives instead of those of the folder."""
+        if medium.min_pixels is None and medium.max_pixels is None:
+            return self
+        own = self.images if medium.kind == "image" else self.videos
+        limits = PixelLimits(least=medium.min_pixels or own.least, most=medium.max_pixels or own.most)
+        return replace(self, images=limits) if medium.kind == "image" else replace(self, videos=limits)
+
+    def _unit(self, kind: UnitKind, size: tuple[int, int], frames: Sequence[int | None], time_step: float) -> UnitShape:
         """A unit of pictures of this size."""
-        width, height = size
-        high, wide = height // self.patch, width // self.patch
+        (width, height), patch, window = size, self.encoder.patch_size[0], self.encoder.window_size
+        high, wide = height // patch, width // patch
         rows = high * wide // self.merge**2
-        load = self.work.load([high * wide], rows, window_pairs(high, wide, self.window) if self.window else 0)
         return UnitShape(
             kind=kind,
             grid=(1, high, wide),
             patches=high * wide,
             rows=rows,
-            load=load,
+            load=encoder_load(self.encoder, [high * wide], rows, _window_pairs(high, wide, window) if window else 0),
             crops=tuple(CropShape.whole(width, height, frame) for frame in frames),
             time_step=time_step,
         )
 
+    def _frames_of_patches(self, n_frames: int) -> list[range]:
+        """The frames that the encoder takes together, by patch of time; the last patch may have fewer."""
+        together = self.together
+        return [range(first, min(first + together, n_frames)) for first in range(0, n_frames, together)]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QwenFamily:
-    """Tokens and stills; what a video becomes is each model's own.
 
-    ``limits_frames`` says whether its limits of pixels hold for each frame of a video.
+@dataclass(frozen=True, kw_only=True)
+class Qwen25VLFamily(QwenFamily):
+    """A video is one run of rows, and its temporal positions grow with the time between frames.
+
+    Attributes:
+        tokens_per_second: growth of the temporal position in one second of video.
     """
 
-    limits_frames: ClassVar[bool] = False
+    tokens_per_second: int
 
-    model_type: str
-    geometry: Geometry
-    image_token: str
-    video_token: str
-    opening: str
-    closing: str
-    settings: Mapping[str, Any]
-    axes: Literal[3] = 3
-    prefix: str = ""
-    group_tokens: tuple[str, ...] = ()
+    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
+        """All frames in one size, near their own as long as each is within its limits."""
+        n_frames, limits = len(timestamps), self.videos
+        if self.cap_frames:
+            whole = int(self.cap_tokens * self.factor**2 * CONTEXT_SHARE)
+            most = max(min(limits.most, whole * self.together // n_frames), int(limits.least * SPARE))
+            limits = PixelLimits(least=limits.least, most=most)
+        size = fit_size(width, height, limits, factor=self.factor, code="bad_video")
+        step = self._time_step(timestamps)
+        units = [self._unit("frames", size, frames, step) for frames in self._frames_of_patches(n_frames)]
+        pieces = tuple(Rows(number, unit.rows, self.video_token) for number, unit in enumerate(units))
+        return Placement(pieces=pieces, units=tuple(units), scaling="bicubic_16_bits")
 
-    @property
-    def merge(self) -> int:
-        """Patches along the side of the square that becomes one row."""
-        return self.geometry.merge
-
-    @property
-    def row_tokens(self) -> tuple[str, ...]:
-        """One for stills and one for videos."""
-        return (self.image_token, self.video_token)
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """Every special token that it writes."""
-        return (self.image_token, self.video_token, self.opening, self.closing)
-
-    def placeholder(self, kind: MediumKind) -> str:
-        """The token of a row stands once for the whole image or video."""
-        return self.image_token if kind == "image" else self.video_token
-
-    def alone(self, kind: MediumKind) -> str:
-        """Between the marks that chat templates write."""
-        return f"{self.opening}{self.placeholder(kind)}{self.closing}"
-
-    def check(self, kinds: Sequence[MediumKind]) -> None:
-        """Images and videos may stand beside each other in any number."""
-
-    def image(self, width: int, height: int) -> Placement:
-        """The whole image near its own size and shape, as one unit."""
-        geometry = self.geometry
-        size = fitted(width, height, geometry.images, factor=geometry.factor, code="bad_image")
-        unit = geometry.unit("image", size, [None], 1.0)
-        pieces = (Rows(0, unit.rows, self.image_token),)
-        return Placement(pieces=pieces, units=(unit,), scaling=BICUBIC_OF[self.settings[BACKEND_KEY]])
+    def _time_step(self, timestamps: Sequence[float]) -> float:
+        """Positions from one patch of frames to the next, by the mean time between frames."""
+        if timestamps[-1] <= timestamps[0]:
+            return 1.0
+        rate = (len(timestamps) - 1) / (timestamps[-1] - timestamps[0])
+        return float(np.float32(self.tokens_per_second) * np.float32(self.together / rate))
 
 
-def read_geometry(
-    folder: ModelFolder, image: Section, video: Section, *, patch: int, videos: PixelLimits, cap_tokens: int
-) -> Geometry:
-    """The settings of both processors, which must agree with each other and with the encoder.
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VLFamily(QwenFamily):
+    """``<0.3 seconds>``, the opening mark, the rows of two frames and the closing mark, for each pair of frames."""
+
+    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
+        """All frames in one size, near their own as long as the whole video is within its limits."""
+        size = self._size(width, height, len(timestamps))
+        pieces: list[Piece] = []
+        units = []
+        for number, frames in enumerate(self._frames_of_patches(len(timestamps))):
+            unit = self._unit("frames", size, frames, 1.0)
+            # A patch that lacks a frame shows its last one again, so both are at the same time.
+            middle = (timestamps[frames[0]] + timestamps[frames[-1]]) / 2
+            pieces += [f"<{middle:.1f} seconds>", Mark(number, self.opening)]
+            pieces += [Rows(number, unit.rows, self.video_token), Mark(number, self.closing)]
+            units.append(unit)
+        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
+
+    def within(self, medium: Medium) -> Family:
+        """Only of images: the processor limits all frames of a video together."""
+        given = [name for name in ("min_pixels", "max_pixels") if getattr(medium, name) is not None]
+        if given and medium.kind == "video":
+            raise DocumentError(
+                "bad_row",
+                f"{given[0]} of a video is not followed for {self.model_type}, whose processor limits all frames "
+                "together; leave it out, or set size in the model folder's video processor",
+            )
+        return super().within(medium)
+
+    def _size(self, width: int, height: int, n_frames: int) -> tuple[int, int]:
+        if n_frames < self.together:
+            raise DocumentError(
+                "bad_video",
+                f"shows {n_frames} frame, and the model's processor refuses less than {self.together}; raise "
+                "video.fps, or give the frame as an image",
+            )
+        limits, factor = self.videos, self.factor
+        if self.cap_frames:
+            of_frame = max(min(self.cap_tokens * factor**2, limits.most // n_frames), int(limits.least * SPARE))
+            limits = PixelLimits(least=limits.least, most=of_frame * n_frames)
+        if min(width, height) < factor:
+            grow = max(factor / height, factor / width)
+            width, height = int(width * grow), int(height * grow)
+        return fit_size(
+            width, height, limits, factor=factor, code="bad_video", frames=n_frames, time_factor=self.together
+        )
+
+
+def fit_size(
+    width: int, height: int, limits: PixelLimits, *, factor: int, code: str, frames: int = 1, time_factor: int = 1
+) -> tuple[int, int]:
+    """Width and height as the nearest multiples of ``factor`` for which the number of pixels is within its limits.
+
+    Above or below the limits both sides are scaled by the same factor and rounded down or up. This is the resizing of
+    Qwen2-VL (Wang et al. 2024, section 2.1), with the arithmetic of ``transformers``, where a product that is rounded
+    at another point gives another size.
 
     Args:
-        folder: the model folder.
-        image: its image processor.
-        video: its video processor.
-        patch: the processors' own size of a patch.
-        videos: the video processor's own limits.
-        cap_tokens: the video processor's own ``max_video_tokens``.
+        width: of the picture.
+        height: of the picture.
+        limits: of pixels, over all frames together.
+        factor: side of the square of patches that becomes one row, in pixels.
+        code: of the error: ``bad_image`` or ``bad_video``.
+        frames: of a video whose limits hold for all frames together.
+        time_factor: frames that become one patch; the number of frames is rounded to its multiples.
 
     Raises:
-        ConfigError: a setting is not followed, or two disagree.
+        DocumentError: one side is more than 200 times as long as the other.
     """
-    sizes = {}
-    for name, default in (("patch_size", patch), ("temporal_patch_size", 2), ("merge_size", 2)):
-        own = [(f"{name} of {section.where}", section.positive(name, default)) for section in (image, video)]
-        sizes[name] = one_size(own)
-    images = PixelLimits.of(image, 56 * 56, 28 * 28 * 1280)
-    videos = PixelLimits.of(video, videos.least, videos.most)
-    cap_frames = bool(video.take("cap_pixels_per_frame", False))
-    cap_tokens = video.positive("max_video_tokens", cap_tokens)
-    for section in (image, video):
-        section.fixed({**STEPS, "resample": BICUBIC})
-    work, window = _read_work(folder, image, sizes)
-    return Geometry(
-        patch=sizes["patch_size"],
-        together=sizes["temporal_patch_size"],
-        merge=sizes["merge_size"],
-        images=images,
-        videos=videos,
-        cap_frames=cap_frames,
-        cap_tokens=cap_tokens,
-        work=work,
-        window=window,
-    )
+    longer, shorter = max(height, width), min(height, width)
+    if longer / shorter > MAX_ASPECT_RATIO:
+        reason = f"is more than {MAX_ASPECT_RATIO} times as long as it is wide, which the model's processor refuses"
+        raise DocumentError(code, f"{width} x {height} {reason}; cut it")
+    high, wide = round(height / factor) * factor, round(width / factor) * factor
+    pixels = round(frames / time_factor) * time_factor * high * wide
+    if pixels > limits.most:
+        shrink = math.sqrt((frames * height * width) / limits.most)
+        high = max(factor, math.floor(height / shrink / factor) * factor)
+        wide = max(factor, math.floor(width / shrink / factor) * factor)
+    elif pixels < limits.least:
+        grow = math.sqrt(limits.least / (frames * height * width))
+        high = math.ceil(height * grow / factor) * factor
+        wide = math.ceil(width * grow / factor) * factor
+    return wide, high
 
 
-ENCODERS: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {
-        **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584, "window_size": 112},
-        **{"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2},
-        **{"fullatt_block_indexes": (7, 15, 23, 31), "tokens_per_second": 4},
-    },
-    "qwen3_vl": {
-        **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 3584},
-        **{"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2},
-        "deepstack_visual_indexes": (8, 16, 24),
-    },
-}
-"""Values of the encoders' classes for keys that a ``config.json`` leaves out."""
+def _window_pairs(height: int, width: int, window: int) -> int:
+    """Sum of the squares of the numbers of patches in the windows of a grid, cut off at its lower and right edge."""
 
+    def squares(side: int) -> int:
+        whole, rest = divmod(side, window)
+        return whole * window**2 + rest**2
 
-def encoder(folder: ModelFolder) -> dict[str, Any]:
-    """The encoder's dimensions."""
-    return folder.vision(ENCODERS[folder.model_type.removesuffix("_moe")])
-
-
-def _read_work(folder: ModelFolder, section: Section, sizes: Mapping[str, int]) -> tuple[EncoderWork, int]:
-    vision = encoder(folder)
-    for name, key in (
-        ("patch_size", "patch_size"),
-        ("temporal_patch_size", "temporal_patch_size"),
-        ("merge_size", "spatial_merge_size"),
-    ):
-        folder.agree(section, name, sizes[name], vision[key])
-    merged = vision["hidden_size"] * sizes["merge_size"] ** 2
-    full = len(vision["fullatt_block_indexes"]) if "window_size" in vision else vision["depth"]
-    mergers = 1 + len(vision.get("deepstack_visual_indexes", ()))
-    work = EncoderWork(
-        width=vision["hidden_size"],
-        inner=vision["intermediate_size"],
-        matrices=3 if "window_size" in vision else 2,
-        layers=full,
-        windowed_layers=vision["depth"] - full,
-        patch_inputs=3 * sizes["temporal_patch_size"] * sizes["patch_size"] ** 2,
-        row_inputs=mergers * merged,
-        row_inner=merged,
-        row_outputs=mergers * vision["out_hidden_size"],
-    )
-    window = vision["window_size"] // sizes["patch_size"] if "window_size" in vision else 0
-    return work, window
-
-
-def input_settings(
-    geometry: Geometry, image: Section, video: Section, video_colours: Colours, backend: ImageBackend
-) -> dict[str, Any]:
-    """What a reader needs to rebuild ``pixel_values`` and ``pixel_values_videos``, and the encoder."""
-    mean, deviation = CLIP
-    video_mean, video_deviation = video_colours
-    return {
-        "inputs": "qwen_vl",
-        ENCODER_KEY: geometry.work.entry(
-            patch=(geometry.patch, geometry.patch), together=geometry.together, window=geometry.window
-        ),
-        "patch_size": geometry.patch,
-        "temporal_patch_size": geometry.together,
-        "merge_size": geometry.merge,
-        BACKEND_KEY: backend,
-        "image_mean": image.numbers("image_mean", mean),
-        "image_std": image.numbers("image_std", deviation),
-        "video_mean": video.numbers("image_mean", video_mean),
-        "video_std": video.numbers("image_std", video_deviation),
-    }
+    return squares(height) * squares(width)

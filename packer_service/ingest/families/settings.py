@@ -11,6 +11,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.families.family import Scaling
 from preshard.schemas.config import ImageBackend
+from preshard.schemas.encoder import ENCODER_KEY, VisionEncoder
 from preshard.schemas.errors import ConfigError
 
 CONFIG = "config.json"
@@ -177,6 +178,31 @@ class ModelFolder:
         given = self.config.get(name)
         values = given if isinstance(given, dict) else {}
         return {key: default if values.get(key) is None else values[key] for key, default in defaults.items()}
+
+    def inputs(
+        self,
+        encoder: VisionEncoder,
+        backend: ImageBackend,
+        processors: tuple[Section, Section],
+        colours: tuple[Colours, Colours],
+    ) -> dict[str, Any]:
+        """The settings by which a reader rebuilds the pixels of every family, and knows the encoder.
+
+        Args:
+            encoder: the encoder's dimensions.
+            backend: of the image processor.
+            processors: those of images and of videos.
+            colours: their own, where their files leave them out.
+        """
+        (image, video), (still, moving) = processors, colours
+        return {
+            ENCODER_KEY: encoder.model_dump(),
+            BACKEND_KEY: backend,
+            "image_mean": image.numbers("image_mean", still[0]),
+            "image_std": image.numbers("image_std", still[1]),
+            "video_mean": video.numbers("image_mean", moving[0]),
+            "video_std": video.numbers("image_std", moving[1]),
+        }
 
     def agree(self, section: Section, name: str, value: Any, configured: Any) -> None:
         """A processor must cut patches as the encoder takes them.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.families.family import CropShape, Placement
+from preshard.packer_service.ingest.families.family import CropShape, Family, Placement
 from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -59,3 +60,20 @@ class PlacedMedium:
 
 ProbedMedium = tuple[Medium, PlacedMedium]
 """An image or video with its shape and placement."""
+
+
+def place(family: Family, medium: Medium, shape: MediumShape) -> PlacedMedium:
+    """What a family makes of an image or video, within the limits that the row itself gives it.
+
+    Raises:
+        DocumentError: the family's processor refuses it; the message names the image or video.
+    """
+    try:
+        family = family.within(medium)
+        if isinstance(shape, ImageSize):
+            placement = family.image(shape.width, shape.height)
+        else:
+            placement = family.video(shape.width, shape.height, shape.timestamps.tolist())
+    except DocumentError as error:
+        raise DocumentError(error.code, f"{medium.label}: {error}") from None
+    return PlacedMedium.of(shape, placement)

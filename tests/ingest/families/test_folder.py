@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from preshard.packer_service.demo.model import FAMILIES, write_model_folder
-from preshard.packer_service.ingest.families.folder import READERS, load_family
-from preshard.packer_service.ingest.families.text_only import TextFamily
+from preshard.packer_service.ingest.families.folder import READERS, TextFamily, load_family
 from preshard.schemas.errors import ConfigError, DocumentError
 
 IMAGES, VIDEOS, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"

@@ -75,9 +75,8 @@ def theirs(family: object, width: int, height: int) -> object:
     if isinstance(family, QwenFamily):
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        geometry = family.geometry
-        limits = geometry.images
-        high, wide = smart_resize(height, width, geometry.factor, limits.least, limits.most)
+        limits = family.images
+        high, wide = smart_resize(height, width, family.factor, limits.least, limits.most)
         return wide, high
     if isinstance(family, InternVLFamily):
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
@@ -110,8 +109,7 @@ def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, obj
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize as of_frame
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as of_video
 
-    geometry = family.geometry
-    least, most = geometry.videos.least, geometry.videos.most
+    least, most = family.videos.least, family.videos.most
     for width, height in SIZES[:300]:
         frames = DRAW.randint(1, 60)
 
@@ -120,7 +118,7 @@ def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, obj
 
         def expected(width: int = width, height: int = height, frames: int = frames) -> object:
             if name == "qwen2_5_vl":
-                return of_frame(height, width, geometry.factor, least, most)[::-1]
-            return of_video(frames, height, width, geometry.together, geometry.factor, least, most)[::-1]
+                return of_frame(height, width, family.factor, least, most)[::-1]
+            return of_video(frames, height, width, family.together, family.factor, least, most)[::-1]
 
         assert decided(scaled) == decided(expected), (width, height, frames)

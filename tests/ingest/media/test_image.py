@@ -17,13 +17,11 @@ from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape
-from preshard.packer_service.ingest.families.place import place
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.square import SquareFamily, choose_grid
 from preshard.packer_service.ingest.media import image as image_module
-from preshard.packer_service.ingest.media.grid import choose_grid
 from preshard.packer_service.ingest.media.image import decode_image, encode_image, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
 from preshard.packer_service.ingest.text.marks import ImageFormat
 from preshard.schemas.config import VisionConfig
 from preshard.schemas.errors import DocumentError

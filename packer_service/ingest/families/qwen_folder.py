@@ -1,0 +1,154 @@
+"""A model folder of a Qwen-VL model to its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from preshard.packer_service.ingest.families.qwen import PixelLimits, Qwen3VLFamily, Qwen25VLFamily, QwenFamily
+from preshard.packer_service.ingest.families.settings import (
+    BICUBIC,
+    BICUBIC_OF,
+    CLIP,
+    HALVES,
+    STEPS,
+    Colours,
+    ModelFolder,
+    Section,
+)
+from preshard.schemas.config import ImageBackend
+from preshard.schemas.encoder import TIME_KEY, VisionEncoder
+from preshard.schemas.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenKind:
+    """What a kind of Qwen-VL model has where its folder says nothing.
+
+    Attributes:
+        video_processors: names of its video processor's class.
+        video_limits: the video processor's own.
+        video_colours: the same.
+        cap_tokens: the video processor's ``max_video_tokens``.
+        encoder: values of the encoder's class for keys that a ``config.json`` leaves out.
+    """
+
+    video_processors: tuple[str, ...]
+    video_limits: PixelLimits
+    video_colours: Colours
+    cap_tokens: int
+    encoder: dict[str, Any]
+
+
+KINDS = {
+    "qwen2_5_vl": QwenKind(
+        video_processors=("Qwen2VLVideoProcessor", "Qwen2VLImageProcessor"),
+        video_limits=PixelLimits(least=128 * 28 * 28, most=28 * 28 * 768),
+        video_colours=CLIP,
+        cap_tokens=128000,
+        encoder={
+            **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584},
+            **{"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "window_size": 112},
+            **{"fullatt_block_indexes": (7, 15, 23, 31), TIME_KEY: 4},
+        },
+    ),
+    "qwen3_vl": QwenKind(
+        video_processors=("Qwen3VLVideoProcessor",),
+        video_limits=PixelLimits(least=128 * 32 * 32, most=32 * 32 * 768),
+        video_colours=HALVES,
+        cap_tokens=768,
+        encoder={
+            **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 3584},
+            **{"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2},
+            "deepstack_visual_indexes": (8, 16, 24),
+        },
+    ),
+}
+KINDS["qwen3_vl_moe"] = KINDS["qwen3_vl"]
+
+
+def read_qwen(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:
+    """The family with a model folder's settings.
+
+    Raises:
+        ConfigError: a file is missing, a setting is not followed, or both processors or the encoder disagree.
+    """
+    kind = KINDS[folder.model_type]
+    image = folder.image_processor(("Qwen2VLImageProcessor",))
+    video = folder.video_processor(kind.video_processors)
+    vision = folder.vision(kind.encoder)
+    sizes = _sizes(image, video, kind.encoder["patch_size"])
+    images = _limits(image, PixelLimits(least=56 * 56, most=28 * 28 * 1280))
+    videos = _limits(video, kind.video_limits)
+    cap_frames = bool(video.take("cap_pixels_per_frame", False))
+    cap_tokens = video.positive("max_video_tokens", kind.cap_tokens)
+    for section in (image, video):
+        section.fixed({**STEPS, "resample": BICUBIC})
+    for name, value in sizes.items():
+        folder.agree(image, name, value, vision["spatial_merge_size" if name == "merge_size" else name])
+    encoder = _encoder(vision)
+    image_token = folder.named_token("image_token", "<|image_pad|>")
+    video_token = folder.named_token("video_token", "<|video_pad|>")
+    opening = folder.named_token("vision_start_token", "<|vision_start|>")
+    closing = folder.named_token("vision_end_token", "<|vision_end|>")
+    settings = {
+        "inputs": "qwen_vl",
+        **sizes,
+        **folder.inputs(encoder, backend, (image, video), (CLIP, kind.video_colours)),
+        **({TIME_KEY: vision[TIME_KEY]} if TIME_KEY in vision else {}),
+    }
+    for section in (image, video, folder.processor()):
+        section.finish()
+    given: dict[str, Any] = {
+        **{"model_type": folder.model_type, "axes": 3, "merge": sizes["merge_size"], "settings": settings},
+        **{"image_token": image_token, "video_token": video_token, "opening": opening, "closing": closing},
+        **{"row_tokens": (image_token, video_token), "tokens": (image_token, video_token, opening, closing)},
+        **{"encoder": encoder, "images": images, "videos": videos, "stills": BICUBIC_OF[backend]},
+        **{"cap_frames": cap_frames, "cap_tokens": cap_tokens},
+    }
+    if TIME_KEY in vision:
+        return Qwen25VLFamily(**given, tokens_per_second=vision[TIME_KEY])
+    return Qwen3VLFamily(**given)
+
+
+def _sizes(image: Section, video: Section, patch: int) -> dict[str, int]:
+    """The settings that both processors must share, since the model has one encoder."""
+    sizes = {}
+    for name, default in (("patch_size", patch), ("temporal_patch_size", 2), ("merge_size", 2)):
+        sizes[name], other = (section.positive(name, default) for section in (image, video))
+        if sizes[name] != other:
+            both = f"{name} of {image.where} {sizes[name]} and {name} of {video.where} {other}"
+            raise ConfigError(f"model: {both} differ, and the model has one encoder")
+    return sizes
+
+
+def _limits(section: Section, own: PixelLimits) -> PixelLimits:
+    """From ``size``, or ``min_pixels`` and ``max_pixels`` as older folders name them, which come first."""
+    size = section.size({"shortest_edge": own.least, "longest_edge": own.most})
+    return PixelLimits(
+        least=section.positive("min_pixels", size["shortest_edge"]),
+        most=section.positive("max_pixels", size["longest_edge"]),
+    )
+
+
+def _encoder(vision: dict[str, Any]) -> VisionEncoder:
+    """The encoder, which has windows if it says how large they are."""
+    patch, together = vision["patch_size"], vision["temporal_patch_size"]
+    merged = vision["hidden_size"] * vision["spatial_merge_size"] ** 2
+    has_windows = "window_size" in vision
+    full = len(vision["fullatt_block_indexes"]) if has_windows else vision["depth"]
+    mergers = 1 + len(vision.get("deepstack_visual_indexes", ()))
+    return VisionEncoder(
+        patch_size=[patch, patch],
+        temporal_patch_size=together,
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        mlp_matrices=3 if has_windows else 2,
+        layers=full,
+        windowed_layers=vision["depth"] - full,
+        window_size=vision["window_size"] // patch if has_windows else 0,
+        patch_inputs=3 * together * patch**2,
+        row_inputs=mergers * merged,
+        row_hidden=merged,
+        row_outputs=mergers * vision["out_hidden_size"],
+    )
