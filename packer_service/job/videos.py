@@ -27,11 +27,11 @@ from preshard.packer_service.ingest.media.shape import PlacedMedium, ProbedMediu
 from preshard.packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
 from preshard.packer_service.ingest.media.stores import reading_row
 from preshard.packer_service.ingest.source.file import DATASET
-from preshard.packer_service.isolation.process import CallFailedError
 from preshard.packer_service.job.plan import PlannedDocument
 from preshard.packer_service.job.read import named_media, read_planned
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.runtime.workers import CallFailedError
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from preshard.packer_service.isolation.limits import Limits
-from preshard.packer_service.isolation.process import CallFailedError, HelperProcess
 from preshard.packer_service.runtime.executors import Failure, attempt, last_line, result_of
+from preshard.packer_service.runtime.workers import CallFailedError, Limits, Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +41,7 @@ class LocalExecutor:
 
     def __init__(self, num_cpus: int | None = None) -> None:
         self.num_cpus = num_cpus or count_cpus()
-        self._idle: list[HelperProcess] = []
+        self._idle: list[Worker] = []
 
     def __enter__(self) -> LocalExecutor:
         return self
@@ -104,10 +103,10 @@ class _Tasks:
 class _Helper(threading.Thread):
     """Runs tasks in a process of its own for as long as there are any, and then leaves the process for the next run."""
 
-    def __init__(self, tasks: _Tasks, idle: list[HelperProcess]) -> None:
+    def __init__(self, tasks: _Tasks, idle: list[Worker]) -> None:
         super().__init__(daemon=True, name="helper")
         self.tasks, self.idle = tasks, idle
-        self._process: HelperProcess | None = None
+        self._process: Worker | None = None
         self._is_asked = False
 
     def run(self) -> None:
@@ -135,7 +134,7 @@ class _Helper(threading.Thread):
     def _asked(self, function: Callable[..., Any], *args: Any) -> Any:
         for left in reversed(range(TRIES)):
             try:
-                self._process = self._process or HelperProcess(UNLIMITED)
+                self._process = self._process or Worker(UNLIMITED)
                 self._is_asked = True
                 [found] = self._process.call(function, *args)
             except Exception as error:  # a process that ended, and whatever keeps one from starting

@@ -90,7 +90,7 @@ def _kilobytes(value: str) -> int:
 
 def _kind(command: bytes) -> str:
     words = command.decode(errors="replace")
-    if "isolation.helper" in words:
+    if "runtime.worker_process" in words:
         return "decoder"
     if words.startswith("ray::"):
         return "task"

@@ -144,7 +144,7 @@ class Process:
     @property
     def is_ours(self) -> bool:
         """A process of decoders."""
-        return "isolation.helper" in self.command
+        return "runtime.worker_process" in self.command
 
 
 def processes(driver: int) -> list[Process]:

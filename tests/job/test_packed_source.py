@@ -232,7 +232,7 @@ def test_nothing_is_read_but_the_dataset(
         raise AssertionError("not needed")
 
     monkeypatch.setattr("preshard.packer_service.ingest.text.configured.load_tokenizer", never)
-    monkeypatch.setattr("preshard.packer_service.isolation.isolated.Isolated.call", never)
+    monkeypatch.setattr("preshard.packer_service.runtime.workers.Isolated.call", never)
     found = packed(old, tmp_path / "through", ["seq_len=1024"])
     assert shards(found) == shards(expected)
     assert sum(row["n_images"] for row in documents(found)) > 0

@@ -18,10 +18,8 @@ from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
 from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
 from preshard.packer_service.ingest.media.stores import STORES
 from preshard.packer_service.ingest.media.video import probe_video
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
-from preshard.packer_service.isolation.process import CallFailedError
 from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 

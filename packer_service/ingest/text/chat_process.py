@@ -15,9 +15,7 @@ from preshard.packer_service.ingest.text.chat_render import check_template
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
 from preshard.packer_service.ingest.text.chat_text import chat_text
 from preshard.packer_service.ingest.text.model_tokenizer import FolderTokenizer, read_folder
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
-from preshard.packer_service.isolation.process import CallFailedError
+from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.schemas.errors import ConfigError, DocumentError
 
 CPU_SECONDS = 20

@@ -11,8 +11,7 @@ from preshard.packer_service.ingest.text.chat_process import chat_texts
 from preshard.packer_service.ingest.text.chat_render import check_template, render_turns
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
 from preshard.packer_service.ingest.text.chat_text import chat_text
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.runtime.workers import Isolated, Limits
 from preshard.schemas.errors import ConfigError, DocumentError
 
 LOOP = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"

@@ -1,4 +1,7 @@
-"""The helper process, run with ``python -m``. Confines itself, then answers calls one by one."""
+"""A worker, run with ``python -m``: confines itself, then answers calls one by one. Imports next to nothing.
+
+Each answer is a pickled pair of a tag and a value.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,35 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
+from enum import IntEnum
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from preshard.packer_service.isolation.messages import Tag
-from preshard.packer_service.isolation.peak import forget_peak, peak
 from preshard.schemas.errors import DocumentError, PreshardError
 
 NEAR_MEMORY = 0.75
 """Share of the memory limit from which on a decoder's verdict may be due to the limit."""
+
+
+class Tag(IntEnum):
+    """What an answer is, and what its value is."""
+
+    READY = 1
+    """The helper has started: None."""
+    VALUE = 2
+    """The function's result, or one of the values that it yields."""
+    END = 3
+    """No more values: None."""
+    ERROR = 4
+    """An exception that the caller is to see."""
+    FAILED = 5
+    """The name of an exception that nobody foresaw."""
+    MEMORY = 6
+    """There was not enough memory: None."""
+    NEAR_MEMORY = 7
+    """The ``DocumentError`` of a call that may have had too little memory."""
 
 
 def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int) -> None:
@@ -31,7 +54,7 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
         calls: descriptor of the pipe from which calls are read.
         answers: descriptor of the pipe to which answers are written.
         lifeline: descriptor of a pipe that nobody writes to, and that closes with the calling process.
-        memory: bytes, as of :class:`preshard.packer_service.isolation.limits.Limits`; 0 for no bound.
+        memory: bytes, as of :class:`preshard.packer_service.runtime.workers.Limits`; 0 for no bound.
         cpu_seconds: as of the same.
     """
     _confine(lifeline, memory)
@@ -45,7 +68,7 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
 
 
 def _send(answers: Connection, tag: Tag, value: Any = None) -> None:
-    answers.send_bytes(pickle.dumps((tag, value)))
+    answers.send_bytes(pickle.dumps((int(tag), value)))
 
 
 def _confine(lifeline: int, memory: int) -> None:
@@ -162,6 +185,24 @@ def _picklable(error: PreshardError | OSError) -> PreshardError | OSError:
         number = getattr(error, "errno", None)
         return OSError(number, str(error)) if number is not None else OSError(str(error))
     return error
+
+
+def peak() -> int:
+    """Most bytes in memory since :func:`forget_peak`; 0 where the system does not say.
+
+    ``getrusage`` would begin with what the parent process held.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def forget_peak() -> None:
+    """Starts measuring anew; where the system cannot, the peak is that of the process's whole life."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

@@ -24,11 +24,9 @@ from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import place
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.packer_service.ingest.text.marks import ImageFormat
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
-from preshard.packer_service.isolation.process import CallFailedError
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError

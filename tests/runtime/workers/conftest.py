@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.runtime.workers import Isolated, Limits
 
 
 @pytest.fixture

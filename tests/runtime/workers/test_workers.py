@@ -13,9 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
-from preshard.packer_service.isolation.process import CallFailedError, KilledError
+from preshard.packer_service.runtime.workers import CallFailedError, Isolated, KilledError, Limits
 from preshard.schemas.errors import DocumentError, PreshardError
 
 BREAKS = {
@@ -218,8 +216,8 @@ def test_a_forked_copy_has_a_helper_of_its_own(isolated: Isolated, broken: Modul
 PARENT = """
 import sys
 from threading import Thread
-from preshard.packer_service.isolation.isolated import Isolated
-from preshard.packer_service.isolation.limits import Limits
+from preshard.packer_service.runtime.workers import Isolated
+from preshard.packer_service.runtime.workers import Limits
 import broken_decoders
 isolated = Isolated(Limits())
 print(*isolated.call(broken_decoders.pid_of), flush=True)
