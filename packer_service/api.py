@@ -31,7 +31,7 @@ from preshard.packer_service.layout.picture import most_common, shares
 from preshard.packer_service.report.console import too_many_rejects
 from preshard.packer_service.report.dataset import dataset_reject_reasons, open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
-from preshard.packer_service.runtime.choose import chosen_executor
+from preshard.packer_service.runtime.local import chosen_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
 from preshard.packer_service.shards.reach import require_answer
 from preshard.schemas.config import PackConfig

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preshard.packer_service.runtime.choose import EXECUTORS
+from preshard.packer_service.runtime.local import EXECUTORS
 from preshard.schemas.secrets import without_secrets
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from preshard.packer_service.cli.datasets import report, serve, verify
 from preshard.packer_service.cli.demo import demo_model, demo_source
 from preshard.packer_service.cli.options import say
 from preshard.packer_service.cli.sources import pack, plan, show
-from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, interruptible
-from preshard.packer_service.runtime.leave import exit_at_once
+from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, exit_at_once, interruptible
 from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError

@@ -20,8 +20,8 @@ from preshard.packer_service.cli.options import (
     source_options,
     with_source_options,
 )
-from preshard.packer_service.runtime.choose import chosen_executor
 from preshard.packer_service.runtime.executors import Executor
+from preshard.packer_service.runtime.local import chosen_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError, TooManyRejectsError
 from preshard.schemas.filesystem import join

@@ -26,13 +26,12 @@ from preshard.packer_service.job.segments import (
     write_segment,
 )
 from preshard.packer_service.job.survey import Survey, survey
-from preshard.packer_service.plan.make import plan_documents
+from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.order import whole_groups
-from preshard.packer_service.plan.plan import Plan
 from preshard.packer_service.report.limits import fill_limit
 from preshard.packer_service.report.mixture import MixtureTotals, take_mixture
 from preshard.packer_service.runtime.executors import TaskCounts
-from preshard.packer_service.runtime.memory import give_back_memory
+from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig

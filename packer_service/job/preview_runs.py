@@ -23,8 +23,8 @@ from preshard.packer_service.report.what_if import (
     within_budgets,
 )
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.packer_service.runtime.memory import give_back_memory
 from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.document_ids import hash_ids, id_stems

@@ -21,7 +21,7 @@ from preshard.packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, 
 from preshard.packer_service.job.measure import MAX_UNUSED, MEASURED
 from preshard.packer_service.job.measured import KeptFragment, read_measured
 from preshard.packer_service.runtime.executors import TaskCounts
-from preshard.packer_service.runtime.memory import give_back_memory
+from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.document_ids import hash_ids, id_stems
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.packer_service.layout.incidence import Incidence, chunk_incidence
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import real_before
-from preshard.packer_service.layout.tiles import whole_run
+from preshard.packer_service.layout.tiles import Incidence, chunk_incidence, whole_run
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.schemas.layout import TILE
 
@@ -56,14 +55,6 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
                     if tiles.held_from[place] > upto:
                         break
                     column = tiles.held_chunk[place]
-                    if marked[column] != row:
-                        marked[column] = row
-                        counts[column // per_block] += 1
-                        low, high = min(low, column // per_block), max(high, column // per_block)
-            for entry in range(tiles.seen_group_edges[row], tiles.seen_group_edges[row + 1]):
-                group = tiles.seen_group[entry]
-                for place in range(tiles.held_group_edges[group], tiles.held_group_edges[group + 1]):
-                    column = tiles.held_group_chunk[place]
                     if marked[column] != row:
                         marked[column] = row
                         counts[column // per_block] += 1

@@ -1,15 +1,140 @@
-"""Tiles of the attention matrix that hold at least one allowed pair: what a block-sparse kernel computes."""
+"""Tiles of the attention matrix that hold at least one allowed pair: what a block-sparse kernel computes.
+
+A *chunk* is ``length`` consecutive tokens of a rank's slice: the rows or columns of one tile, or of one block.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from preshard.packer_service.layout.incidence import Incidence, chunk_incidence
-from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.mask import MaskIndex, run_at
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.schemas.layout import TILE
 from preshard.schemas.sequence import MaskArrays
+
+_POSITION_BITS = 32
+"""A position has no more: that of a token in a pack is a 32-bit number where runs are stored."""
+
+
+class Incidence(NamedTuple):
+    """Chunks of slices against the classes of a mask; a named tuple, since Numba's kernels take one whole.
+
+    Group classes are numbered behind the classes. Whoever sees one sees all of it, up to the end of the sequence.
+
+    Attributes:
+        owner: ring rank of each chunk; chunks run rank after rank, and inside a rank in slice order.
+        seen_edges, seen_class, seen_upto: entries ``seen_edges[i]:seen_edges[i + 1]`` say that some query of chunk i
+            sees the keys of ``seen_class`` up to the natural position ``seen_upto``.
+        held_edges, held_chunk, held_from: entries ``held_edges[c]:held_edges[c + 1]`` are the chunks that hold keys of
+            class c and each one's first such key, ascending by that key.
+    """
+
+    owner: Int32[np.ndarray, "chunks"]
+    seen_edges: Int64[np.ndarray, "chunks_plus_1"]
+    seen_class: Int32[np.ndarray, "seen"]
+    seen_upto: Int64[np.ndarray, "seen"]
+    held_edges: Int64[np.ndarray, "classes_plus_1"]
+    held_chunk: Int32[np.ndarray, "held"]
+    held_from: Int64[np.ndarray, "held"]
+
+
+@compiled
+def _walk(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int, chunks: int) -> tuple[np.ndarray, ...]:
+    """Cuts the slices at the edges of mask runs and chunks, and notes each piece's class and group.
+
+    A piece adds at most four seen entries and two held ones, and there are at most as many pieces as slice runs, mask
+    runs and chunks together. ``seen_last[c]`` and ``held_last[c]`` are the chunk in which class c was last noted, so
+    that a chunk has one entry per class.
+    """
+    run_edges, n_classes = index.run_edges, len(index.class_root)
+    most, n_ids = len(runs) + len(index.run_class) + chunks + 1, n_classes + len(index.group_root)
+    owner, seen_edges = np.empty(chunks, np.int32), np.zeros(chunks + 1, np.int64)
+    seen_class, seen_upto = np.empty(4 * most, np.int32), np.empty(4 * most, np.int64)
+    held_chunk, held_class = np.empty(2 * most, np.int32), np.empty(2 * most, np.int32)
+    held_from = np.empty(2 * most, np.int64)
+    seen_last, seen_at = np.full(n_ids, -1, np.int32), np.empty(n_ids, np.int64)
+    held_last, held_at = np.full(n_ids, -1, np.int32), np.empty(n_ids, np.int64)
+    sees = np.empty(4, np.int64)  # a piece's class and its root, its group class and its root
+    seen, held, chunk, filled, rank = 0, 0, -1, length, -1
+    for row in range(len(runs)):
+        if runs[row, 0] != rank:
+            rank, filled = runs[row, 0], length
+        at, end = np.int64(runs[row, 1]), np.int64(runs[row, 1]) + runs[row, 2]
+        run = run_at(index, at)
+        while at < end:
+            if filled == length:
+                chunk, filled = chunk + 1, 0
+                owner[chunk] = rank
+            stop = min(end, at + length - filled, run_edges[run + 1])
+            own, group = index.run_class[run], index.run_group[run]
+            sees[:] = -1
+            if own >= 0:
+                sees[0], sees[1] = own, index.class_root[own]
+            if group >= 0:
+                sees[2] = n_classes + group
+                if index.group_root[group] >= 0:
+                    sees[3] = n_classes + index.group_root[group]
+            for which in range(4):
+                c, upto = sees[which], stop - 1 if which < 2 else np.int64(index.seq_len)
+                if c < 0:
+                    continue
+                if seen_last[c] == chunk:
+                    seen_upto[seen_at[c]] = max(seen_upto[seen_at[c]], upto)
+                else:
+                    seen_last[c], seen_at[c] = chunk, seen
+                    seen_class[seen], seen_upto[seen] = c, upto
+                    seen += 1
+                if which % 2:
+                    continue  # a piece holds keys of its own classes, not of their roots
+                if held_last[c] == chunk:
+                    held_from[held_at[c]] = min(held_from[held_at[c]], at)
+                else:
+                    held_last[c], held_at[c] = chunk, held
+                    held_chunk[held], held_class[held], held_from[held] = chunk, c, at
+                    held += 1
+            seen_edges[chunk + 1] = seen
+            filled += stop - at
+            at = stop
+            if at == run_edges[run + 1]:
+                run += 1
+    return (
+        owner,
+        seen_edges,
+        seen_class[:seen],
+        seen_upto[:seen],
+        held_chunk[:held],
+        held_class[:held],
+        held_from[:held],
+    )
+
+
+def chunk_incidence(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], length: int) -> Incidence:
+    """Cuts each rank's slice into chunks of ``length`` tokens (the last may be shorter) and tabulates them.
+
+    Args:
+        index: the mask.
+        runs: a layout, rank after rank; no token twice.
+        length: tokens of a chunk, at least 1.
+    """
+    slice_lengths = np.bincount(runs[:, 0], weights=runs[:, 2]).astype(np.int64) if len(runs) else np.zeros(0, np.int64)
+    chunks = int((-(-slice_lengths // length)).sum())
+    owner, seen_edges, seen_class, seen_upto, held_chunk, held_class, held_from = _walk(
+        index, np.ascontiguousarray(runs, np.int32), length, chunks
+    )
+    by_class = np.argsort((held_class.astype(np.int64) << _POSITION_BITS) + held_from)
+    counts = np.bincount(held_class, minlength=len(index.class_root) + len(index.group_root))
+    return Incidence(
+        owner=owner,
+        seen_edges=seen_edges,
+        seen_class=seen_class,
+        seen_upto=seen_upto,
+        held_edges=np.concatenate([[0], np.cumsum(counts)]),
+        held_chunk=held_chunk[by_class],
+        held_from=held_from[by_class],
+    )
 
 
 @compiled
@@ -30,13 +155,6 @@ def _count(
                 if columns.held_from[place] > upto:
                     break
                 column = columns.held_chunk[place]
-                if marked[column] != row:
-                    marked[column] = row
-                    counts[column_rank[column]] += 1
-        for entry in range(rows.seen_group_edges[row], rows.seen_group_edges[row + 1]):
-            group = rows.seen_group[entry]
-            for place in range(columns.held_group_edges[group], columns.held_group_edges[group + 1]):
-                column = columns.held_group_chunk[place]
                 if marked[column] != row:
                     marked[column] = row
                     counts[column_rank[column]] += 1

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from preshard.packer_service.numerics.compiled import ZERO, compiled
-from preshard.packer_service.plan.search_tree import GONE
+from preshard.packer_service.plan.best_fit import GONE
 
 UNGUIDED = -1
 """Guide order of a recipe that only takes the largest document that fits: first-fit decreasing."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from preshard.packer_service.plan.make import Plan
 from preshard.packer_service.plan.order import check_dp_sizes, check_window, straggler_ratio, window_sizes
-from preshard.packer_service.plan.plan import Plan
 from preshard.packer_service.report.records import FillLimit, PlanFill
 
 _PERCENTILES = (0, 5, 50, 95, 100)

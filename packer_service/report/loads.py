@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float64, Int64
 
-from preshard.packer_service.layout.cost import gather_cost, key_weight, ring_cost
+from preshard.packer_service.layout.measures import gather_cost, key_weight, ring_cost
 from preshard.schemas.balance import IMAGE_KINDS, BalanceOrder, LoadGroup, Stretch
 from preshard.schemas.config import PackConfig
 from preshard.schemas.tables import row_group_edges

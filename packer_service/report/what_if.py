@@ -17,9 +17,8 @@ from preshard.packer_service.packs.balance import BalanceRows
 from preshard.packer_service.packs.boundaries import image_boundaries
 from preshard.packer_service.packs.pack import configured_layouts
 from preshard.packer_service.plan.cost import CostModel, causal_area
-from preshard.packer_service.plan.make import plan_documents
+from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.plan.plan import Plan
 from preshard.packer_service.report.balance import balances
 from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
 from preshard.packer_service.report.limits import fill_limit

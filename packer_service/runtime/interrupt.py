@@ -1,19 +1,24 @@
-"""Ctrl-C and SIGTERM as one exception: the work stops cleanly, and a second signal ends the process at once."""
+"""Ctrl-C and SIGTERM as one exception, and the way out of a process that cannot stop in order."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
-from preshard.packer_service.runtime.leave import exit_at_once
+from preshard.packer_service.runtime.scratch import remove_scratch_folders
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = "interrupted; run the same command again to continue"
+
+SHOW_CURSOR = "\x1b[?25h"
+
 
 DEAF_SECONDS = 5.0
 """Longest wait for the main thread to notice a signal. Inside C code, such as a request to a store that does not
@@ -116,3 +121,16 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def exit_at_once(message: str, status: int = 1) -> NoReturn:
+    """Ends the process with one line, and removes what it keeps in the folder for temporary files.
+
+    The usual way out waits for threads and for ``atexit`` hooks: Ray's wait for a Ray that is gone, and those of
+    pyarrow's filesystems for requests that nobody answers.
+    """
+    cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a moving line of progress hides it
+    print(f"{cursor}preshard: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    remove_scratch_folders()
+    os._exit(status)

@@ -28,7 +28,7 @@ QUEUED_RESULTS = 64
 
 class RayLostError(TaskError):
     """Ray itself is gone. Nothing can be asked of it any more, not even to shut down: see
-    :func:`preshard.packer_service.runtime.leave.exit_at_once`.
+    :func:`preshard.packer_service.runtime.interrupt.exit_at_once`.
 
     Args:
         how: what was noticed.

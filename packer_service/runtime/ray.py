@@ -9,10 +9,10 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -20,16 +20,17 @@ import ray
 import ray.data
 import ray.data.exceptions
 import ray.exceptions
+from ray.util.metrics import Counter, Gauge
 
 from preshard.packer_service.runtime.executors import (
     REASON_CHARACTERS,
+    TaskCounts,
     TaskError,
     attempt,
     last_line,
     result_of,
 )
-from preshard.packer_service.runtime.job_metrics import JobMetrics
-from preshard.packer_service.runtime.leave import exit_at_once
+from preshard.packer_service.runtime.interrupt import exit_at_once
 from preshard.packer_service.runtime.probe import RayLostError, Service, until_lost
 from preshard.schemas.errors import ConfigError
 
@@ -238,3 +239,47 @@ def _time_limit() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@cache
+def _gauge(name: str, text: str) -> Gauge:
+    return Gauge(name, description=text, tag_keys=("task",))
+
+
+@cache
+def _counter(name: str, text: str, *tags: str) -> Counter:
+    # Ray forgets what a name counted when it is made a second time in one process
+    return Counter(name, description=text, tag_keys=("task", *tags))
+
+
+class JobMetrics:
+    """Metrics of one pipeline, set by the driver as results arrive: a handful of sums for each task.
+
+    Args:
+        task: name of the function that the tasks run, which becomes the label ``task``.
+        total: number of tasks.
+    """
+
+    def __init__(self, task: str, total: int) -> None:
+        self.tags = {"task": task}
+        self.n_done = 0
+        _gauge("preshard_pack_tasks", "Tasks of this run.").set(total, self.tags)
+        self._set_done()
+
+    def done(self, result: object) -> None:
+        """Counts a task and, where its result says what it made, that too."""
+        self.n_done += 1
+        self._set_done()
+        if isinstance(result, TaskCounts):
+            made = {name: number for name, number in result.amounts.items() if name != "rejected"}
+            for name, number in made.items():
+                self._count(f"preshard_pack_{name}", f"The {name} of finished tasks.", number)
+            for code, number in result.rejects.items():
+                self._count("preshard_pack_rejects", "Rejected documents by their code.", number, {"code": code})
+
+    def _set_done(self) -> None:
+        _gauge("preshard_pack_tasks_done", "Tasks that are finished.").set(self.n_done, self.tags)
+
+    def _count(self, name: str, text: str, number: int, tags: Mapping[str, str] | None = None) -> None:
+        if number > 0:  # Ray refuses to count nothing
+            _counter(name, text, *(tags or {})).inc(number, {**self.tags, **(tags or {})})

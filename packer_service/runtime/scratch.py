@@ -1,12 +1,15 @@
-"""Folders for what waits on a disk while a command runs: gone when it ends, in whatever way it ends itself."""
+"""What a command leaves behind: temporary folders, removed however it ends, and freed memory, given back."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
 
 TRIES = 3
 """Times that a folder is removed: compiled code that is still at work may put a file into it meanwhile."""
@@ -38,3 +41,14 @@ def remove_scratch_folders() -> None:
 
 
 os.register_at_fork(after_in_child=_folders.clear)  # a forked process has none of its own
+
+
+def give_back_memory() -> None:
+    """Returns what is freed already: Arrow's pool and the C library both keep some of it for later.
+
+    What one of them keeps is of no use to the other. A process that runs many tasks, or that goes from columns in
+    Arrow to arrays in NumPy, would need the largest amounts of both at once.
+    """
+    pa.default_memory_pool().release_unused()
+    with suppress(AttributeError, OSError):  # of the C libraries, only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -19,8 +19,7 @@ from mixtures import lengths
 
 from preshard.packer_service.job.tables import ENCODINGS, GROUP_ROWS
 from preshard.packer_service.plan.cost import CostModel, causal_area
-from preshard.packer_service.plan.make import make_plan
-from preshard.packer_service.plan.plan import Plan
+from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.report.what_if import solve_lengths
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import encode_json, sample_key, seal_manifest, shard_name

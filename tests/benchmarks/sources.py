@@ -17,9 +17,8 @@ from machine import hardware
 
 from preshard.packer_service.plan.blend import STRETCH, tokens_by_source
 from preshard.packer_service.plan.cost import CostModel, causal_area
-from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.plan.order import straggler_ratio
-from preshard.packer_service.plan.plan import Plan
 from preshard.schemas.config import PackConfig
 from preshard.trainer.data.mixture import turns, whole_shares
 

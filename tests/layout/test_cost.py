@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from preshard.packer_service.layout.cost import gather_cost, key_weight, ring_cost
+from preshard.packer_service.layout.measures import gather_cost, key_weight, ring_cost
 from preshard.schemas.config import CostConfig
 
 

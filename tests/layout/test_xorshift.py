@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preshard.packer_service.layout.xorshift import NEAR, drawn_pair, next_random, remainder
+from preshard.packer_service.layout.deals import NEAR, drawn_pair, next_random, remainder
 
 
 def test_the_generator_is_xorshift_in_64_bits():

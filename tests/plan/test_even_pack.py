@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from preshard.packer_service.plan.blend import STRETCH, tokens_by_source
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.even_pack import even_packs
-from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.plan.order import straggler_ratio
 from preshard.packer_service.plan.pack import pack_documents
-from preshard.packer_service.plan.plan import Plan
 from preshard.schemas.config import PackConfig
 
 SEQ_LEN, MAX_IMAGES, ALIGNMENT = 36_864, 384, 16

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
-from preshard.packer_service.plan.make import make_plan
-from preshard.packer_service.plan.plan import Plan
+from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
 

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.plan.cost import CostModel, causal_area
-from preshard.packer_service.plan.make import make_plan
+from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.plan.mixture import count_copies, take
 from preshard.packer_service.plan.pack import pack_documents
-from preshard.packer_service.plan.plan import Plan
 from preshard.schemas.config import PackConfig
 from preshard.schemas.document_ids import mix64
 

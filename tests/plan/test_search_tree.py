@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from preshard.packer_service.plan.search_tree import GONE, build_tree, first_at_most, set_value
+from preshard.packer_service.plan.best_fit import GONE, build_tree, first_at_most, set_value
 
 
 def _scan(values: np.ndarray, position: int, limit: int) -> int:

@@ -23,7 +23,7 @@ def layout(tiles: list[int], ring_step: list[int], keys_fetched: list[int]) -> B
 def config_of(key_weight: float, layouts: tuple[str, ...]) -> PackConfig:
     """A configuration in which moving one token's keys takes as long as so many tiles."""
     cost = CostConfig()
-    from preshard.packer_service.layout.cost import key_weight as weight_of
+    from preshard.packer_service.layout.measures import key_weight as weight_of
 
     tflops = cost.attention_tflops * key_weight / weight_of(cost)
     return PackConfig(

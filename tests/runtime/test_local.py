@@ -16,10 +16,9 @@ import pytest
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.runtime import choose, local
-from preshard.packer_service.runtime.choose import chosen_executor
+from preshard.packer_service.runtime import local
 from preshard.packer_service.runtime.executors import TaskError
-from preshard.packer_service.runtime.local import LocalExecutor
+from preshard.packer_service.runtime.local import LocalExecutor, chosen_executor
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 
@@ -155,7 +154,7 @@ def test_an_address_decides_where_nothing_else_does(
 ) -> None:
     """Fails when a job of a cluster runs on its head alone, or a small one starts Ray."""
     monkeypatch.setenv("RAY_ADDRESS", environment)
-    monkeypatch.setattr(choose, "_has_ray", lambda: False)
+    monkeypatch.setattr(local, "_has_ray", lambda: False)
     with chosen_executor(kind, address, 1, progress) as executor:
         assert isinstance(executor, LocalExecutor) == is_local
 

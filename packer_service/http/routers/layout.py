@@ -16,8 +16,7 @@ from preshard.packer_service.http.models.packs import CpRank, PackLayout, RingRa
 from preshard.packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
-from preshard.packer_service.layout.cost import gather_cost, key_weight, ring_cost
-from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
+from preshard.packer_service.layout.measures import LayoutMeasures, gather_cost, key_weight, measure_layout, ring_cost
 from preshard.packer_service.report.loads import imbalances
 from preshard.schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
 from preshard.schemas.sequence import IGNORE_INDEX

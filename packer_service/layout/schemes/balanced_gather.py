@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from preshard.packer_service.layout.blocks import BlockMap
-from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first
-from preshard.packer_service.layout.xorshift import drawn_pair, next_random
+from preshard.packer_service.layout.deals import consecutive, drawn_pair, head_tail, longest_first, next_random
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
 SLACK = 64

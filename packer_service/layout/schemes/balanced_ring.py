@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from preshard.packer_service.layout.blocks import BlockMap
-from preshard.packer_service.layout.deals import head_tail, round_robin
-from preshard.packer_service.layout.xorshift import drawn_pair, next_random
+from preshard.packer_service.layout.deals import drawn_pair, head_tail, next_random, round_robin
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
 PATH_WEIGHT = 1000
