@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Int32, Int64
 
@@ -76,3 +78,28 @@ def zigzag_runs(edges: Int64[np.ndarray, "segments_plus_1"], ring_degree: int) -
     start = edges[None, :-1, None] + which * chunk[None, :, None]  # ring, segments, 2
     rows = np.broadcast_arrays(ranks, start, chunk[None, :, None])
     return merge_adjacent(np.stack([row.reshape(-1) for row in rows], axis=1))
+
+
+DEFINED: dict[str, Callable[[Int64[np.ndarray, "segments_plus_1"], int], Int32[np.ndarray, "runs 3"]]] = {
+    "contiguous": lambda edges, ring_degree: contiguous_runs(int(edges[-1]), ring_degree),
+    "zigzag": zigzag_runs,
+}
+"""The schemes that have a definition: runs from the segments' edges and the ring degree."""
+
+
+def define_runs(
+    scheme: str, edges: Int64[np.ndarray, "segments_plus_1"], ring_degree: int
+) -> Int32[np.ndarray, "runs 3"]:
+    """The layout that a scheme's definition gives.
+
+    Args:
+        scheme: a key of :data:`DEFINED`.
+        edges: of the pack's segments, from 0 to its length, see :func:`segment_edges`.
+        ring_degree: number of ring ranks.
+
+    Raises:
+        LayoutError: the scheme has no definition, or the lengths do not divide.
+    """
+    if scheme not in DEFINED:
+        raise LayoutError(f"scheme {scheme!r} has no definition; {' and '.join(DEFINED)} have one")
+    return DEFINED[scheme](edges, ring_degree)

@@ -58,6 +58,16 @@ def ring_step_maxima(tiles: Int64[np.ndarray, "ring ring"]) -> Int64[np.ndarray,
     return largest
 
 
+def ring_path(tiles: Int64[np.ndarray, "ring ring"]) -> int:
+    """Sum over ring steps of the largest number of tiles of a rank in that step."""
+    return int(ring_step_maxima(tiles).sum())
+
+
+def gather_path(tiles: Int64[np.ndarray, "ring ring"]) -> int:
+    """Largest number of tiles of a rank, when all keys are gathered before the kernel runs."""
+    return int(tiles.sum(axis=1).max())
+
+
 def measure_layout(
     mask: MaskArrays | MaskIndex, layout: TokenLayout, *, tile: int = TILE, whole: int | None = None
 ) -> LayoutMeasures:
@@ -86,7 +96,7 @@ def measure_layout(
         whole_tiles=whole,
         tile_floor=whole / ring_degree,
         tiles=tiles,
-        gather_path=int(tiles.sum(axis=1).max()),
+        gather_path=gather_path(tiles),
         ring_path=int(steps.sum()),
         ring_steps=steps,
         keys_fetched=fetched,

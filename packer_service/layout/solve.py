@@ -10,14 +10,12 @@ from jaxtyping import Int32, Int64
 from preshard.packer_service.layout.blocks import BlockMap, block_map
 from preshard.packer_service.layout.deals import rounded
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.packer_service.layout.measures import ring_step_maxima
 from preshard.packer_service.layout.needs import key_blocks_needed
-from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
-from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
+from preshard.packer_service.layout.schemes import SEARCHED
 from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
-from preshard.schemas.schemes import contiguous_runs, merge_adjacent, zigzag_runs
+from preshard.schemas.schemes import DEFINED, define_runs, merge_adjacent, zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.schemas.validation import nearest_multiples
 
@@ -94,25 +92,21 @@ def solve_layouts(
 
 
 class _Solver:
-    """What the layouts of one pack share: block maps, and the layouts that must not be better, with their paths."""
+    """What the layouts of one pack share: block maps, and the layouts that must not be better, with their tiles."""
 
     def __init__(self, index: MaskIndex, edges: Int64[np.ndarray, "segments_plus_1"], block_size: int) -> None:
         self._index, self._edges, self._block_size = index, edges, block_size
         self._maps: dict[int, BlockMap] = {}
-        self._zigzags: dict[int, Int32[np.ndarray, "runs 3"]] = {}
-        self._rivals: dict[int, tuple[list[np.ndarray], int | None, int | None]] = {}
+        self._rivals: dict[int, tuple[list[np.ndarray], list[np.ndarray]]] = {}
 
     def runs(self, scheme: str, degree: int) -> Int32[np.ndarray, "runs 3"]:
-        if scheme == "contiguous":
-            return contiguous_runs(self._index.seq_len, degree)
-        if scheme == "zigzag":
-            return self._zigzag(degree)
-        unit = self._unit(degree)
-        blocks = self._map(unit)
-        deals, gather, ring = self._rivals_of(degree)
-        if scheme == "balanced_gather":
-            return runs_from_owners(gather_owners(blocks, degree, rivals=deals, at_most=gather), unit)
-        return runs_from_owners(ring_owners(blocks, degree, rivals=deals, beat=ring), unit)
+        if scheme in DEFINED:
+            return define_runs(scheme, self._edges, degree)
+        search, unit = SEARCHED[scheme], self._unit(degree)
+        deals, tiles = self._rivals_of(degree)
+        at_most = min((search.path(each) for each in tiles), default=None)
+        owners = search.deal(self._map(unit), degree, rivals=deals, at_most=at_most)
+        return runs_from_owners(owners, unit)
 
     def _unit(self, degree: int) -> int:
         """Tokens dealt together: whole kernel tiles where the blocks are smaller and the length allows it."""
@@ -125,22 +119,12 @@ class _Solver:
             self._maps[unit] = block_map(self._index, unit)
         return self._maps[unit]
 
-    def _zigzag(self, degree: int) -> Int32[np.ndarray, "runs 3"]:
-        if degree not in self._zigzags:
-            self._zigzags[degree] = zigzag_runs(self._edges, degree)
-        return self._zigzags[degree]
-
-    def _rivals_of(self, degree: int) -> tuple[list[np.ndarray], int | None, int | None]:
-        """Head-tail and zigzag, where the lengths allow either, as deals of whole blocks; their least gather and ring
-        path as they are.
-        """
+    def _rivals_of(self, degree: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Head-tail and zigzag, where the lengths allow either: as deals of whole blocks, and their tiles by rank."""
         if degree not in self._rivals:
             seq_len, parts, unit = self._index.seq_len, 2 * degree, self._unit(degree)
             rivals = [zigzag_runs(np.array([0, seq_len]), degree)] if seq_len % parts == 0 else []
-            rivals += [] if (np.diff(self._edges) % parts).any() else [self._zigzag(degree)]
-            tiles = [tiles_by_rank(self._index, runs, degree) for runs in rivals]
-            gather = min((int(t.sum(axis=1).max()) for t in tiles), default=None)
-            ring = min((int(ring_step_maxima(t).sum()) for t in tiles), default=None)
+            rivals += [] if (np.diff(self._edges) % parts).any() else [zigzag_runs(self._edges, degree)]
             deals = [rounded(rival, unit, self._map(unit).loads, degree) for rival in rivals]
-            self._rivals[degree] = deals, gather, ring
+            self._rivals[degree] = deals, [tiles_by_rank(self._index, runs, degree) for runs in rivals]
         return self._rivals[degree]

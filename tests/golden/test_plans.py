@@ -107,8 +107,8 @@ def squares() -> np.ndarray:
     blocks = block_map(MaskIndex.of(arrays), 128)
     rivals = [longest_first(blocks.loads, 8), round_robin(64, 8)]
     owners = [gather_owners(blocks, 8, rivals=rivals), gather_owners(blocks, 4, at_most=1), gather_owners(blocks, 16)]
-    owners += [ring_owners(blocks, 8, rivals=rivals, beat=1), ring_owners(blocks, 16), ring_owners(blocks, 32)]
-    return np.concatenate([*owners, ring_owners(blocks, 4, rivals=[consecutive(64, 4)], beat=1)])
+    owners += [ring_owners(blocks, 8, rivals=rivals, at_most=1), ring_owners(blocks, 16), ring_owners(blocks, 32)]
+    return np.concatenate([*owners, ring_owners(blocks, 4, rivals=[consecutive(64, 4)], at_most=1)])
 
 
 def blended(groups: int, window: int, salt: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from preshard.schemas.header import SampleHeader, decode_header
 from preshard.schemas.layout import TokenLayout, boundaries_from_edges, check_partition
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.needs import needed_blocks
-from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from preshard.schemas.schemes import define_runs, segment_edges
 from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace
@@ -56,12 +56,9 @@ def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: 
 def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
     degree, spans = split.ring_degree, header.head.documents
     try:
-        if split.scheme == "contiguous":
-            runs = contiguous_runs(config.seq_len, degree)
-        else:
-            starts = np.array([span.start for span in spans], np.int64)
-            lengths = np.array([span.aligned_length for span in spans], np.int64)
-            runs = zigzag_runs(segment_edges(starts, lengths, config.seq_len), degree)
+        starts = np.array([span.start for span in spans], np.int64)
+        lengths = np.array([span.aligned_length for span in spans], np.int64)
+        runs = define_runs(split.scheme, segment_edges(starts, lengths, config.seq_len), degree)
     except LayoutError as error:
         raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
     return TokenLayout(

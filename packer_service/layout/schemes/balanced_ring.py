@@ -254,16 +254,17 @@ def ring_owners(
     *,
     tries: int | None = None,
     rivals: Sequence[Int32[np.ndarray, "blocks"]] = (),
-    beat: int | None = None,
+    at_most: int | None = None,
 ) -> Int32[np.ndarray, "blocks"]:
     """Ring rank of each block, the same number of blocks on every rank, with the least ring path found.
 
     Args:
-        blocks: the map of a number of blocks that ``ring_degree`` divides. ring_degree: number of ring ranks. tries:
-        exchanges to try; by default a number that grows with the blocks and the degree, and never with time. rivals:
-        other deals of the blocks; the result is never worse than any of them. beat: the least path of other layouts, of
-        any form. While the result is longer, the search starts again, from each
-            rival and from other deals.
+        blocks: the map of a number of blocks that ``ring_degree`` divides.
+        ring_degree: number of ring ranks.
+        tries: exchanges to try; by default a number that grows with the blocks and the degree, and never with time.
+        rivals: other deals of the blocks; the result is never worse than any of them.
+        at_most: the least ring path of other layouts, of any form. While the result is longer, the search starts again,
+            from each rival and from other deals.
     """
     count = len(blocks.loads)
     if ring_degree == 1:
@@ -275,9 +276,9 @@ def ring_owners(
     best, path = min(found, key=lambda each: each[1])
     again = [*rivals, best, head_tail(count, ring_degree), round_robin(count, ring_degree), best]
     for seed, start in enumerate(again, 2):  # each search has a seed of its own
-        if beat is None or path <= beat:
+        if at_most is None or path <= at_most:
             break
-        owners, length = _search(blocks, start, ring_degree, tries, max(enough, beat), seed)
+        owners, length = _search(blocks, start, ring_degree, tries, max(enough, at_most), seed)
         best, path = (owners, length) if length < path else (best, path)
     return best
 

@@ -22,7 +22,7 @@ from preshard.packer_service.report.advice.split import divisors
 from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
 from preshard.schemas.manifest import DocumentSpan
-from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from preshard.schemas.schemes import define_runs, segment_edges
 
 MOST_RING = 64
 """Largest ring degree that is derived."""
@@ -133,8 +133,7 @@ def _spread(
 
 def _measured(pack: PackMask, scheme: str, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Most tiles of a rank, the same of each ring step, and most keys that a rank fetches."""
-    seq_len = pack.mask.seq_len
-    runs = contiguous_runs(seq_len, ring) if scheme == "contiguous" else zigzag_runs(pack.edges, ring)
+    runs = define_runs(scheme, pack.edges, ring)
     tiles = tiles_by_rank(pack.mask, runs, ring)
     keys = keys_fetched(pack.mask, runs, ring)
     return tiles.sum(axis=1).max(), ring_step_maxima(tiles), keys.max()

@@ -7,8 +7,11 @@ import pytest
 
 from preshard.packer_service.layout.blocks import block_map
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.packer_service.layout.schemes import balanced_gather
+from preshard.packer_service.layout.schemes import SEARCHED, balanced_gather
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
+from preshard.schemas.errors import LayoutError
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.schemes import DEFINED, define_runs
 from preshard.schemas.sequence import MaskArrays
 
 TILE = 8
@@ -37,3 +40,11 @@ def test_wide_rows_are_tried_less_often(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(balanced_gather, "MOST_WORK", 3000 * work)
     assert gather_owners(blocks, 4).tolist() == few
     assert gather_owners(blocks, 4, tries=3000 * work // (work - width)).tolist() != few, "a step less would be told"
+
+
+def test_every_scheme_is_defined_or_searched_for() -> None:
+    """Fails when a scheme of the format has no way to be made, or an unknown one is taken for the last."""
+    assert {*DEFINED, *SEARCHED} == {*SCHEMES}
+    assert tuple(SEARCHED) == BLOCK_SCHEMES
+    with pytest.raises(LayoutError, match="'striped' has no definition"):
+        define_runs("striped", np.array([0, 8]), 2)

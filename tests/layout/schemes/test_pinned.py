@@ -49,7 +49,7 @@ def searched(kind: str) -> list[np.ndarray]:
             found.append(gather_owners(blocks, degree, tries=60, rivals=deals, at_most=floor))
         if kind == "ring":
             found.append(ring_owners(blocks, degree, tries=150, rivals=deals))
-            found.append(ring_owners(blocks, degree, tries=60, beat=floor))
+            found.append(ring_owners(blocks, degree, tries=60, at_most=floor))
         if kind == "rounded":
             edges = np.array([0, 2 * degree * (each - 1), each * degree * TILE])
             found.append(rounded(zigzag_runs(edges, degree), TILE, blocks.loads, degree))
