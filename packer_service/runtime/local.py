@@ -13,18 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from preshard.packer_service.runtime.executors import Failure, attempt, last_line, result_of
+from preshard.packer_service.runtime.executors import Executor, Failure, attempt, last_line, result_of
+from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.workers import CallFailedError, Limits, Worker
+from preshard.schemas.errors import ConfigError
 
 T = TypeVar("T")
-
-
 R = TypeVar("R")
 
-
 EXECUTORS = ("auto", "local", "ray")
-
-
 HEAD_START = 10.0
 """Seconds that this process works alone. Another one needs some eight of a processor before its first task is done: it
 imports what tasks need, reads the tokenizer, and starts a decoder of its own."""
