@@ -31,7 +31,7 @@ from preshard.packer_service.layout.picture import most_common, shares
 from preshard.packer_service.report.console import too_many_rejects
 from preshard.packer_service.report.dataset import dataset_reject_reasons, open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
-from preshard.packer_service.runtime.local import chosen_executor
+from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
 from preshard.packer_service.shards.reach import require_answer
 from preshard.schemas.config import PackConfig
@@ -108,7 +108,7 @@ def pack(
     with ExitStack() as stack:
         listener = ConsoleProgress() if progress else NoProgress()
         stack.callback(listener.close)
-        tasks = stack.enter_context(chosen_executor(executor, ray_address, num_cpus, listener))
+        tasks = stack.enter_context(choose_executor(executor, ray_address, num_cpus, listener))
         outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
     check_rejects(os.fspath(output), outcome.manifest, max_rejects)
     return _packed(os.fspath(output), outcome)

@@ -21,7 +21,7 @@ from preshard.packer_service.cli.options import (
     with_source_options,
 )
 from preshard.packer_service.runtime.executors import Executor
-from preshard.packer_service.runtime.local import chosen_executor
+from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError, TooManyRejectsError
 from preshard.schemas.filesystem import join
@@ -197,7 +197,7 @@ def _tasks(kind: str, ray_address: str | None, num_cpus: int | None) -> Iterator
     progress = ConsoleProgress()
     with ExitStack() as stack:
         stack.callback(progress.close)
-        yield stack.enter_context(chosen_executor(kind, ray_address, num_cpus, progress)), progress
+        yield stack.enter_context(choose_executor(kind, ray_address, num_cpus, progress)), progress
 
 
 def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:

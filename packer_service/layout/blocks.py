@@ -81,7 +81,7 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
 
 
 @compiled
-def _transposed(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _transpose(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Spans of each column from those of each row: a column's last span grows as long as rows have the same entry."""
     blocks = len(edges) - 1
     fill = np.zeros(blocks + 1, np.int64)
@@ -125,7 +125,7 @@ def block_map(index: MaskIndex, block_size: int, *, tile: int = TILE) -> BlockMa
     incidence = chunk_incidence(index, whole_run(index.seq_len), unit)
     row_edges, with_room = _rows(incidence, block_size // unit, blocks)
     row_spans = with_room[: row_edges[-1]].copy()
-    column_edges, column_spans = _transposed(row_edges, row_spans)
+    column_edges, column_spans = _transpose(row_edges, row_spans)
     span_tiles = (row_spans[:, 1] - row_spans[:, 0]).astype(np.int64) * row_spans[:, 2]
     real_edges = real_before(index, np.arange(blocks + 1) * block_size)
     span_keys = real_edges[row_spans[:, 1]] - real_edges[row_spans[:, 0]]

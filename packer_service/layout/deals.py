@@ -33,7 +33,7 @@ def head_tail(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:
     return owners
 
 
-def rounded(
+def round_to_blocks(
     runs: Int32[np.ndarray, "runs 3"], block_size: int, loads: Int64[np.ndarray, "blocks"], ring_degree: int
 ) -> Int32[np.ndarray, "blocks"]:
     """A layout of tokens as one of blocks: each block goes to the rank that holds its middle token.
@@ -99,7 +99,7 @@ def remainder(value: np.int64, count: int) -> np.int64:
 
 
 @compiled
-def drawn_pair(state: np.uint64, count: int) -> tuple[np.int64, np.int64]:
+def draw_pair(state: np.uint64, count: int) -> tuple[np.int64, np.int64]:
     """Two of ``count`` blocks, near each other for every second state; the second may lie outside of them."""
     first = remainder(np.int64(state >> np.uint64(8)), count)
     second = remainder(np.int64(state >> np.uint64(32)), count)

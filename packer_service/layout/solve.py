@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from preshard.packer_service.layout.blocks import BlockMap, block_map
-from preshard.packer_service.layout.deals import rounded
+from preshard.packer_service.layout.deals import round_to_blocks
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.layout.schemes import SEARCHED
@@ -125,6 +125,6 @@ class _Solver:
             seq_len, parts, unit = self._index.seq_len, 2 * degree, self._unit(degree)
             rivals = [zigzag_runs(np.array([0, seq_len]), degree)] if seq_len % parts == 0 else []
             rivals += [] if (np.diff(self._edges) % parts).any() else [zigzag_runs(self._edges, degree)]
-            deals = [rounded(rival, unit, self._map(unit).loads, degree) for rival in rivals]
+            deals = [round_to_blocks(rival, unit, self._map(unit).loads, degree) for rival in rivals]
             self._rivals[degree] = deals, [tiles_by_rank(self._index, runs, degree) for runs in rivals]
         return self._rivals[degree]

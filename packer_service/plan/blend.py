@@ -63,7 +63,7 @@ def source_columns(source: Int[np.ndarray, "docs"], tokens: Int64[np.ndarray, "d
     return found
 
 
-def blended_order(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[np.ndarray, "groups"]:
+def blend_order(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[np.ndarray, "groups"]:
     """Orders groups so that sources are mixed evenly over the whole order.
 
     Args:
@@ -78,7 +78,7 @@ def blended_order(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[n
         return np.arange(n_groups)
     deviations = _deviations(used)
     whole = np.ascontiguousarray(deviations.sum(axis=1))  # the loops are compiled for one order of bytes
-    order: Int64[np.ndarray, "groups"] = _herded(whole, _CANDIDATES)
+    order: Int64[np.ndarray, "groups"] = _herd(whole, _CANDIDATES)
     if window <= _SMALL_WINDOW:
         return order
     firsts = np.arange(n_groups) * window
@@ -111,7 +111,7 @@ def _largest_of_sum(
 
 
 @compiled
-def _herded(deviations: Int64[np.ndarray, "groups sources"], n_candidates: int) -> Int64[np.ndarray, "groups"]:
+def _herd(deviations: Int64[np.ndarray, "groups sources"], n_candidates: int) -> Int64[np.ndarray, "groups"]:
     """The groups, one after the other the candidate after which the largest deviation is least; the first of equals."""
     n_groups, n_sources = deviations.shape
     order, so_far = np.empty(n_groups, np.int64), np.zeros(n_sources, np.int64)

@@ -42,8 +42,8 @@ def kinds_of(
     The kinds depend only on the documents' sizes, and a kind's documents come in the order of their indices, so a
     packing of kinds breaks ties by document index.
     """
-    order = sorted_rows(images.max(initial=0) - images)
-    order = order[sorted_rows(tokens.max(initial=0) - tokens[order])]
+    order = sort_rows(images.max(initial=0) - images)
+    order = order[sort_rows(tokens.max(initial=0) - tokens[order])]
     sorted_tokens, sorted_images = tokens[order], images[order]
     is_first = np.ones(len(order), bool)
     is_first[1:] = (sorted_tokens[1:] != sorted_tokens[:-1]) | (sorted_images[1:] != sorted_images[:-1])
@@ -74,7 +74,7 @@ def lower_bound(kinds: Kinds) -> int:
     return needed
 
 
-def sorted_rows(values: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "rows"]:
+def sort_rows(values: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "rows"]:
     """The rows by value, ascending, equal ones in their order: counted where values are not far above the rows.
 
     Args:
@@ -83,11 +83,11 @@ def sorted_rows(values: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "rows"]:
     n_values = int(values.max(initial=0)) + 1
     if n_values > max(1 << 16, 4 * len(values)):
         return np.argsort(values, kind="stable")
-    return _counted(values, np.cumsum(np.bincount(values, minlength=n_values)))
+    return _place_by_count(values, np.cumsum(np.bincount(values, minlength=n_values)))
 
 
 @compiled
-def _counted(values: Int64[np.ndarray, "rows"], ends: Int64[np.ndarray, "values"]) -> Int64[np.ndarray, "rows"]:
+def _place_by_count(values: Int64[np.ndarray, "rows"], ends: Int64[np.ndarray, "values"]) -> Int64[np.ndarray, "rows"]:
     found = np.empty(len(values), np.int64)
     for row in range(len(values) - 1, -1, -1):
         ends[values[row]] -= 1

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int, Int64
 
 from preshard.packer_service.plan.blend import tokens_by_source
 from preshard.packer_service.plan.cost import CostModel, document_tiles, pack_cost
-from preshard.packer_service.plan.kinds import sorted_rows
+from preshard.packer_service.plan.kinds import sort_rows
 from preshard.packer_service.plan.order import check_window, partition_seed, step_order
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.schemas.config import PackConfig
@@ -164,7 +164,7 @@ def make_plan(
     position[order] = np.arange(n_packs)
     pack_of = position[opened_in]
     edges = np.concatenate([[0], np.cumsum(np.bincount(pack_of, minlength=n_packs))]).astype(np.int64)
-    document = sorted_rows(pack_of)
+    document = sort_rows(pack_of)
     aligned_length = aligned[document]
     return Plan(
         seq_len=seq_len,

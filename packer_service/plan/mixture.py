@@ -47,7 +47,7 @@ def count_copies(
         seed: chooses which documents are taken once more.
     """
     whole = np.floor(weights)
-    drawn = _salted(hashes, seed, 0) >> np.uint64(64 - _FRACTION_BITS)
+    drawn = _salt(hashes, seed, 0) >> np.uint64(64 - _FRACTION_BITS)
     limit = np.ldexp(weights - whole, _FRACTION_BITS).astype(np.uint64)
     return whole.astype(np.int64) + (drawn < limit)
 
@@ -69,7 +69,7 @@ def take(hashes: UInt64[np.ndarray, "docs"], copies: Int64[np.ndarray, "docs"], 
     copy_number = np.arange(len(document)) - np.repeat(np.cumsum(copies) - copies, copies)
     found = []
     for epoch in range(epochs):
-        first = (_salted(hashes, seed, epoch + 1) % np.uint64(n_passes)).astype(np.int64)
+        first = (_salt(hashes, seed, epoch + 1) % np.uint64(n_passes)).astype(np.int64)
         pass_number = (first[document] + copy_number * n_passes // copies[document]) % n_passes
         order = np.argsort(pass_number, kind="stable")
         found.append((document[order], copy_number[order], epoch, epoch * n_passes + pass_number[order]))
@@ -81,7 +81,7 @@ def take(hashes: UInt64[np.ndarray, "docs"], copies: Int64[np.ndarray, "docs"], 
     )
 
 
-def _salted(hashes: UInt64[np.ndarray, "docs"], seed: int, salt: int) -> UInt64[np.ndarray, "docs"]:
+def _salt(hashes: UInt64[np.ndarray, "docs"], seed: int, salt: int) -> UInt64[np.ndarray, "docs"]:
     """Bits of a document that say nothing of its place in canonical order."""
     salts = mix64(np.array([seed % 2**64, salt], np.uint64))
     return mix64(mix64(hashes ^ salts[0]) ^ salts[1])

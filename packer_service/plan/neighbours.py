@@ -35,7 +35,7 @@ _LIKE = 256
 after those further away."""
 
 
-def seeded_packs(
+def pack_by_salt(
     kinds: Kinds, fewest: Callable[[Kinds], Int64[np.ndarray, "docs"]], salt: int
 ) -> Int64[np.ndarray, "docs"]:
     """A packing in which the salt chooses which documents share a pack.
@@ -49,7 +49,7 @@ def seeded_packs(
         The pack of each document, in the order of ``kinds.documents``. It has no more packs than ``fewest`` finds, but
         for one in 10,000.
     """
-    drawn = _drawn(len(kinds.documents), salt)
+    drawn = _draw(len(kinds.documents), salt)
     needed, tried = lower_bound(kinds), []
     for part, less in _WAITING:
         tried.append(_in_random_order(kinds, part, less, drawn))
@@ -67,7 +67,7 @@ def seeded_packs(
     return found
 
 
-def _drawn(n: int, salt: int) -> Int64[np.ndarray, "n"]:
+def _draw(n: int, salt: int) -> Int64[np.ndarray, "n"]:
     numbers = mix64(mix64(np.arange(n, dtype=np.uint64)) + np.uint64(salt % 2**64))
     return (numbers >> np.uint64(1)).astype(np.int64)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
-from preshard.packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.blend import blend_order
 from preshard.schemas.document_ids import mix64
 from preshard.schemas.errors import PlanError
 from preshard.schemas.step_order import part_size, places_in_group, rest_order
@@ -29,7 +29,7 @@ def step_order(
     Inside a group the seed shuffles the packs so that every aligned sub-group of a size that divides the window is
     again a run of neighbours (:mod:`preshard.schemas.step_order`). The seed gives the order of the groups, too, which
     is then changed so that sources are mixed evenly
-    (:func:`~preshard.packer_service.plan.blend.blended_order`). When the number of packs does not divide by ``window``,
+    (:func:`~preshard.packer_service.plan.blend.blend_order`). When the number of packs does not divide by ``window``,
     the rest comes last: it is the run of neighbours without which the other groups are the most even. Where parts of a
     group may change places, it is ordered as whole parts and a rest in the same way; otherwise by cost, either way
     round. Groups hold packs of one epoch, and stand in the order of epochs; the packs that are left over of several
@@ -52,16 +52,16 @@ def step_order(
     check_window(window)
     numbers = [0] if epochs is None else np.unique(epochs).tolist()
     if len(numbers) < 2:
-        return _shuffled(np.arange(len(costs)), costs, window, seed, tokens)
+        return _shuffle(np.arange(len(costs)), costs, window, seed, tokens)
     of_epochs = [
         _groups_and_rest(np.flatnonzero(epochs == number), costs, window, (seed + number) % 2**63, tokens)
         for number in numbers
     ]
     left = np.sort(np.concatenate([rest for _, rest in of_epochs]))
-    return np.concatenate([*(groups for groups, _ in of_epochs), _shuffled(left, costs, window, seed, tokens)])
+    return np.concatenate([*(groups for groups, _ in of_epochs), _shuffle(left, costs, window, seed, tokens)])
 
 
-def _shuffled(
+def _shuffle(
     packs: Int64[np.ndarray, "some"],
     costs: Float64[np.ndarray, "packs"],
     window: int,
@@ -76,7 +76,7 @@ def _shuffled(
             [groups, rest[rest_order(len(rest), window, int(_hash(np.zeros(1, np.uint64), seed)[0]))]]
         )
     if len(rest):
-        rest = _shuffled(rest, costs, part, (seed + 1) % 2**63, None)
+        rest = _shuffle(rest, costs, part, (seed + 1) % 2**63, None)
     return np.concatenate([groups, rest])
 
 
@@ -99,7 +99,7 @@ def _groups_and_rest(
     moved = np.take_along_axis(groups, inside.reshape(n_groups, window), axis=1)
     shuffled = moved[np.argsort(hashes << np.uint64(1), kind="stable")]
     if tokens is not None and n_groups > 1:
-        shuffled = shuffled[blended_order(tokens[shuffled])]
+        shuffled = shuffled[blend_order(tokens[shuffled])]
     return shuffled.reshape(-1), by_cost[~in_group]
 
 

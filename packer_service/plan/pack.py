@@ -13,7 +13,7 @@ from preshard.packer_service.plan.best_fit import best_fit
 from preshard.packer_service.plan.even_pack import even_packs
 from preshard.packer_service.plan.guided_fit import UNGUIDED, guided_fit
 from preshard.packer_service.plan.kinds import Kinds, kinds_of, lower_bound
-from preshard.packer_service.plan.neighbours import seeded_packs
+from preshard.packer_service.plan.neighbours import pack_by_salt
 from preshard.schemas.errors import PlanError
 
 _TOKENS, _IMAGES, _SIZE, _LEAN = range(4)
@@ -104,7 +104,7 @@ def pack_documents(
     packs = np.zeros(len(tokens), np.int64)
     if len(tokens):
         kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
-        found = seeded_packs(kinds, fewest_packs, salt)
+        found = pack_by_salt(kinds, fewest_packs, salt)
         even = None
         if sources is not None:
             n_packs = int(found.max()) + 1
@@ -126,7 +126,7 @@ def fewest_packs(kinds: Kinds) -> Int64[np.ndarray, "docs"]:
     if best.max() < good or not _both_bind(kinds):
         return best
     for recipes in _recipes_for(kinds):
-        packs = _guided(kinds, recipes)
+        packs = _fit_guided(kinds, recipes)
         if packs.max() < best.max():
             best = packs
         if best.max() < good:
@@ -151,10 +151,10 @@ def _recipes_by_sample(kinds: Kinds) -> Recipes:
     kind_of_row = np.repeat(np.arange(len(kinds.count)), kinds.count)
     drawn, count = np.unique(kind_of_row[:: len(kind_of_row) // _SAMPLE], return_counts=True)
     sample = replace(kinds, tokens=kinds.tokens[drawn], images=kinds.images[drawn], count=count)
-    return min(_RECIPES, key=lambda recipes: int(_guided(sample, recipes).max()))
+    return min(_RECIPES, key=lambda recipes: int(_fit_guided(sample, recipes).max()))
 
 
-def _guided(kinds: Kinds, recipes: Recipes) -> Int64[np.ndarray, "docs"]:
+def _fit_guided(kinds: Kinds, recipes: Recipes) -> Int64[np.ndarray, "docs"]:
     """Guided fit by one set of recipes."""
     tokens, images, max_tokens, max_images = kinds.tokens, kinds.images, kinds.max_tokens, kinds.max_images
     lean = tokens * max_images - images * max_tokens

@@ -70,9 +70,9 @@ class LocalExecutor:
                 yield index, result_of(attempt(function, item))
                 while not tasks.results.empty():
                     left -= 1
-                    yield tasks.received()
+                    yield tasks.receive()
             for _ in range(left):
-                yield tasks.received()
+                yield tasks.receive()
         finally:
             tasks.over.set()
             for helper in helpers:
@@ -98,7 +98,7 @@ class _Tasks:
                 return
             yield index, self._items[index]
 
-    def received(self) -> tuple[int, Any]:
+    def receive(self) -> tuple[int, Any]:
         """The next result of a helper, as soon as it is there."""
         index, found = self.results.get()
         return index, result_of(found)
@@ -119,7 +119,7 @@ class _Helper(threading.Thread):
         if self._process is None and (self.tasks.over.wait(HEAD_START) or not self._is_loaded()):
             return
         for index, item in self.tasks.take():
-            self.tasks.results.put((index, self._asked(attempt, self.tasks.function, item)))
+            self.tasks.results.put((index, self._ask(attempt, self.tasks.function, item)))
         if self._process is not None:
             self.idle.append(self._process)
 
@@ -133,9 +133,9 @@ class _Helper(threading.Thread):
 
     def _is_loaded(self) -> bool:
         """Starts the process and has it import what the tasks need, before it takes one that others could do."""
-        return not isinstance(self._asked(callable, self.tasks.function), Failure)
+        return not isinstance(self._ask(callable, self.tasks.function), Failure)
 
-    def _asked(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
         for left in reversed(range(TRIES)):
             try:
                 self._process = self._process or Worker(UNLIMITED)
@@ -166,7 +166,7 @@ def count_cpus() -> int:
 
 
 @contextmanager
-def chosen_executor(kind: str, address: str | None, num_cpus: int | None, progress: Progress) -> Iterator[Executor]:
+def choose_executor(kind: str, address: str | None, num_cpus: int | None, progress: Progress) -> Iterator[Executor]:
     """What runs tasks for as long as the block lasts.
 
     Args:

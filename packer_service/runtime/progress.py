@@ -66,7 +66,7 @@ class ConsoleProgress:
         self.moving: Status | None = None
 
     def note(self, message: str) -> None:
-        line = self._stamped(without_secrets(message))
+        line = self._stamp(without_secrets(message))
         if self.moving is not None:
             self.moving.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -95,13 +95,13 @@ class ConsoleProgress:
         from rich.console import Console
         from rich.text import Text
 
-        text = Text(self._stamped(line))
+        text = Text(self._stamp(line))
         if self.moving is None:
             self.moving = Console(stderr=True).status(text)
             self.moving.start()
         self.moving.update(text)
 
-    def _stamped(self, message: str) -> str:
+    def _stamp(self, message: str) -> str:
         return f"[{time.monotonic() - self.started:6.1f} s] {message}"
 
 

@@ -211,7 +211,7 @@ def _connect(target: str, num_cpus: int | None) -> None:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     local = {"num_cpus": num_cpus, "include_dashboard": False} if target == "local" else {}
     try:
-        with _sigterm_kept(), _time_limit():
+        with _keep_sigterm(), _time_limit():
             ray.init(address=target, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"--ray-address {target}: no Ray there ({_one_line(error)})") from None
@@ -220,7 +220,7 @@ def _connect(target: str, num_cpus: int | None) -> None:
 
 
 @contextmanager
-def _sigterm_kept() -> Iterator[None]:
+def _keep_sigterm() -> Iterator[None]:
     """Restores the handler of SIGTERM: Ray installs its own, which ends the process without a word."""
     before = signal.getsignal(signal.SIGTERM)
     yield

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from preshard.packer_service.verify.independent.positions import expected_positions
+from preshard.packer_service.verify.independent.positions import derive_positions
 from preshard.packer_service.verify.units import unit_documents, unit_of_row
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
@@ -120,7 +120,7 @@ def check_branches(sequence: PackedSequence) -> Iterator[Finding]:
 def check_positions(sequence: PackedSequence, head: SampleHead, model: ModelEntry | None) -> Iterator[Finding]:
     """Positions are those of each document alone; each annotation continues from the end of the shared prefix."""
     merge = 1 if model is None else model.merge
-    expected = expected_positions(sequence, head.units, len(head.documents), axes=sequence.axes, merge=merge)
+    expected = derive_positions(sequence, head.units, len(head.documents), axes=sequence.axes, merge=merge)
     real, found = sequence.doc_ids >= 0, sequence.position_ids
     for axis in range(sequence.axes):
         wrong = real & (found[axis] != expected[axis])

@@ -15,10 +15,9 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.reach import require_answer
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
+from preshard.packer_service.verify.document_rows import DocumentRows, RowReader
 from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
-from preshard.packer_service.verify.independent.sample import chosen_packs
-from preshard.packer_service.verify.row_reader import DocumentRows, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
@@ -28,6 +27,9 @@ from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
 from preshard.schemas.manifest import LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
 from preshard.schemas.secrets import without_secrets
+
+MOST_PACKS = 8
+"""Packs of a dataset that are checked independently unless all are asked for."""
 
 
 def verify_dataset(
@@ -68,11 +70,18 @@ def verify_dataset(
     else:
         dataset = _Dataset(folder=folder, manifest=manifest, config=config, faults=faults, checked=checked)
         dataset.check_tables(progress, partition_rows)
-        chosen = chosen_packs(manifest.counts.packs, thorough=thorough)
+        chosen = choose_packs(manifest.counts.packs, thorough=thorough)
         dataset.check_shards(chosen, processes or os.cpu_count() or 1, progress)
     return Verdict(
         dataset=without_secrets(location), checked=dict(checked), broken=faults.listed, unlisted=faults.unlisted()
     )
+
+
+def choose_packs(n_packs: int, *, thorough: bool) -> Container[int]:
+    """All packs, or at most :data:`MOST_PACKS` spread evenly, the first and the last among them."""
+    if thorough or n_packs <= MOST_PACKS:
+        return range(n_packs)
+    return frozenset(number * (n_packs - 1) // (MOST_PACKS - 1) for number in range(MOST_PACKS))
 
 
 def _read_manifest(folder: Folder) -> Manifest:

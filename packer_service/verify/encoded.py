@@ -100,12 +100,12 @@ def _molmo2(
 ) -> tuple[int, int]:
     """Crops and rows: a still image has those of the whole and of its tiles together, a frame of the whole alone."""
     if unit.kind != "image":
-        return tiles, _pooled(tile, _pair(settings, "video_pooling", 1))
+        return tiles, _count_pooled(tile, _pair(settings, "video_pooling", 1))
     pooling = _pair(settings, "image_pooling", 1)
-    return tiles + 1, _pooled(tile, pooling) + _pooled((unit.grid[1], unit.grid[2]), pooling)
+    return tiles + 1, _count_pooled(tile, pooling) + _count_pooled((unit.grid[1], unit.grid[2]), pooling)
 
 
-def _pooled(patches: Patches, pooling: Patches) -> int:
+def _count_pooled(patches: Patches, pooling: Patches) -> int:
     return -(-patches[0] // pooling[0]) * -(-patches[1] // pooling[1])
 
 
@@ -128,20 +128,20 @@ def check_encoded(head: SampleHead, config: PackConfig, model: ModelEntry) -> It
         if len(sizes) > 1:
             yield UnitsInvalid, f"units[{number}] has crops of the sizes {sorted(sizes)}, not of one size"
         else:
-            yield from _differing(number, unit, _encoded(unit, own, encoder, model))
+            yield from _compare(number, unit, _derive(unit, own, encoder, model))
             if model.axes == 1:
                 tile = (own[0].height // encoder.patch_size[0], own[0].width // encoder.patch_size[1])
                 yield from check_tiled(number, unit, len(own), tile, encoder, model)
     yield from _check_time_steps(head, crops, encoder, config, model)
 
 
-def _differing(number: int, unit: Unit, asked: dict[str, Any]) -> Iterator[Finding]:
+def _compare(number: int, unit: Unit, asked: dict[str, Any]) -> Iterator[Finding]:
     for name, value in asked.items():
         if getattr(unit, name) != value:
             yield UnitsInvalid, f"units[{number}].{name} is {getattr(unit, name)}, not {value}"
 
 
-def _encoded(
+def _derive(
     unit: Unit, crops: Sequence[StoredImage], encoder: VisionEncoder, model: ModelEntry
 ) -> dict[str, list[int] | int]:
     """What the encoder makes of crops of one size: those that share patches are one sequence, others one each."""
@@ -172,7 +172,7 @@ def _check_time_steps(
         else:
             asked = _time_step(units[0], [time or 0.0 for time in times], encoder, model)
         for number, unit in zip(numbers, units, strict=True):
-            yield from _differing(number, unit, {"time_step": asked})
+            yield from _compare(number, unit, {"time_step": asked})
 
 
 def _follows_time(unit: Unit, model: ModelEntry) -> bool:

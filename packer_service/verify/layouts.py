@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from preshard.packer_service.verify.independent.schemes import contiguous, zigzag
+from preshard.packer_service.verify.independent.layouts import contiguous, zigzag
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
@@ -17,7 +17,7 @@ from preshard.schemas.errors import (
     LayoutSchemeInvalid,
     LayoutsInvalid,
 )
-from preshard.schemas.layout import SCHEMES, TokenLayout, check_partition, layout_name
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TokenLayout, check_partition, layout_name
 from preshard.schemas.manifest import DocumentSpan
 
 
@@ -54,16 +54,16 @@ def check_schemes(layouts: dict[str, TokenLayout], spans: list[DocumentSpan], co
     """
     for name, layout in layouts.items():
         if layout.scheme == "contiguous":
-            yield from _same_runs(name, layout.runs, contiguous(config.seq_len, layout.ring_degree))
+            yield from _check_runs(name, layout.runs, contiguous(config.seq_len, layout.ring_degree))
         elif layout.scheme == "zigzag":
             documents = [(span.start, span.start + span.aligned_length) for span in spans]
             defined = zigzag(documents, config.seq_len, layout.ring_degree)
-            yield from _same_runs(name, layout.runs, defined)
-        else:
-            yield from _whole_blocks(name, layout.runs, config.block_size)
+            yield from _check_runs(name, layout.runs, defined)
+        elif layout.scheme in BLOCK_SCHEMES:  # the rule of the layouts' names sees to any other
+            yield from _check_blocks(name, layout.runs, config.block_size)
 
 
-def _same_runs(name: str, found: Int32[np.ndarray, "runs 3"], defined: list[list[int]]) -> Iterator[Finding]:
+def _check_runs(name: str, found: Int32[np.ndarray, "runs 3"], defined: list[list[int]]) -> Iterator[Finding]:
     if len(found) != len(defined):
         yield LayoutSchemeInvalid, f"{name} has {len(found)} rows; its definition gives {len(defined)}"
     for number, (row, asked) in enumerate(zip(found.tolist(), defined, strict=False)):
@@ -72,7 +72,7 @@ def _same_runs(name: str, found: Int32[np.ndarray, "runs 3"], defined: list[list
             return
 
 
-def _whole_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int) -> Iterator[Finding]:
+def _check_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int) -> Iterator[Finding]:
     cut = np.flatnonzero((runs[:, 1] % block_size != 0) | (runs[:, 2] % block_size != 0))
     if len(cut):
         yield LayoutSchemeInvalid, f"{name}[{cut[0]}] is {runs[cut[0]].tolist()}, not whole blocks of {block_size}"

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from preshard.packer_service.verify.images import rank_loads
 from preshard.packer_service.verify.independent.attention import LayoutLoads
-from preshard.packer_service.verify.independent.boundaries import least_largest_load
 from preshard.packer_service.verify.independent.cost import pack_cost
+from preshard.packer_service.verify.independent.layouts import least_largest_load
 from preshard.packer_service.verify.tar import RawSample
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.balance import IMAGE_KINDS, LAYOUT_KINDS

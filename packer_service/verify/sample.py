@@ -76,12 +76,10 @@ class SampleCheck:
         if header is None:
             return self.findings
         config = self.config
-        head = self._decoded(lambda: decode_head(header[0].data, ""), SampleHeadInvalid)
+        head = self._decode(lambda: decode_head(header[0].data, ""), SampleHeadInvalid)
         axes = 1 if self.model is None else self.model.axes
-        sequence = self._decoded(
-            lambda: decode_sequence(header[1].data, config.seq_len, "", axes=axes), SequenceInvalid
-        )
-        stored = self._decoded(
+        sequence = self._decode(lambda: decode_sequence(header[1].data, config.seq_len, "", axes=axes), SequenceInvalid)
+        stored = self._decode(
             lambda: decode_layouts(header[2].data, config.seq_len, config.block_size, ""), LayoutsInvalid
         )
         if sequence is not None:
@@ -117,7 +115,7 @@ class SampleCheck:
             self.findings.append((rule, f"cannot be checked ({type(error).__name__}: {error})"))
         return len(self.findings) == before
 
-    def _decoded(self, decode: Callable[[], T], rule: type[FormatError]) -> T | None:
+    def _decode(self, decode: Callable[[], T], rule: type[FormatError]) -> T | None:
         """What a decoder returns, or None when the bytes break a rule; catches all, for the reason of ``_holds``."""
         try:
             return decode()

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.balance_reader import BALANCE_FILE
-from preshard.packer_service.verify.document_order import DocumentOrder
+from preshard.packer_service.verify.document_rows import DocumentOrder, PackSpan
 from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_total
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS, IdPartitions, partitioned
-from preshard.packer_service.verify.row_reader import PackSpan
-from preshard.packer_service.verify.scan import PART_ROWS, TableScan, check_bytes
+from preshard.packer_service.verify.scan import TableScan, check_bytes
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentLost, DocumentTwice
@@ -145,7 +143,7 @@ class TableCheck:
         self._dataset_id, self._lost_in_writing = "", 0
 
     def run(self) -> TablesFound:
-        """Reads every table once; documents that are out of order twice."""
+        """Reads every table once."""
         with partitioned(BY_ID, self._most_rows(), self._rows_each) as by_id:
             for name in TABLES:
                 if name in self._entries and self._folder.is_file(name):
@@ -203,7 +201,7 @@ class TableCheck:
         if has_documents and has_rejects:
             self._faults.extend(check_total(self._manifest, packed, rejected), MANIFEST)
         if has_documents:
-            self._faults.extend(self._order.findings(self._places), "documents.parquet")
+            self._faults.extend(self._order.findings(), "documents.parquet")
         self._faults.merge(findings)
         # the plan is documents.parquet unless a document was lost in writing: the place that it had is not stored
         if has_documents and has_rejects and not self._lost_in_writing:
@@ -219,8 +217,3 @@ class TableCheck:
             derived |= {"documents": distinct, "pieces": usable["documents.parquet"]}
             derived |= {count: self._sums[count] for count in COUNTED["documents.parquet"]}
         return derived
-
-    def _places(self) -> Iterator[pa.Table]:
-        with self._folder.open("documents.parquet") as opened:
-            for batch in pq.ParquetFile(opened).iter_batches(PART_ROWS, columns=["pack_id", "start"]):
-                yield pa.Table.from_batches([batch])

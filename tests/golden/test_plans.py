@@ -16,7 +16,7 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
 from preshard.packer_service.layout.solve import solve_layouts
-from preshard.packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.blend import blend_order
 from preshard.packer_service.plan.mixture import count_copies, take
 from preshard.packer_service.plan.order import step_order
 from preshard.packer_service.plan.pack import pack_documents
@@ -119,7 +119,7 @@ def blended(groups: int, window: int, salt: int) -> np.ndarray:
     tokens[np.arange(packs), kind] = 20_000 + drawn(packs, salt + 1) % 16_000
     tokens[np.arange(packs), drawn(packs, salt + 2) % 3] += drawn(packs, salt + 3) % 4_000
     tokens[:: 5 + salt % 7, 3] = 900
-    return blended_order(tokens.reshape(groups, window, 4))
+    return blend_order(tokens.reshape(groups, window, 4))
 
 
 def of_epochs(salt: int, window: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preshard.packer_service.layout.deals import NEAR, drawn_pair, next_random, remainder
+from preshard.packer_service.layout.deals import NEAR, draw_pair, next_random, remainder
 
 
 def test_the_generator_is_xorshift_in_64_bits():
@@ -23,7 +23,7 @@ def test_every_second_pair_is_near():
     state, distances, blocks = np.uint64(1), set(), set()
     for _ in range(4000):
         state = np.uint64(next_random(state))
-        first, second = (int(block) for block in drawn_pair(state, 40))
+        first, second = (int(block) for block in draw_pair(state, 40))
         assert 0 <= first < 40
         if state & np.uint64(1):
             distances.add(second - first)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preshard.packer_service.plan.blend import STRETCH, blended_order, tokens_by_source
+from preshard.packer_service.plan.blend import STRETCH, blend_order, tokens_by_source
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import make_plan
 from preshard.packer_service.plan.order import straggler_ratio
@@ -52,7 +52,7 @@ def test_every_thousand_packs_hold_each_source_in_its_share() -> None:
 def test_every_group_stands_once(n_groups: int, window: int, n_sources: int, seed: int) -> None:
     """Fails when an exchange loses a group, or a window beside the stretch's length breaks the search."""
     tokens = np.random.default_rng(seed).integers(0, 1000, (n_groups, min(window, 200), n_sources))
-    assert sorted(blended_order(tokens).tolist()) == list(range(n_groups))
+    assert sorted(blend_order(tokens).tolist()) == list(range(n_groups))
 
 
 def test_many_sources_are_told_apart_by_size() -> None:

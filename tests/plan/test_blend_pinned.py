@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from preshard.packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.blend import blend_order
 
 
 def drawn(count: int, salt: int) -> np.ndarray:
@@ -23,7 +23,7 @@ def blended() -> np.ndarray:
         tokens[np.arange(packs), np.repeat(drawn(groups, 1) % 3, window)] = 20_000 + drawn(packs, 2) % 16_000
         tokens[np.arange(packs), drawn(packs, 3) % 3] += drawn(packs, 4) % 4_000
         tokens[::7, 3] = 900
-        found.append(blended_order(tokens.reshape(groups, window, 4)))
+        found.append(blend_order(tokens.reshape(groups, window, 4)))
     return np.concatenate(found)
 
 

@@ -18,7 +18,7 @@ from preshard.packer_service.cli import main
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime import local
 from preshard.packer_service.runtime.executors import TaskError
-from preshard.packer_service.runtime.local import LocalExecutor, chosen_executor
+from preshard.packer_service.runtime.local import LocalExecutor, choose_executor
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 
@@ -155,7 +155,7 @@ def test_an_address_decides_where_nothing_else_does(
     """Fails when a job of a cluster runs on its head alone, or a small one starts Ray."""
     monkeypatch.setenv("RAY_ADDRESS", environment)
     monkeypatch.setattr(local, "_has_ray", lambda: False)
-    with chosen_executor(kind, address, 1, progress) as executor:
+    with choose_executor(kind, address, 1, progress) as executor:
         assert isinstance(executor, LocalExecutor) == is_local
 
 
@@ -163,7 +163,7 @@ def test_an_address_decides_where_nothing_else_does(
 def test_a_wrong_executor_is_one_line(progress: Any, words: tuple[str, str | None]) -> None:
     """Fails when an address is ignored, or a typo runs the tasks somewhere."""
     with pytest.raises(ConfigError, match=r"legal are auto, local, ray|leave one of the two out"):
-        chosen_executor(*words, None, progress).__enter__()
+        choose_executor(*words, None, progress).__enter__()
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 64)])

@@ -16,7 +16,7 @@ import pytest
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.plan.blend import blended_order
+from preshard.packer_service.plan.blend import blend_order
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import ConsoleProgress
@@ -39,7 +39,7 @@ def compile_loops() -> None:
     # several sources are mixed in more than a thousand packs, and in groups of many: two workers would compile at once
     thousands = np.full(1200, 900)
     pack_documents(thousands, np.zeros(1200, np.int64), seq_len=1000, max_images=None, sources=np.arange(1200) % 2)
-    blended_order(draw(0, 1000, (40, 64, 3)))
+    blend_order(draw(0, 1000, (40, 64, 3)))
 
 
 def compile_modules() -> None:

@@ -19,11 +19,11 @@ from preshard.packer_service.layout.needs import key_blocks_needed, keys_fetched
 from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.packer_service.plan.cost import document_tiles
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.verify import dataset as verifying
 from preshard.packer_service.verify import verify_dataset
-from preshard.packer_service.verify.independent import sample
 from preshard.packer_service.verify.verdict import Verdict
 from preshard.schemas.boundaries import image_edges
-from preshard.schemas.schemes import contiguous_runs, zigzag_runs
+from preshard.schemas.schemes import contiguous_runs, define_runs
 
 SETTINGS = [
     "seq_len=512", "block_size=64", "cp_sizes=[2]", "ring_degrees=[2]", "vision.image_size=56", "packs_per_shard=2"
@@ -96,7 +96,7 @@ def test_a_bug_that_writer_and_verifier_share_is_found(
     """Fails when verify only repeats what the writer computed. Without the independent way it does: all is sound."""
     plant(monkeypatch, shared, broken)
     with monkeypatch.context() as patch:
-        patch.setattr(sample, "MOST_PACKS", 0)
+        patch.setattr(verifying, "MOST_PACKS", 0)
         echo = packed_and_verified()
         assert echo.sound, echo.as_lines()
         assert echo.checked["independent"] == 0
@@ -113,7 +113,7 @@ def one_unit_on_the_first_rank(loads: np.ndarray, ranks: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("shared", "broken", "rule"),
     [
-        (zigzag_runs, lambda edges, degree: contiguous_runs(int(edges[-1]), degree), "P18"),
+        (define_runs, lambda _, edges, degree: contiguous_runs(int(edges[-1]), degree), "P18"),
         (image_edges, one_unit_on_the_first_rank, "P15"),
         (document_tiles, lambda lengths, areas: document_tiles(lengths, areas) + 1, "S6"),
     ],
@@ -128,7 +128,7 @@ def test_what_is_cheap_is_independent_in_every_pack(
 ) -> None:
     """Fails when a scheme, boundaries or a cost are compared with what the writer's own function says."""
     plant(monkeypatch, shared, broken)
-    monkeypatch.setattr(sample, "MOST_PACKS", 0)
+    monkeypatch.setattr(verifying, "MOST_PACKS", 0)
     verdict = packed_and_verified()
     assert {fault.rule for fault in verdict.broken} == {rule}, verdict.as_lines()
 
@@ -136,13 +136,13 @@ def test_what_is_cheap_is_independent_in_every_pack(
 def test_thorough_takes_every_pack(source: Path, tmp_path: Path, progress: Any) -> None:
     """Fails when --thorough still takes a sample, or a large dataset is checked whole without it."""
     config = load_config(None, [*SETTINGS, "seq_len=256"])
-    texts = [json.dumps({"id": str(i), "text": "word " * 150}) for i in range(sample.MOST_PACKS + 4)]
+    texts = [json.dumps({"id": str(i), "text": "word " * 150}) for i in range(verifying.MOST_PACKS + 4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(texts))
     pack([str(tmp_path / "rows.jsonl")], str(tmp_path / "out"), config, PlainExecutor(), progress)
     some = verify_dataset(str(tmp_path / "out"), processes=1, progress=progress)
     every = verify_dataset(str(tmp_path / "out"), thorough=True, processes=1, progress=progress)
     assert some.sound
     assert every.sound
-    assert some.checked["independent"] == sample.MOST_PACKS < some.checked["packs"]
+    assert some.checked["independent"] == verifying.MOST_PACKS < some.checked["packs"]
     assert every.checked["independent"] == every.checked["packs"]
-    assert f"{sample.MOST_PACKS} of them independently" in some.as_lines()[-1]
+    assert f"{verifying.MOST_PACKS} of them independently" in some.as_lines()[-1]

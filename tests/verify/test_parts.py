@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.document_order import DocumentOrder
+from preshard.packer_service.verify.document_rows import DocumentOrder, DocumentRows, PackSpan, RowReader
 from preshard.packer_service.verify.id_partitions import IdPartitions
-from preshard.packer_service.verify.row_reader import DocumentRows, PackSpan, RowReader
 
 N_PACKS = 6
 
@@ -25,24 +24,22 @@ N_PACKS = 6
     cuts=st.lists(st.integers(0, 12), max_size=3),
     ordered=st.booleans(),
 )
-def test_the_first_row_out_of_order_is_that_of_sorting(
+def test_the_first_row_behind_a_larger_one_is_named(
     places: list[tuple[int, int]], cuts: list[int], ordered: bool
 ) -> None:
-    """Fails when a row out of order is not seen across parts, or another than sorting would move first is named."""
+    """Fails when a row out of order is not seen across parts, or a pack that does not exist is let through."""
     places = sorted(places) if ordered else places
     table = pa.table({"pack_id": pa.array([p for p, _ in places], pa.int64()),
                       "start": pa.array([s for _, s in places], pa.int64())})  # fmt: skip
     edges = [0, *sorted(min(cut, len(places)) for cut in cuts), len(places)]
-    parts = [table.slice(a, b - a) for a, b in pairwise(edges)]
     order = DocumentOrder(N_PACKS)
-    for part in parts:
-        order.add(part)
-    packs, starts = table["pack_id"].to_numpy(), table["start"].to_numpy()
-    moved = np.flatnonzero(np.lexsort((starts, packs)) != np.arange(len(packs)))
-    outside = np.flatnonzero((packs < 0) | (packs >= N_PACKS))
-    expected = [f"row {moved[0]} is out"] if len(moved) else []
-    expected += [f"row {outside[0]} has pack_id {packs[outside[0]]} of"] if len(outside) else []
-    found = [detail for _, detail in order.findings(lambda: parts)]
+    for a, b in pairwise(edges):
+        order.add(table.slice(a, b - a))
+    behind = [row for row in range(1, len(places)) if places[row] < places[row - 1]]
+    outside = [row for row, (pack, _) in enumerate(places) if not 0 <= pack < N_PACKS]
+    expected = [f"row {behind[0]} is out"] if behind else []
+    expected += [f"row {outside[0]} has pack_id {places[outside[0]][0]} of"] if outside else []
+    found = [detail for _, detail in order.findings()]
     assert [detail[: len(start)] for detail, start in zip(found, expected, strict=True)] == expected
 
 

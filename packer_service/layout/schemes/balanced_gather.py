@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from preshard.packer_service.layout.blocks import BlockMap
-from preshard.packer_service.layout.deals import consecutive, drawn_pair, head_tail, longest_first, next_random
+from preshard.packer_service.layout.deals import consecutive, draw_pair, head_tail, longest_first, next_random
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
 SLACK = 64
@@ -125,7 +125,7 @@ def _search(
     state = np.uint64(seed)
     for turn in range(tries):
         state = next_random(state)
-        i, j = drawn_pair(state, count)
+        i, j = draw_pair(state, count)
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
         a, b, gain = owners[i], owners[j], blocks.loads[j] - blocks.loads[i]

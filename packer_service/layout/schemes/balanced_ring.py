@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from preshard.packer_service.layout.blocks import BlockMap
-from preshard.packer_service.layout.deals import drawn_pair, head_tail, next_random, round_robin
+from preshard.packer_service.layout.deals import draw_pair, head_tail, next_random, round_robin
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
 PATH_WEIGHT = 1000
@@ -215,7 +215,7 @@ def _search(
         if best_path <= enough:
             break
         state = next_random(state)
-        i, j = drawn_pair(state, count)
+        i, j = draw_pair(state, count)
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
         first, second, differing = np.int64(owners[i]), np.int64(owners[j]), np.int32(0)

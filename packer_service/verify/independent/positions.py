@@ -12,7 +12,7 @@ from preshard.schemas.manifest import Unit
 from preshard.schemas.sequence import PackedSequence
 
 
-def expected_positions(
+def derive_positions(
     sequence: PackedSequence, units: Sequence[Unit], n_documents: int, *, axes: int, merge: int
 ) -> Int64[np.ndarray, "axes seq"]:
     """What ``position_ids`` must be, 0 in padding.
@@ -38,11 +38,11 @@ def expected_positions(
         prefix = tokens[branch == 0]
         for number in range(int(branch.max()) + 1):
             alone = np.concatenate([prefix, tokens[branch == number]]) if number else prefix
-            expected[:, alone] = _walked(of_token[alone], units, axes, merge)
+            expected[:, alone] = _walk(of_token[alone], units, axes, merge)
     return expected
 
 
-def _walked(
+def _walk(
     of_token: Int64[np.ndarray, "doc"], units: Sequence[Unit], axes: int, merge: int
 ) -> Int64[np.ndarray, "axes doc"]:
     """Positions of tokens that stand alone, by the unit whose row fills each."""

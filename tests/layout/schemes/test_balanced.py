@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.layout.blocks import BlockMap, block_map
-from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first, round_robin, rounded
+from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first, round_robin, round_to_blocks
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import ring_step_maxima
 from preshard.packer_service.layout.needs import keys_fetched
@@ -53,10 +53,19 @@ def test_longest_first_and_rounding_written_out():
     # Fails when LPT ignores the room of a rank, or when rounding leaves ranks with unequal numbers of blocks.
     assert longest_first(np.array([5, 1, 1, 1]), 2).tolist() == [0, 1, 1, 0]
     runs = zigzag_runs(np.array([0, 12, 32]), 2)
-    owners = rounded(runs, 4, np.arange(8), 2)
+    owners = round_to_blocks(runs, 4, np.arange(8), 2)
     assert np.bincount(owners).tolist() == [4, 4]
-    assert rounded(zigzag_runs(np.array([0, 32]), 2), 4, np.ones(8, int), 2).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-    assert np.bincount(rounded(np.array([[0, 0, 31], [1, 31, 1]]), 4, np.arange(8), 2)).tolist() == [4, 4]
+    assert round_to_blocks(zigzag_runs(np.array([0, 32]), 2), 4, np.ones(8, int), 2).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]
+    assert np.bincount(round_to_blocks(np.array([[0, 0, 31], [1, 31, 1]]), 4, np.arange(8), 2)).tolist() == [4, 4]
 
 
 @settings(max_examples=40)

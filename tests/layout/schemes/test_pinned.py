@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.layout.blocks import block_map
-from preshard.packer_service.layout.deals import consecutive, head_tail, rounded
+from preshard.packer_service.layout.deals import consecutive, head_tail, round_to_blocks
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
@@ -52,7 +52,7 @@ def searched(kind: str) -> list[np.ndarray]:
             found.append(ring_owners(blocks, degree, tries=60, at_most=floor))
         if kind == "rounded":
             edges = np.array([0, 2 * degree * (each - 1), each * degree * TILE])
-            found.append(rounded(zigzag_runs(edges, degree), TILE, blocks.loads, degree))
+            found.append(round_to_blocks(zigzag_runs(edges, degree), TILE, blocks.loads, degree))
     return found
 
 

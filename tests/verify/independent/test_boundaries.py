@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from preshard.packer_service.verify.independent.boundaries import least_largest_load
+from preshard.packer_service.verify.independent.layouts import least_largest_load
 from preshard.schemas.boundaries import smallest_limit
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles
 from preshard.packer_service.plan.cost import pack_cost as planned_cost
+from preshard.packer_service.verify.dataset import MOST_PACKS, choose_packs
 from preshard.packer_service.verify.independent.cost import crop_work, pack_cost
-from preshard.packer_service.verify.independent.sample import MOST_PACKS, chosen_packs
-from preshard.packer_service.verify.independent.schemes import contiguous, zigzag
+from preshard.packer_service.verify.independent.layouts import contiguous, zigzag
 from preshard.schemas.config import parse_config
 from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
 
@@ -47,12 +47,12 @@ def test_schemes_are_the_writers(degree: int) -> None:
 def test_the_first_and_the_last_pack_are_always_chosen(n_packs: int) -> None:
     """Fails when a large dataset takes long, or the packs are not spread over it."""
     if n_packs <= MOST_PACKS:
-        assert chosen_packs(n_packs, thorough=False) == range(n_packs)
+        assert choose_packs(n_packs, thorough=False) == range(n_packs)
         return
-    chosen = chosen_packs(n_packs, thorough=False)
+    chosen = choose_packs(n_packs, thorough=False)
     assert isinstance(chosen, frozenset)
     assert len(chosen) == MOST_PACKS
     assert {0, n_packs - 1} <= chosen
     steps = np.diff(sorted(chosen))
     assert steps.max() - steps.min() <= 1
-    assert n_packs // 2 in chosen_packs(n_packs, thorough=True)
+    assert n_packs // 2 in choose_packs(n_packs, thorough=True)

@@ -9,7 +9,7 @@ from made_units import made_units
 from preshard.packer_service.packs.pack import build_sequence
 from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions
 from preshard.packer_service.packs.units import Units
-from preshard.packer_service.verify.independent.positions import expected_positions
+from preshard.packer_service.verify.independent.positions import derive_positions
 from preshard.schemas.manifest import UNIT_KINDS, Unit
 
 MERGE = 2
@@ -99,7 +99,7 @@ def test_both_ways_agree_on_any_documents(axes: int) -> None:
         starts = np.cumsum([0, *(len(document) + 2 for document in documents)])
         pack = build_sequence(documents, starts[:-1].tolist(), seq_len=int(starts[-1]), pad_id=0, axes=axes)
         units = listed(documents)
-        found = expected_positions(pack, units, len(documents), axes=axes, merge=MERGE)
+        found = derive_positions(pack, units, len(documents), axes=axes, merge=MERGE)
         np.testing.assert_array_equal(pack.position_ids, found)
         blocks += len(units)
     assert blocks > 100
