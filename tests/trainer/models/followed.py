@@ -1,6 +1,6 @@
 """How far each followed model on a pack is from itself on the documents alone.
 
-    python tests/trainer/models/followed.py          # the table of docs/families.md
+    python tests/trainer/models/followed.py          # the differences behind docs/families.md
     python tests/trainer/models/followed.py llama    # one of them
 
 Each model is built from a tiny ``config.json`` with random weights, in float32, and read on two ranks in the layout
