@@ -14,8 +14,10 @@ import numpy as np
 
 from preshard.packer_service.demo.packages import package_folder
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+from preshard.packer_service.ingest.media.shape import VideoFrames
+from preshard.packer_service.ingest.media.video import probe_video
 
 ALL_FRAMES_FPS, NO_LIMIT = 1000.0, 100_000
 """More frames per second, and more frames, than any video here has: a probe with these takes all of its frames."""

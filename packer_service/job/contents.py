@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from preshard.packer_service.ingest.background import started
 from preshard.packer_service.ingest.decode import wanted_media
-from preshard.packer_service.ingest.media.ahead import AHEAD
-from preshard.packer_service.ingest.media.stores import reading_row
+from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
 from preshard.packer_service.ingest.packed.crops import stored_crops
 from preshard.packer_service.ingest.source.file import DATASET
 from preshard.packer_service.job.plan import PlannedDocument

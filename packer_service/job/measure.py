@@ -13,11 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.media.ahead import AHEAD
 from preshard.packer_service.ingest.media.reach import is_absolute
-from preshard.packer_service.ingest.media.shape import PlacedMedium
-from preshard.packer_service.ingest.media.stores import reading_row
-from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
+from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
 from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
 from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.pieces import render_pieces

@@ -11,7 +11,7 @@ from cachetools import LRUCache
 from preshard.packer_service.ingest.cache import recent_values
 from preshard.packer_service.ingest.decode import decode_crops
 from preshard.packer_service.ingest.document import Document, Medium
-from preshard.packer_service.ingest.media.ahead import AHEAD
+from preshard.packer_service.ingest.media.stores import AHEAD
 from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.pieces import render_pieces

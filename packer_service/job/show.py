@@ -11,8 +11,7 @@ import numpy as np
 from preshard.packer_service.ingest.carried import carried_decoder
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.reach import AllowedMedia
-from preshard.packer_service.ingest.media.shape import PlacedMedium
-from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
 from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredRow, open_dataset
 from preshard.packer_service.ingest.packed.take import taken_document
 from preshard.packer_service.ingest.pieces import render_pieces

@@ -22,9 +22,9 @@ from typing import IO
 from preshard.packer_service.ingest.decode import wanted_media
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import isolated
+from preshard.packer_service.ingest.media.crops import Picture, ShownPicture, shown_pictures
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
-from preshard.packer_service.ingest.media.shared import Picture, ShownPicture, shown_pictures
 from preshard.packer_service.ingest.media.stores import reading_row
 from preshard.packer_service.ingest.source.file import DATASET
 from preshard.packer_service.job.plan import PlannedDocument

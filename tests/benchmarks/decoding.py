@@ -37,8 +37,11 @@ from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.media import pictures as reading  # noqa: E402
 from preshard.packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
 from preshard.packer_service.ingest.media.open import open_media  # noqa: E402
-from preshard.packer_service.ingest.media.passes import read_pictures  # noqa: E402
-from preshard.packer_service.ingest.media.pictures import SKIPPING, PictureReader  # noqa: E402
+from preshard.packer_service.ingest.media.pictures import (  # noqa: E402
+    SKIPPING,
+    PictureReader,
+    read_pictures,
+)
 from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 
@@ -133,12 +136,12 @@ class Recorder:
 @contextlib.contextmanager
 def recorded() -> Iterator[list[int]]:
     """The ticks of all packets that decoders are given in the block."""
-    started, fed = reading.started_decoder, list[int]()
-    reading.started_decoder = lambda video: Recorder(started(video), fed)
+    started, fed = reading.start_decoder, list[int]()
+    reading.start_decoder = lambda video: Recorder(started(video), fed)
     try:
         yield fed
     finally:
-        reading.started_decoder = started
+        reading.start_decoder = started
 
 
 WAYS: dict[str, Way] = {"every": every, "key": from_keys, "now": as_packed, "again": as_packed}

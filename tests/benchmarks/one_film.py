@@ -34,10 +34,15 @@ from machine import hardware  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
-from preshard.packer_service.ingest.media.image import encode_image  # noqa: E402
+from preshard.packer_service.ingest.media.crops import (  # noqa: E402
+    Picture,
+    decode_video,
+    encode_image,
+    encoded_pictures,
+)
 from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
-from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures  # noqa: E402
-from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video  # noqa: E402
+from preshard.packer_service.ingest.media.shape import VideoFrames  # noqa: E402
+from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 

@@ -45,8 +45,8 @@ from processes import cpu_seconds  # noqa: E402
 from reading import write_source  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.ingest.media.crops import SCALING  # noqa: E402
 from preshard.packer_service.ingest.media.isolated import probe  # noqa: E402
-from preshard.packer_service.ingest.media.pixels import SCALING  # noqa: E402
 from preshard.packer_service.ingest.model import packed_for  # noqa: E402
 from preshard.packer_service.ingest.source.file import Fragment  # noqa: E402
 from preshard.packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402

@@ -37,9 +37,10 @@ from processes import PeakMemory  # noqa: E402
 from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.families.family import CropShape  # noqa: E402
+from preshard.packer_service.ingest.media.crops import decode_video  # noqa: E402
 from preshard.packer_service.ingest.media.image import decode_image, probe_image  # noqa: E402
 from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
-from preshard.packer_service.ingest.media.video import decode_video, probe_video  # noqa: E402
+from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.errors import REJECT_CODES, DocumentError  # noqa: E402
 

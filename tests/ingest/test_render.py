@@ -8,8 +8,7 @@ from chats import renderer_of
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
 from preshard.packer_service.ingest.families.square import SquareFamily
-from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
-from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, VideoFrames, place
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.marks import ChatFormat, ImageFormat
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer

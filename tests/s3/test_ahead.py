@@ -15,9 +15,9 @@ from range_server import served_ranges
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media import ahead
-from preshard.packer_service.ingest.media.ahead import ImagesAhead
+from preshard.packer_service.ingest.media import stores
 from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.stores import ImagesAhead
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.config import PackConfig
@@ -112,7 +112,7 @@ def test_whatever_is_taken_is_what_was_asked_for(folder: Path, monkeypatch: pyte
     """Fails when an image gets the bytes of another, where some are not taken, taken twice, or out of their order."""
     names = ["gone.png", "clip.mp4", *(f"{number}.png" for number in range(12))]
     large = max((folder / f"{number}.png").stat().st_size for number in range(12))
-    monkeypatch.setattr(ahead, "WHOLE", large - 1)
+    monkeypatch.setattr(stores, "WHOLE", large - 1)
     media = {name: Medium(kind="video" if name == "clip.mp4" else "image", uri=name) for name in names}
     drawn = random.Random(3)
     with served_ranges(folder) as server:
@@ -143,7 +143,7 @@ def held(answers: threading.Event) -> None:
 
 def test_a_store_that_hangs_is_left_to_the_decoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a task waits for ever for an image that it wanted to have early."""
-    monkeypatch.setattr(ahead, "PATIENCE", 0.01)
+    monkeypatch.setattr(stores, "PATIENCE", 0.01)
     answers, medium = threading.Event(), Medium(kind="image", uri="1.png")
     with served_ranges(folder, before=lambda _: held(answers)) as server:
         images = ImagesAhead()

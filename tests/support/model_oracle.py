@@ -25,11 +25,11 @@ from transformers_alone import (
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import Family, Mark, Rows
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.packer_service.ingest.media.crops import encoded_crops
-from preshard.packer_service.ingest.media.image import probe_frames, probe_image
+from preshard.packer_service.ingest.media.crops import decode_video, encoded_crops
+from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
-from preshard.packer_service.ingest.media.video import decode_video, probe_video
+from preshard.packer_service.ingest.media.video import probe_frames, probe_video
 from preshard.packer_service.packs.rendered import grid_positions
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start 
     from preshard.schemas.manifest import UnitKind
 
 Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "bilinear"]
-"""How a picture becomes its canvas: as :mod:`preshard.packer_service.ingest.media.shrink` does it (``reduced``), by
+"""How a picture becomes its canvas: as :mod:`preshard.packer_service.ingest.media.scale` does it (``reduced``), by
 Pillow's bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), or by torch's interpolation between four pixels
 without a filter (``bilinear``)."""
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Literal, cast
+from typing import BinaryIO, cast
 
-import numpy as np
 from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
-from preshard.packer_service.ingest.media.needs import DECODER_MIB, check_memory, image_bytes
 from preshard.packer_service.ingest.media.open import MediaFile, open_media
 from preshard.packer_service.ingest.media.pdf import MAX_PAGES, is_pdf, page_sizes, rendered_page, several_pages
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.sampling import as_written
-from preshard.packer_service.ingest.media.scale import FullScaling, scaled
-from preshard.packer_service.ingest.media.shape import ImageSize
-from preshard.packer_service.ingest.media.shrink import Shrunk, whole_rgb
-from preshard.packer_service.ingest.media.timeline import Timeline
-from preshard.packer_service.ingest.media.video import VideoFrames, chosen_frames
+from preshard.packer_service.ingest.media.scale import FullScaling, Shrunk, scaled, turned, whole_rgb
+from preshard.packer_service.ingest.media.shape import DECODER_MIB, ImageSize, check_memory, image_bytes
 from preshard.schemas.errors import DocumentError
 
 MAX_IMAGE_PIXELS = 178_956_970
@@ -47,8 +40,8 @@ _UPRIGHT = {
 }
 """What undoes each EXIF orientation; 1 is upright."""
 
-_SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
-"""Those that swap rows and columns."""
+SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
+"""Turns that swap width and height."""
 
 
 def probe_image(
@@ -138,35 +131,6 @@ def _is_page(image: Image.Image, number: int) -> bool:
     return not int(getattr(image, "tag_v2", {}).get(ExifTags.Base.NewSubfileType, 0)) & _NOT_A_PAGE
 
 
-def probe_frames(
-    medium: Medium, base: MediaReach, *, fps: float, max_frames: int, pages: str = "reject", **options: Any
-) -> VideoFrames:
-    """Chooses the frames of a video that is a list of images: all of them, unless it is cut or they are too many.
-
-    Args:
-        medium: the video; frame k is shown at k / ``fps`` seconds.
-        base: what its frames are relative to, and what they may reach.
-        fps: frames that are shown a second.
-        max_frames: most frames, at least 1.
-        pages: see :func:`probe_image`; a frame is one picture.
-        options: see there.
-
-    Raises:
-        DocumentError: as in :func:`probe_image` for each frame, or ``bad_video``: their sizes differ, or the clip is
-            empty or outside of the video.
-    """
-    pages = "first" if pages == "first" else "reject"
-    sizes = [size for frame in medium.frames for size in probe_image(frame, base, pages=pages, **options)]
-    for frame, size in zip(medium.frames, sizes, strict=True):
-        if size != sizes[0]:
-            found = f"{frame.label} has {size.width} x {size.height} pixels and the first frame"
-            reason = f"{found} {sizes[0].width} x {sizes[0].height}; scale the frames of a video to one size"
-            raise DocumentError("bad_video", reason)
-    line = Timeline(pts=np.arange(len(sizes), dtype=np.int64), origin=0, end=len(sizes))
-    shown = (sizes[0].width, sizes[0].height)
-    return chosen_frames(medium, line, 1 / as_written(fps), shown, fps=fps, max_frames=max_frames)
-
-
 def decode_image(
     medium: Medium, base: MediaReach, crops: Sequence[CropShape], scaling: Scaling, *, dpi: int = 144
 ) -> list[Image.Image]:
@@ -208,9 +172,9 @@ def _reduced(
     side = 2 * max(largest)
     image.draft(None, (side, side))
     image.load()
-    swaps = turn in _SWAPPING
+    swaps = turn in SWAPPING
     shrunk = Shrunk(image, largest[::-1] if swaps else largest)
-    return {size: _turned(shrunk.scaled(size[::-1] if swaps else size), turn) for size in sizes}
+    return {size: turned(shrunk.scaled(size[::-1] if swaps else size), turn) for size in sizes}
 
 
 def _full(
@@ -221,31 +185,8 @@ def _full(
 ) -> dict[tuple[int, int], Image.Image]:
     """Canvases of the picture as it is, which is turned before it is scaled."""
     image.load()
-    upright = _turned(whole_rgb(image), turn)
+    upright = turned(whole_rgb(image), turn)
     return {size: scaled(upright, size, scaling) for size in sizes}
-
-
-def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
-    return image if turn is None else image.transpose(turn)
-
-
-def encode_image(image: Image.Image, *, image_format: Literal["jpeg", "png"], jpeg_quality: int) -> bytes:
-    """The bytes that a shard stores for a crop: always the same for the same pixels, without metadata.
-
-    Args:
-        image: an RGB crop.
-        image_format: ``jpeg`` (chroma at half resolution, Pillow's default) or ``png``, which loses nothing.
-        jpeg_quality: 1 to 100; not used for PNG.
-    """
-    out = io.BytesIO()
-    # Pillow copies a photograph's comments and profiles to everything that is cut from it.
-    image = image.copy()
-    image.info = {}
-    if image_format == "jpeg":
-        image.save(out, "JPEG", quality=jpeg_quality)
-    else:
-        image.save(out, "PNG")
-    return out.getvalue()
 
 
 @contextmanager

@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media.ahead import AHEAD
-from preshard.packer_service.ingest.media.crops import encoded_crops
-from preshard.packer_service.ingest.media.image import probe_frames, probe_image
+from preshard.packer_service.ingest.media.crops import Picture, encoded_crops, encoded_pictures
+from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
-from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
-from preshard.packer_service.ingest.media.stores import STORES
-from preshard.packer_service.ingest.media.video import probe_video
+from preshard.packer_service.ingest.media.stores import AHEAD, STORES
+from preshard.packer_service.ingest.media.video import probe_frames, probe_video
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.schemas.config import PackConfig
@@ -99,7 +97,7 @@ def pictures(
     """What ``keep`` makes of the pictures that clips of a video show, given to it one at a time.
 
     Raises:
-        DocumentError: as in :func:`~preshard.packer_service.ingest.media.shared.encoded_pictures` and :func:`crops`.
+        DocumentError: as in :func:`~preshard.packer_service.ingest.media.crops.encoded_pictures` and :func:`crops`.
         OSError: as in :func:`probe`, or raised by ``keep``.
     """
     options: dict[str, Any] = {"image_format": config.image_format, "jpeg_quality": config.jpeg_quality}

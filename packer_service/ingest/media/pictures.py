@@ -1,30 +1,27 @@
-"""The pictures of a video that are asked for, with as few others decoded on the way as FFmpeg can do without."""
+"""The pictures of a video that are asked for, with as few others read and decoded on the way as FFmpeg allows."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
+from operator import sub
 from typing import Any, TypeVar
 
 import av
 
-from preshard.packer_service.ingest.media.demux import Video, shown_at
+from preshard.packer_service.ingest.media.demux import Video, open_at, seek_to, shown_at
+from preshard.packer_service.ingest.media.open import MediaFile
 
 T = TypeVar("T")
 
+SEEK_SECONDS = 10
+"""Shortest gap between wanted pictures that is jumped over. A seek throws away what was read ahead, some hundred
+kilobytes, which is what a shorter gap holds; and key frames are seldom further apart."""
 
-class LostPictureError(Exception):
-    """A picture that packets promise cannot be decoded. The text is empty, or follows a message and says why.
-
-    Attributes:
-        tick: which picture it is.
-    """
-
-    def __init__(self, tick: int, reason: str = "") -> None:
-        super().__init__(reason)
-        self.tick = tick
-
+SEEKABLE = ("mov", "matroska")
+"""Containers whose index says where key frames are, and whose times are the same after a seek."""
 
 LATER, DAMAGED = " (the decoder went on to a later frame)", " (its data are damaged)"
 
@@ -42,11 +39,74 @@ PROGRESSIVE = 1
 LAYERS_AT = 21
 """Byte of HEVC's configuration record whose bits 3 to 5 count the temporal layers."""
 
-DENSE = 0.9
-"""Share of a clip's pictures from which on choosing among them costs more than leaving the others out saves."""
-
 WITHOUT_REFERENCES, EVERYTHING = "NONREF", "DEFAULT"
 """What ``skip_frame`` leaves out."""
+
+
+class LostPictureError(Exception):
+    """A picture that packets promise cannot be decoded. The text is empty, or follows a message and says why.
+
+    Attributes:
+        tick: which picture it is.
+    """
+
+    def __init__(self, tick: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.tick = tick
+
+
+def read_pictures(file: MediaFile, ticks: Sequence[int], use: Callable[[Any], T]) -> Iterator[T]:
+    """What ``use`` makes of the picture shown at each tick.
+
+    Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
+    the last key frame before it, and pictures to which no other refers; a long gap is not even read, where the
+    container has an index. Should a wanted picture be lost by that, the rest is decoded with nothing left out.
+
+    Args:
+        file: the video.
+        ticks: times of pictures in the stream's time base, ascending and distinct.
+        use: takes a decoded picture, which is not valid any more when the next one is asked for.
+
+    Raises:
+        LostPictureError: after the pictures before it.
+        DocumentError: ``bad_video``: not a video that can be read.
+    """
+    done, sparing = 0, True
+    while done < len(ticks):
+        with open_at(file, ticks[done]) as (video, packets):
+            for number, run in enumerate(_runs(video, ticks[done:]) if sparing else [ticks[done:]]):
+                sought = packets if number == 0 else seek_to(video, run[0])
+                if sought is None:  # it is opened there once more, which tries other ways to get there
+                    break
+                reader = PictureReader(video, sought, leaving_out=run if sparing and can_skip(video) else None)
+                try:
+                    yield from reader.read(run, use)
+                    done += len(run)
+                except LostPictureError as lost:
+                    done = bisect_left(ticks, lost.tick)
+                    if number == 0 and not (sparing and can_skip(video)):
+                        raise
+                    sparing = False
+                    break
+
+
+def _runs(video: Video, ticks: Sequence[int]) -> list[Sequence[int]]:
+    """The pictures in groups, between which the container is sought."""
+    if len(ticks) < 2:
+        return [ticks]
+    if not set(SEEKABLE).intersection(video.container.format.name.split(",")):
+        return [ticks]
+    gap = int(SEEK_SECONDS / video.time_base)
+    if max(map(sub, ticks[1:], ticks), default=0) <= gap:
+        return [ticks]
+    cuts, index = [0], video.stream.index_entries
+    for number in range(1, len(ticks)):
+        before, tick = ticks[number - 1], ticks[number]
+        if tick - before > gap:
+            key = index.search_timestamp(tick)
+            if key >= 0 and index[key].timestamp > before:  # else it needs pictures from before the gap
+                cuts.append(number)
+    return [ticks[first:end] for first, end in zip(cuts, [*cuts[1:], len(ticks)], strict=True)]
 
 
 def can_skip(video: Video) -> bool:
@@ -58,23 +118,17 @@ def can_skip(video: Video) -> bool:
     return context.name in SKIPPING and (context.name != "hevc" or _has_one_layer(context.extradata))
 
 
-def is_dense(video: Video, ticks: Sequence[int]) -> bool:
-    """Whether nearly all pictures from the first wanted one to the last are wanted, so that choosing does not pay.
+def _has_one_layer(extradata: bytes | None) -> bool:
+    """Whether an HEVC stream has one temporal layer, by its configuration record (ISO/IEC 14496-15, section 8.3.3).
 
-    How many there are is estimated by the container's frame rate; pixels do not depend on it.
-
-    Args:
-        video: an open video.
-        ticks: the wanted pictures, ascending.
+    With several, a picture that its own layer does not refer to may be referred to from the next.
     """
-    if len(ticks) < 2:
+    if extradata is None or len(extradata) <= LAYERS_AT or extradata[0] != 1:
         return False
-    rate = video.stream.average_rate
-    passed = 0 if rate is None else (ticks[-1] - ticks[0]) * float(video.time_base * rate)
-    return 0 < DENSE * passed <= len(ticks) - 1
+    return extradata[LAYERS_AT] >> 3 & 7 == 1
 
 
-def started_decoder(video: Video) -> Any:
+def start_decoder(video: Video) -> Any:
     """The video's decoder, which knows nothing of what it decoded before.
 
     It uses one thread: a task holds one CPU, and results must not depend on their number.
@@ -88,48 +142,6 @@ def started_decoder(video: Video) -> Any:
     return decoder
 
 
-def read_all(video: Video, packets: Iterator[Any], ticks: Iterable[int], use: Callable[[Any], T]) -> Iterator[T]:
-    """What ``use`` makes of the pictures shown at these ticks, of a stretch of which nearly all are wanted.
-
-    As a :class:`PictureReader` that leaves nothing out, which takes ten microseconds for each, a third of what a small
-    picture takes.
-
-    Raises:
-        LostPictureError: a picture cannot be decoded or used; those before it were given.
-    """
-    decode, left = started_decoder(video).decode, iter(ticks)
-    tick = next(left)
-    try:
-        for packet in chain(packets, (None,)):
-            for picture in decode(packet):
-                shown = picture.pts
-                if shown is None:
-                    shown = picture.dts
-                if shown is None or shown < tick:
-                    continue
-                if shown > tick:
-                    raise LostPictureError(tick, LATER)
-                if picture.is_corrupt:
-                    raise LostPictureError(tick, DAMAGED)
-                yield use(picture)
-                if (following := next(left, None)) is None:
-                    return
-                tick = following
-    except av.FFmpegError as error:
-        raise LostPictureError(tick, f" ({error.strerror})") from None
-    raise LostPictureError(tick)
-
-
-def _has_one_layer(extradata: bytes | None) -> bool:
-    """Whether an HEVC stream has one temporal layer, by its configuration record (ISO/IEC 14496-15, section 8.3.3).
-
-    With several, a picture that its own layer does not refer to may be referred to from the next.
-    """
-    if extradata is None or len(extradata) <= LAYERS_AT or extradata[0] != 1:
-        return False
-    return extradata[LAYERS_AT] >> 3 & 7 == 1
-
-
 class PictureReader:
     """Feeds a decoder just enough packets to get the pictures asked for, in ascending order.
 
@@ -140,21 +152,16 @@ class PictureReader:
 
     Attributes:
         n_fed: packets given to the decoder so far, with those whose pictures it left out.
-        reason: why the last picture asked for could not be decoded; empty or ready to follow a message.
     """
 
     def __init__(self, video: Video, packets: Iterator[Any], leaving_out: Collection[int] | None = None) -> None:
         self.n_fed = 0
-        self.reason = ""
-        self._decoder = started_decoder(video)
-        self._decode = self._decoder.decode
+        self._decoder = start_decoder(video)
         self._packets = packets
         self._wanted = None if leaving_out is None else frozenset(leaving_out)
         self._skipping = EVERYTHING
         self._waiting: deque[Any] = deque()
         """Packets read and not yet decoded."""
-        self._later_keys = 0
-        """Key frames among them behind the first, so that most packets are not looked through for one."""
         self._decoded: deque[Any] = deque()
         self._flushed = False
         self._awaited: set[int] = set()
@@ -163,36 +170,35 @@ class PictureReader:
     def read(self, ticks: Iterable[int], use: Callable[[Any], T]) -> Iterator[T]:
         """What ``use`` makes of the picture shown at each of these ticks, ascending.
 
-        Ends before the first that cannot be decoded or used; ``reason`` then says why.
+        Raises:
+            LostPictureError: one cannot be decoded or used; those before it were given.
         """
         ticks = list(ticks)
         for tick, following in zip_longest(ticks, ticks[1:]):
             try:
-                picture = self._picture(tick, following)
-                used = None if picture is None else use(picture)
+                picture = self._find(tick, following)
+                if picture.is_corrupt:
+                    raise LostPictureError(tick, DAMAGED)
+                used = use(picture)
             except av.FFmpegError as error:
-                self.reason = f" ({error.strerror})"
-                return
-            if used is None:
-                return
+                raise LostPictureError(tick, f" ({error.strerror})") from None
             yield used
 
-    def _picture(self, tick: int, following: int | None) -> Any | None:
-        if self._decoded and self._decoded[0].pts == tick:  # as nearly always where every picture is wanted
-            return self._whole(self._decoded.popleft())
-        self._skip_to_key(tick)
+    def _find(self, tick: int, following: int | None) -> Any:
+        if not any((shown_at(picture) or 0) >= tick for picture in self._decoded) and self._read_to_key(tick):
+            self._decoded.clear()
+            self._decoder.flush_buffers()
         is_asked = False
         while True:
             while self._decoded:
                 picture = self._decoded.popleft()
-                shown = picture.pts if picture.pts is not None else picture.dts
+                shown = shown_at(picture)
                 if shown == tick:
-                    return self._whole(picture)
+                    return picture
                 if shown is not None and shown > tick:
-                    self.reason = LATER
-                    return None
+                    raise LostPictureError(tick, LATER)
             if self._flushed:
-                return None
+                raise LostPictureError(tick)
             if not is_asked and tick in self._awaited:
                 is_asked = True
                 if self._is_last_of_group(following):
@@ -200,49 +206,27 @@ class PictureReader:
                     continue
             self._decode_next()
 
-    def _whole(self, picture: Any) -> Any | None:
-        if picture.is_corrupt:
-            self.reason = DAMAGED
-            return None
-        return picture
-
-    def _skip_to_key(self, tick: int) -> None:
-        """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then."""
-        if self._decoded and any((picture.pts or picture.dts or 0) >= tick for picture in self._decoded):
-            return
-        if self._read_to_key(tick):
-            self._decoded.clear()
-            self._decoder.flush_buffers()
-
     def _read_to_key(self, tick: int) -> bool:
-        """Whether packets were dropped, so that the next one is a key frame."""
-        dropped, waiting = False, self._waiting
+        """Reads packets up to ``tick``, and drops those before the last key frame that is shown by then.
+
+        Returns:
+            Whether packets were dropped, so that the next one is a key frame.
+        """
+        dropped, waiting = self._drop_before_key(tick), self._waiting
         while not waiting or (last := waiting[-1].dts) is None or last < tick:
             packet = next(self._packets, None)
             if packet is None:
                 break
-            is_key = packet.is_keyframe
-            self._later_keys += bool(is_key and waiting)
             waiting.append(packet)
-            if is_key:
-                dropped = self._drop_before_keys(tick) or dropped
-        return self._drop_before_keys(tick) or dropped
+            if packet.is_keyframe:
+                dropped = self._drop_before_key(tick) or dropped
+        return dropped
 
-    def _drop_before_keys(self, tick: int) -> bool:
-        if not self._later_keys:
-            return False
-        keys = [i for i, p in enumerate(self._waiting) if p.is_keyframe and (shown_at(p) or 0) <= tick]
-        if not keys or keys[-1] == 0:
-            return False
-        for _ in range(keys[-1]):
-            self._next_waiting()
-        return True
-
-    def _next_waiting(self) -> Any:
-        packet = self._waiting.popleft()
-        if self._later_keys and self._waiting[0].is_keyframe:
-            self._later_keys -= 1
-        return packet
+    def _drop_before_key(self, tick: int) -> bool:
+        keys = [i for i, packet in enumerate(self._waiting) if packet.is_keyframe and (shown_at(packet) or 0) <= tick]
+        for _ in range(keys[-1] if keys else 0):
+            self._waiting.popleft()
+        return bool(keys and keys[-1])
 
     def _is_last_of_group(self, following: int | None) -> bool:
         """Whether nothing more is wanted of the packets before a key frame, or at all."""
@@ -259,14 +243,13 @@ class PictureReader:
             self._decoder.flush_buffers()
 
     def _decode_next(self) -> None:
-        packet = self._next_waiting() if self._waiting else next(self._packets, None)
-        if packet is None:
-            self._flushed = True
-        else:
+        packet = self._waiting.popleft() if self._waiting else next(self._packets, None)
+        self._flushed = packet is None
+        if packet is not None:
             self.n_fed += 1
             if self._wanted is not None:
                 self._leave_out(packet.pts, self._wanted)
-        self._decoded.extend(self._decode(packet))
+        self._decoded.extend(self._decoder.decode(packet))
 
     def _leave_out(self, tick: int | None, wanted: frozenset[int]) -> None:
         """Tells the decoder whether the next packet's picture matters beyond those that refer to it."""

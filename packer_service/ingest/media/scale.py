@@ -1,29 +1,59 @@
-"""A whole picture to the size at which a model's own processor shows it to the model, with the same pixels.
+"""A whole picture to a canvas of another size, with the same pixels on every machine.
 
-``bicubic`` is Pillow's filter, with which the processors of the Qwen-VL models and InternVL on Pillow scale stills, and
-``bicubic_16_bits`` torch's, with which those on torchvision scale stills and videos. ``bilinear`` is torch's
-interpolation between four pixels, without a filter, as Molmo2's processors use it; torch computes it in float32 with
-fused multiplications and additions as soon as it has more than one thread, and so does this, on every machine and
-without importing torch.
+``reduced`` takes the mean of whole blocks of a picture that is far larger than its canvas, band by band, so that it is
+never in memory twice, and Pillow's bicubic filter for the rest. The others give the pixels that a model's own processor
+shows it. ``bicubic`` is Pillow's filter, with which the processors of the Qwen-VL models and InternVL on Pillow scale
+stills, and ``bicubic_16_bits`` torch's, with which those on torchvision scale stills and videos. ``bilinear`` is
+torch's interpolation between four pixels, without a filter, as Molmo2's processors use it; torch computes it in float32
+with fused multiplications and additions as soon as it has more than one thread, and so does this, without importing
+torch.
+
+Torch took its bicubic filter from Pillow-SIMD: weights are rounded to whole numbers of 16 bits, sums are of whole
+numbers, and the picture between the pass along the width and the pass along the height has 8 bits again. Products of
+matrices of float64 give the same sums, since none of them comes near 2**53. A new pixel is made of a few old ones that
+lie together, so each product takes some neighbouring new pixels and the old ones that any of them needs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from preshard.packer_service.ingest.media.bicubic import resized
-
 if TYPE_CHECKING:
-    from jaxtyping import Float32, Int64, UInt8
-
-_HALF = np.float32(0.5)
-
+    from jaxtyping import Float32, Float64, Int64, Num, UInt8
 
 FullScaling = Literal["bicubic", "bicubic_16_bits", "bilinear"]
 """The ways that begin with the picture at its full size."""
+
+BAND_PIXELS = 1 << 19
+"""Pixels converted at a time: 2 MiB in four bytes per pixel, little beside any image that is worth reducing."""
+
+REDUCING_GAP = 3
+"""How many times as long as its canvas an axis stays when it is reduced by whole numbers. Pillow's documentation of
+``reducing_gap`` calls the result nearly indistinguishable from fair resampling from 3.0 on."""
+
+_ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+
+_HALF = np.float32(0.5)
+
+_SHARPNESS = -0.5
+"""The parameter of the cubic kernel (Keys 1981) that filters against aliasing have."""
+
+_REACH = 2
+"""Pixels on each side that the kernel spans before it is stretched."""
+
+_LARGEST_WEIGHT, _MOST_BITS = 2**15, 22
+"""Weights are scaled by the largest power of two, of at most so many bits, that keeps them below this."""
+
+_TOGETHER = 16
+"""New pixels of one product: of more of them most weights would be zeros, and fewer would make more calls."""
+
+_AT_ONCE = 2**18
+"""Numbers of float64 that are filtered at a time: 2 MiB, which a cache of most processors holds."""
 
 
 def scaled(image: Image.Image, size: tuple[int, int], scaling: FullScaling) -> Image.Image:
@@ -37,8 +67,107 @@ def scaled(image: Image.Image, size: tuple[int, int], scaling: FullScaling) -> I
     if scaling == "bicubic":
         return image.resize(size, Image.Resampling.BICUBIC)
     if scaling == "bicubic_16_bits":
-        return resized(image, size)
+        return _bicubic(image, size)
     return Image.fromarray(_bilinear(np.asarray(image), size))
+
+
+def turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+    """A picture after a turn, if there is one."""
+    return image if turn is None else image.transpose(turn)
+
+
+class Shrunk:
+    """An image as RGB, reduced by whole numbers as far as every axis stays :data:`REDUCING_GAP` times its canvas.
+
+    A whole-number reduction takes the mean of each block of pixels; a bicubic filter does the rest.
+
+    Args:
+        image: loaded, of any mode.
+        canvas: width and height of the largest picture that :meth:`scaled` will be asked for.
+    """
+
+    def __init__(self, image: Image.Image, canvas: tuple[int, int]) -> None:
+        factor = (_factor(image.width, canvas[0]), _factor(image.height, canvas[1]))
+        self.image = image if factor == (1, 1) and _is_rgb(image) else _reduced(image, factor)
+        # Where the factor does not divide the side, the image covers only a part of the last reduced pixel.
+        self.box = (0.0, 0.0, image.width / factor[0], image.height / factor[1])
+
+    def scaled(self, size: tuple[int, int]) -> Image.Image:
+        """The whole image at another size, regardless of its aspect ratio."""
+        return self.image.resize(size, Image.Resampling.BICUBIC, box=self.box, reducing_gap=float(REDUCING_GAP))
+
+
+def whole_rgb(image: Image.Image) -> Image.Image:
+    """A loaded image of any mode as RGB at its own size."""
+    return image if _is_rgb(image) else _reduced(image, (1, 1))
+
+
+def _factor(side: int, canvas: int) -> int:
+    return max(1, side // (canvas * REDUCING_GAP))
+
+
+def _is_rgb(image: Image.Image) -> bool:
+    return image.mode == "RGB" and "transparency" not in image.info
+
+
+def _reduced(image: Image.Image, factor: tuple[int, int]) -> Image.Image:
+    reduced = Image.new("RGB", (-(-image.width // factor[0]), -(-image.height // factor[1])))
+    limits = _grey_range(band for _, band in _bands(image, 1))
+    for top, band in _bands(image, factor[1]):
+        rgb = band if _is_rgb(band) else _to_rgb(band, limits)
+        reduced.paste(rgb.reduce(factor), (0, top // factor[1]))
+    return reduced
+
+
+def _bands(image: Image.Image, multiple: int) -> Iterator[tuple[int, Image.Image]]:
+    """Bands of whole rows, each with its first row; the height of all but the last is a multiple of ``multiple``."""
+    rows = max(1, BAND_PIXELS // image.width // multiple) * multiple
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _grey_range(bands: Iterable[Image.Image]) -> tuple[float, float]:
+    """The values that become black and white in an image of deep greys, given in bands.
+
+    Integer greys of 32 bits are taken to range over 0..65535, and floating-point greys over 0..1, if their values lie
+    within. If not, the image's own smallest and largest values are taken, since such files do not state their range.
+    The other modes have a known range, so their bands are not read.
+    """
+    low, high = np.inf, -np.inf
+    full = 1.0
+    for band in bands:
+        if band.mode not in ("I", "F"):
+            return 0.0, full
+        full = 65535.0 if band.mode == "I" else 1.0
+        values = np.asarray(band)
+        known = values[np.isfinite(values)]
+        if known.size:
+            low, high = min(low, float(known.min())), max(high, float(known.max()))
+    within = low >= 0 and high <= full
+    return (0.0, full) if within or low > high else (low, high)
+
+
+def _to_rgb(image: Image.Image, limits: tuple[float, float]) -> Image.Image:
+    """An image of any mode as RGB: transparency over white, deep greys scaled (not clipped) to 8 bits.
+
+    16-bit greys take the full range 0..65535; values that are not numbers become black.
+    """
+    if image.mode.startswith("I;16"):
+        return _grey((np.asarray(image).astype(np.int64) * 255 + 32767) // 65535)
+    if image.mode in ("I", "F"):
+        values, (low, high) = np.asarray(image), limits
+        if high == low:  # only one value, which says nothing about what is bright
+            return _grey(np.zeros(values.shape))
+        known = np.where(np.isfinite(values), values, low).astype(np.float64)
+        return _grey(np.floor((known - low) / (high - low) * 255 + 0.5))
+    if image.mode in _ALPHA_MODES or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _grey(values: Num[np.ndarray, "height width"]) -> Image.Image:
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
 def _bilinear(
@@ -75,3 +204,100 @@ def _neighbours(
 def _fused(factor: np.ndarray, other: np.ndarray | np.float32, added: np.ndarray | np.float32) -> np.ndarray:
     """``factor * other + added`` of float32, rounded once: the product of two is exact in float64."""
     return (factor.astype(np.float64) * other + added).astype(np.float32)
+
+
+def _bicubic(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """An RGB picture at another width and height, filtered as torch does."""
+    if size == image.size:
+        return image
+    return Image.fromarray(_along_height(_along_width(image, size[0]), size[1]))
+
+
+def _along_width(image: Image.Image, width: int) -> UInt8[np.ndarray, "3 height new_width"]:
+    """Some rows at a time: a large picture is never copied out of Pillow as a whole."""
+    filtered = np.empty((3, image.height, width), np.uint8)
+    step = max(1, _AT_ONCE // (3 * image.width))
+    for top in range(0, image.height, step):
+        rows = image.crop((0, top, image.width, min(top + step, image.height)))
+        colours = np.asarray(rows).transpose(2, 0, 1)
+        if width != image.width:
+            levels = colours.astype(np.float64, order="C").reshape(-1, image.width)
+            sums = np.empty((len(levels), width))
+            for part in _parts(image.width, width):
+                np.matmul(levels[:, part.old], part.weights.T, out=sums[:, part.new])
+            colours = _rounded(sums).reshape(*colours.shape[:2], width)
+        filtered[:, top : top + step] = colours
+    return filtered
+
+
+def _along_height(colours: UInt8[np.ndarray, "3 height width"], height: int) -> UInt8[np.ndarray, "new_height width 3"]:
+    _, old_height, width = colours.shape
+    if height == old_height:
+        return colours.transpose(1, 2, 0)
+    filtered = np.empty((height, width, 3), np.uint8)
+    for part in _parts(old_height, height):
+        step = max(1, _AT_ONCE // part.weights.shape[1])
+        for left in range(0, width, step):
+            columns = slice(left, left + step)
+            for colour in range(3):
+                levels = colours[colour, part.old, columns].astype(np.float64)
+                filtered[part.new, columns, colour] = _rounded(part.weights @ levels)
+    return filtered
+
+
+def _rounded(sums: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
+    """Levels whose whole parts are the rounded sums; the array itself is changed."""
+    sums += 0.5
+    return np.clip(sums, 0, 255, out=sums)
+
+
+class _Part(NamedTuple):
+    """Neighbouring new pixels along an axis, the old ones that they are made of, and the share of each in each."""
+
+    new: slice
+    old: slice
+    weights: Float64[np.ndarray, "new old"]
+
+
+@lru_cache(maxsize=16)
+def _parts(old: int, new: int) -> tuple[_Part, ...]:
+    """All new pixels along an axis. Weights are whole numbers divided by a power of two, which float64 holds."""
+    first, count, weights = _weights(old, new)
+    parts = []
+    for start in range(0, new, _TOGETHER):
+        own = slice(start, min(start + _TOGETHER, new))
+        low, high = int(first[own].min()), int((first + count)[own].max())
+        matrix = np.zeros((own.stop - start, high - low))
+        rows, taps = np.nonzero(np.arange(weights.shape[1]) < count[own, None])
+        matrix[rows, first[own][rows] - low + taps] = weights[own][rows, taps]
+        parts.append(_Part(own, slice(low, high), matrix))
+    return tuple(parts)
+
+
+def _weights(
+    old: int, new: int
+) -> tuple[Int64[np.ndarray, "new"], Int64[np.ndarray, "new"], Float64[np.ndarray, "new taps"]]:
+    """For each new pixel the first old one that it is made of, how many there are, and the share of each."""
+    scale = old / new
+    stretch = max(scale, 1.0)
+    centres = scale * (np.arange(new) + 0.5)
+    first = np.maximum((centres - _REACH * stretch + 0.5).astype(np.int64), 0)
+    count = np.minimum((centres + _REACH * stretch + 0.5).astype(np.int64), old) - first
+    tap = np.arange(count.max())[None]
+    inside = tap < count[:, None]
+    shares = np.where(inside, _kernel((tap + first[:, None] - centres[:, None] + 0.5) * (1 / stretch)), 0.0)
+    shares /= np.cumsum(shares, axis=1)[:, -1:]
+    bits = _bits(float(shares.max()))
+    scaled = shares * 2**bits
+    return first, count, np.trunc(scaled + np.where(scaled < 0, -0.5, 0.5)) / 2**bits
+
+
+def _bits(largest: float) -> int:
+    fits = (bits for bits in range(_MOST_BITS) if int(0.5 + largest * 2 ** (bits + 1)) >= _LARGEST_WEIGHT)
+    return next(fits, _MOST_BITS)
+
+
+def _kernel(distance: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
+    x, a = np.abs(distance), _SHARPNESS
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    return np.where(x < 1, near, np.where(x < _REACH, (((x - 5) * x + 8) * x - 4) * a, 0.0))

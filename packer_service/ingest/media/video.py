@@ -1,58 +1,33 @@
-"""Which frames of a video a document shows, found without decoding, and then their pixels, each decoded once."""
+"""Which frames of a video a document shows, found without decoding."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
-from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.families.family import Scaling
-from preshard.packer_service.ingest.media.demux import Video, display_size, open_at, seek_to
-from preshard.packer_service.ingest.media.needs import DECODER_MIB, check_memory, video_bytes
+from preshard.packer_service.ingest.media.demux import (
+    Timeline,
+    Video,
+    display_size,
+    open_at,
+    read_origin,
+    read_timeline,
+    seek_to,
+)
+from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.passes import read_pictures
-from preshard.packer_service.ingest.media.pictures import LostPictureError
-from preshard.packer_service.ingest.media.pixels import FrameScaler
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
-from preshard.packer_service.ingest.media.timeline import Timeline, read_origin, read_timeline
+from preshard.packer_service.ingest.media.shape import DECODER_MIB, VideoFrames, check_memory, video_bytes
 from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VideoFrames:
-    """The frames of a clip that will be stored.
-
-    ``pts`` are in the stream's time base, ascending and distinct; ``timestamps`` are in seconds from the clip's start,
-    which is ``medium.start`` or else the first frame; they are 0 for a frame that is already on the screen then.
-    ``width`` and ``height`` are those of the frame as it is shown, after the header's quarter turn. ``thinned_to`` is
-    the time between frames in seconds where ``max_frames`` made it longer than ``1 / fps``, else None.
-    """
-
-    pts: Int64[np.ndarray, "frames"]
-    timestamps: Float64[np.ndarray, "frames"]
-    width: int
-    height: int
-    thinned_to: float | None = None
-
-    @property
-    def n_frames(self) -> int:
-        return len(self.pts)
-
-    def of_frames(self, numbers: Int64[np.ndarray, "chosen"]) -> VideoFrames:
-        """Some of its frames, by their numbers from 0, ascending."""
-        return replace(self, pts=self.pts[numbers], timestamps=self.timestamps[numbers])
 
 
 def probe_video(
@@ -66,7 +41,7 @@ def probe_video(
 ) -> VideoFrames:
     """Chooses a clip's frames by time, reading only packets: no pixel is decoded.
 
-    The rule of :func:`~preshard.packer_service.ingest.media.sampling.sample_frames` is applied to the times at which
+    The rule of :func:`sample_frames` is applied to the times at which
     the frames are really shown, so variable frame rates, reordered frames, late starts and edit lists come out exactly.
     Second 0 is the video's first frame. Only what the clip needs is read: from the key frame before ``medium.start``
     until packets are decoded after ``medium.end``. Pictures before the stream's first key frame cannot be decoded; they
@@ -100,6 +75,35 @@ def probe_video(
             with open_at(file, tick) as (video, packets):
                 line = read_timeline(video, packets, origin=origin, stop=stop)
     return chosen_frames(medium, line, time_base, (width, height), fps=fps, max_frames=max_frames)
+
+
+def probe_frames(
+    medium: Medium, base: MediaReach, *, fps: float, max_frames: int, pages: str = "reject", **options: Any
+) -> VideoFrames:
+    """Chooses the frames of a video that is a list of images: all of them, unless it is cut or they are too many.
+
+    Args:
+        medium: the video; frame k is shown at k / ``fps`` seconds.
+        base: what its frames are relative to, and what they may reach.
+        fps: frames that are shown a second.
+        max_frames: most frames, at least 1.
+        pages: see :func:`probe_image`; a frame is one picture.
+        options: see there.
+
+    Raises:
+        DocumentError: as in :func:`probe_image` for each frame, or ``bad_video``: their sizes differ, or the clip is
+            empty or outside of the video.
+    """
+    pages = "first" if pages == "first" else "reject"
+    sizes = [size for frame in medium.frames for size in probe_image(frame, base, pages=pages, **options)]
+    for frame, size in zip(medium.frames, sizes, strict=True):
+        if size != sizes[0]:
+            found = f"{frame.label} has {size.width} x {size.height} pixels and the first frame"
+            reason = f"{found} {sizes[0].width} x {sizes[0].height}; scale the frames of a video to one size"
+            raise DocumentError("bad_video", reason)
+    line = Timeline(pts=np.arange(len(sizes), dtype=np.int64), origin=0, end=len(sizes))
+    shown = (sizes[0].width, sizes[0].height)
+    return chosen_frames(medium, line, 1 / as_written(fps), shown, fps=fps, max_frames=max_frames)
 
 
 def chosen_frames(
@@ -167,33 +171,63 @@ def _clip_end(
     return length if end is None else min(end, length)
 
 
-def decode_video(
-    medium: Medium, base: MediaReach, frames: VideoFrames, *, size: tuple[int, int], scaling: Scaling = "reduced"
-) -> Iterator[Image.Image]:
-    """Decodes the chosen frames once, in order, each as an RGB image of one size.
+def as_written(seconds: float) -> Fraction:
+    """The decimal that a person wrote: 0.1 is one tenth, not the binary fraction nearest to it.
 
-    On the way to each, :func:`~preshard.packer_service.ingest.media.passes.read_pictures` decodes only what it must.
+    A frame at exactly 0.3 s is then found by a target of 0.3 s, whose float lies a little below.
+    """
+    return Fraction(str(seconds))
+
+
+def sample_frames(
+    pts: Int64[np.ndarray, "shown"],
+    *,
+    origin: int,
+    time_base: Fraction,
+    start: Fraction,
+    end: Fraction,
+    fps: Fraction,
+    max_frames: int,
+) -> Int64[np.ndarray, "frames"]:
+    """Chooses the frames that are on the screen at evenly spaced times, the targets.
+
+    The targets are ``start + k / fps`` for every ``k >= 0`` with a target before ``end``. If these are more than
+    ``max_frames``, they are ``start + k * (end - start) / max_frames`` for ``k`` below ``max_frames``: spread evenly,
+    the first one at ``start``. A target takes the last frame shown at or before it, or the first frame if there is
+    none; a frame that several targets take is kept once. Any frame rate, even a variable one, is thus sampled by time.
 
     Args:
-        medium: the video that was probed.
-        base: what it is relative to, and what it may reach.
-        frames: what :func:`probe_video` chose.
-        size: width and height of the images; the whole frame is scaled, upright, without keeping its aspect ratio.
-        scaling: how; ``reduced`` is FFmpeg's bicubic filter, straight from the decoder's planes.
+        pts: times of the frames shown, ascending and distinct, in ticks of ``time_base``.
+        origin: tick of the video's first frame, time 0.
+        time_base: seconds per tick.
+        start: beginning of the clip in seconds from ``origin``.
+        end: its end, above ``start``.
+        fps: targets per second.
+        max_frames: most targets.
 
-    Yields:
-        Exactly ``frames.n_frames`` images, in the order of ``frames.pts``.
-
-    Raises:
-        DocumentError: ``missing_media``, ``bad_video`` as in the probe, or ``decode_failed``: the decoder stopped, or
-            did not return a frame that the packets promise.
+    Returns:
+        The chosen ``pts``, ascending and distinct; at least one and at most ``max_frames``.
     """
-    scaler, done = FrameScaler(size, scaling), 0
-    with open_media(medium, base) as file:
-        try:
-            for image in read_pictures(file, frames.pts.tolist(), scaler.image):
-                yield image
-                done += 1
-        except LostPictureError as lost:
-            which = f"frame {done} of {frames.n_frames} ({frames.timestamps[done]:.3f} s into the clip)"
-            raise DocumentError("decode_failed", f"{medium.label}: {which} cannot be decoded{lost}") from None
+    span = end - start
+    count = -(-span * fps // 1)  # ceil: targets strictly before the end
+    step = 1 / fps if count <= max_frames else span / max_frames
+    first, stride = start / time_base + origin, step / time_base
+    # Over one denominator, so that each target is one integer division.
+    scale = first.denominator * stride.denominator
+    offset, slope = int(first * scale), int(stride * scale)
+    targets = np.array([(offset + k * slope) // scale for k in range(min(int(count), max_frames))], np.int64)
+    index = np.searchsorted(pts, targets, side="right") - 1
+    return pts[np.unique(np.maximum(index, 0))]
+
+
+def clip_timestamps(
+    pts: Int64[np.ndarray, "frames"], *, origin: int, time_base: Fraction, start: Fraction
+) -> Float64[np.ndarray, "frames"]:
+    """Seconds from the clip's start at which each frame is shown, correctly rounded.
+
+    For a frame that is already on the screen when the clip starts it is 0.
+    """
+    first = start / time_base + origin
+    ticks = (int(tick) * first.denominator - first.numerator for tick in pts)
+    den = time_base.denominator * first.denominator
+    return np.array([max(0, tick) * time_base.numerator / den for tick in ticks], np.float64)

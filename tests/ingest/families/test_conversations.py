@@ -13,8 +13,7 @@ from PIL import Image
 from transformers_alone import video_metadata
 
 from preshard.packer_service.ingest.document import Document, Medium, Message, Part
-from preshard.packer_service.ingest.media.shape import ImageSize, MediumShape, place
-from preshard.packer_service.ingest.media.video import VideoFrames
+from preshard.packer_service.ingest.media.shape import ImageSize, MediumShape, VideoFrames, place
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.demux import open_video
-from preshard.packer_service.ingest.media.needs import video_bytes
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+from preshard.packer_service.ingest.media.shape import VideoFrames, video_bytes
+from preshard.packer_service.ingest.media.video import probe_video
 from preshard.schemas.errors import DocumentError
 
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from preshard.packer_service.ingest.media.bicubic import resized
+from preshard.packer_service.ingest.media.scale import scaled
 
 SIZES = [
     *(((1, 1), (56, 56)), ((3, 601), (28, 560)), ((1, 199), (448, 896)), ((64, 48), (64, 31)), ((64, 48), (31, 48))),
@@ -25,7 +25,7 @@ def test_every_pixel_is_torch_s(old: tuple[int, int], new: tuple[int, int], leve
     pixels = noise.astype(np.uint8)
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
     theirs = torch.nn.functional.interpolate(tensor, new[::-1], mode="bicubic", antialias=True)
-    found = np.asarray(resized(Image.fromarray(pixels), new))
+    found = np.asarray(scaled(Image.fromarray(pixels), new, "bicubic_16_bits"))
     np.testing.assert_array_equal(found, theirs[0].permute(1, 2, 0).numpy())
     pillow = np.asarray(Image.fromarray(pixels).resize(new, Image.Resampling.BICUBIC))
     assert old == (1, 1) or levels == 2 or (found != pillow).any()

@@ -19,7 +19,8 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape
 from preshard.packer_service.ingest.families.square import SquareFamily, choose_grid
 from preshard.packer_service.ingest.media import image as image_module
-from preshard.packer_service.ingest.media.image import decode_image, encode_image, probe_image
+from preshard.packer_service.ingest.media.crops import encode_image
+from preshard.packer_service.ingest.media.image import decode_image, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
 from preshard.packer_service.ingest.text.marks import ImageFormat

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media import passes
-from preshard.packer_service.ingest.media.image import encode_image
+from preshard.packer_service.ingest.media import pictures
+from preshard.packer_service.ingest.media.crops import Picture, decode_video, encode_image, encoded_pictures
 from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.passes import SEEK_SECONDS, read_pictures
-from preshard.packer_service.ingest.media.pictures import LostPictureError
+from preshard.packer_service.ingest.media.pictures import SEEK_SECONDS, LostPictureError, read_pictures
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.shared import Picture, encoded_pictures
-from preshard.packer_service.ingest.media.video import VideoFrames, decode_video
+from preshard.packer_service.ingest.media.shape import VideoFrames
 from preshard.schemas.errors import DocumentError
 
 STEP = 200
@@ -145,13 +143,13 @@ def test_a_long_gap_is_not_read(make_video: Callable[..., Path], name: str) -> N
 def test_a_gap_inside_a_group_is_read(film: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when pictures of a group longer than the gap are decoded again from its key frame."""
     opened, sought = list[int](), list[int]()
-    original = passes.seek_to
+    original = pictures.seek_to
 
     def seek_to(video: Any, tick: int, **options: Any) -> Any:
         sought.append(tick)
         return original(video, tick, **options)
 
-    monkeypatch.setattr(passes, "seek_to", seek_to)
+    monkeypatch.setattr(pictures, "seek_to", seek_to)
     for name in ("long_group.mp4", "b_frames.mp4"):
         path = film(name)
         ticks = every_tick(path)

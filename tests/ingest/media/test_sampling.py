@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preshard.packer_service.ingest.media.sampling import as_written, clip_timestamps, sample_frames
+from preshard.packer_service.ingest.media.video import as_written, clip_timestamps, sample_frames
 
 MILLI = Fraction(1, 1000)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preshard.packer_service.ingest.media import shrink
-from preshard.packer_service.ingest.media.shrink import Shrunk
+from preshard.packer_service.ingest.media import scale
+from preshard.packer_service.ingest.media.scale import Shrunk
 
 CANVAS = (20, 15)
 
@@ -23,7 +23,7 @@ def test_bands_change_nothing(size: tuple[int, int], monkeypatch: pytest.MonkeyP
     image = picture(*size)
     expected = np.asarray(image.resize(CANVAS, Image.Resampling.BICUBIC, reducing_gap=3.0))
     for band in (1, 50 * size[0], 1 << 19):
-        monkeypatch.setattr(shrink, "BAND_PIXELS", band)
+        monkeypatch.setattr(scale, "BAND_PIXELS", band)
         np.testing.assert_array_equal(np.asarray(Shrunk(image, CANVAS).scaled(CANVAS)), expected)
 
 
@@ -33,11 +33,11 @@ def test_modes_are_converted_band_by_band(mode: str, monkeypatch: pytest.MonkeyP
     image = Image.linear_gradient("L").resize((300, 400))
     deep = {"I": np.int32, "F": np.float32, "I;16": np.uint16}
     if mode in deep:
-        scale = {"I": 1000, "F": 7, "I;16": 257}[mode]
-        image = Image.fromarray((np.asarray(image).astype(np.int64) * scale).astype(deep[mode]))
+        step = {"I": 1000, "F": 7, "I;16": 257}[mode]
+        image = Image.fromarray((np.asarray(image).astype(np.int64) * step).astype(deep[mode]))
     else:
         image = image.convert(mode, dither=Image.Dither.NONE)
-    monkeypatch.setattr(shrink, "BAND_PIXELS", 300 * 24)
+    monkeypatch.setattr(scale, "BAND_PIXELS", 300 * 24)
     rows = np.asarray(Shrunk(image, CANVAS).scaled(CANVAS)).astype(int).mean((1, 2))
     # Bilevel images are black and white halves.
     expected = np.linspace(4, 250, CANVAS[1]) if mode != "1" else np.where(np.arange(15) < 7.5, 0, 255)
@@ -57,5 +57,5 @@ def test_a_large_image_is_never_there_twice(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Image.Image, "crop", watched)
     shrunk = Shrunk(Image.new("RGBA", (4000, 3000)), (100, 100))
-    assert 0 < largest <= shrink.BAND_PIXELS
+    assert 0 < largest <= scale.BAND_PIXELS
     assert shrunk.image.width * shrunk.image.height < 500 * 400

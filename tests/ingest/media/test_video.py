@@ -12,11 +12,13 @@ import pytest
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import video as video_module
+from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.demux import open_at
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import PictureReader
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.video import VideoFrames, decode_video, probe_video
+from preshard.packer_service.ingest.media.shape import VideoFrames
+from preshard.packer_service.ingest.media.video import probe_video
 
 EVERY: dict[str, Any] = {"fps": 1000.0, "max_frames": 100_000}
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import broken_decoders
 
-from preshard.packer_service.ingest.media.crops import encoded_crops
+from preshard.packer_service.ingest.media.crops import encoded_crops, encoded_pictures
 from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.media.shared import encoded_pictures
 
 
 def probe_that_crashes_on_one(medium: Any, base: MediaReach, **options: Any) -> Any:
