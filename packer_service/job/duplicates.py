@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64, UInt64
 
 from preshard.schemas.document_ids import MAX_NUMBER, id_stems
 from preshard.schemas.errors import ConfigError
@@ -32,6 +30,12 @@ class Row(NamedTuple):
     doc_id: str
     number: int
     rendered: int | None
+    file: int = 0
+
+    @property
+    def location(self) -> str:
+        """How results name the row."""
+        return f"{self.label}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +49,6 @@ class Settled:
 
     ids: dict[int, str] = field(default_factory=dict)
     twins: dict[int, int] = field(default_factory=dict)
-
-
-def shared_stems(
-    stem_hashes: UInt64[np.ndarray, "rows"], id_hashes: UInt64[np.ndarray, "rows"]
-) -> Int64[np.ndarray, "some"]:
-    """All rows of the stems of which an id occurs several times; of a source whose ids are unique, none."""
-    ordered = np.sort(id_hashes)
-    several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    if not len(several):
-        return np.zeros(0, np.int64)
-    return np.flatnonzero(np.isin(stem_hashes, stem_hashes[np.isin(id_hashes, several)]))
 
 
 def settle(rows: list[Row]) -> Settled:

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
-from preshard.packer_service.job.measured import WorkError
 from preshard.packer_service.job.record_file import (
     COMPRESSED,
     GROUP,
@@ -17,6 +16,7 @@ from preshard.packer_service.job.record_file import (
     record_name,
 )
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import damaged
 from preshard.schemas.codec import encode_json
 from preshard.schemas.manifest import WORK
 from preshard.schemas.tables import TABLES
@@ -74,8 +74,7 @@ def read_record(work: Folder, shard: int) -> ShardRecord:
     try:
         return decode_record(work.read(name))
     except (pa.ArrowException, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise WorkError(f"{work.path(name)}: is damaged ({reason}); remove it and run the same command again") from None
+        raise damaged(work, name, error) from None
 
 
 def joined_rows(work: Folder, groups: Sequence[int], table: str) -> Iterator[pa.Table]:

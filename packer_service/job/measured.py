@@ -24,9 +24,9 @@ from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.job.measure import Measured, measure_fragment
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import damaged
 from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import PreshardError
 from preshard.schemas.filesystem import split_query
 
 MEASURED_FOLDER = "measured"
@@ -35,10 +35,6 @@ COPIES = "copies"
 
 FOLDER_FILES = 256
 """Most fragments (or partitions) whose files share a folder: no listing is long, whatever the size of the source."""
-
-
-class WorkError(PreshardError):
-    """A file of the work folder cannot be read again."""
 
 
 class KeptFragment(NamedTuple):
@@ -112,18 +108,28 @@ def count_by_code(table: pa.Table) -> dict[str, int]:
     return {count["values"]: count["counts"] for count in counts}
 
 
-def find_measured(work: Folder, indices: Iterable[int]) -> dict[int, KeptFragment]:
-    """Those of some fragments that were measured before, by number. Lists only the folders that can hold them."""
+def find_measured(work: Folder, indices: Iterable[int], *, unreachable: bool = False) -> dict[int, KeptFragment]:
+    """Those of some fragments that were measured before, by number. Lists only the folders that can hold them.
+
+    Args:
+        work: the work folder.
+        indices: numbers of fragments.
+        unreachable: whether those count of which a store did not give every document.
+    """
     folders = (work / MEASURED_FOLDER).entries()
     found = dict[int, KeptFragment]()
     for group in dict.fromkeys(index // FOLDER_FILES for index in indices):
         if f"{group:06d}" in folders:
             for name in (work / MEASURED_FOLDER / f"{group:06d}").entries():
                 stem, _, ending = name.partition(".")
-                if ending == "parquet" and stem.count("-") == 2 and not name.startswith("."):
-                    place, n_lines, n_rows = map(int, stem.split("-"))
-                    kept = KeptFragment(group * FOLDER_FILES + place, n_lines, n_rows)
-                    found[kept.number] = kept
+                if ending == "parquet" and not name.startswith("."):
+                    place, *counts = map(int, stem.split("-"))
+                    kept = KeptFragment(group * FOLDER_FILES + place, *counts)
+                    before = found.get(kept.number)
+                    if (unreachable or not kept.unreachable) and (
+                        before is None or kept.unreachable < before.unreachable
+                    ):
+                        found[kept.number] = kept
     return {index: found[index] for index in indices if index in found}
 
 
@@ -141,9 +147,3 @@ def read_measured(work: Folder, kept: KeptFragment) -> MeasuredFragment:
         return MeasuredFragment(measured=found, seconds=float(facts[b"seconds"]))
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise damaged(work, kept.name, error) from None
-
-
-def damaged(work: Folder, name: str, error: Exception) -> WorkError:
-    """The error of a file that cannot be read again."""
-    reason = " ".join(str(error).split())[:200]
-    return WorkError(f"{work.path(name)}: is damaged ({reason}); remove it and run the same command again")

@@ -13,31 +13,46 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile
-from preshard.packer_service.job.left_packs import plan_left
 from preshard.packer_service.job.measured import FOLDER_FILES, MEASURED_FOLDER, KeptFragment
-from preshard.packer_service.job.partition import PARTITION_ROWS, Partition, count_partitions, plan_partition
-from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.partition import (
+    PARTITION_ROWS,
+    Measured,
+    Partition,
+    count_partitions,
+    plan_partition,
+)
+from preshard.packer_service.job.plan import (
+    LEFT,
+    PLAN_FOLDER,
+    ROWS,
+    Planned,
+    SegmentFacts,
+    SegmentPacks,
+    read_costs,
+    read_segment_facts,
+    segment_batches,
+    segment_name,
+    write_segment,
+)
 from preshard.packer_service.job.runs import (
     RUN_ROWS,
     RUNS,
     RunPart,
+    UnusedColumns,
     cut_runs,
     merge_fragments,
-    most_unused,
-    read_facts,
+    read_run_facts,
     run_name,
 )
-from preshard.packer_service.job.segments import (
-    PLAN_FOLDER,
-    SegmentFacts,
-    SegmentPacks,
-    read_segment_facts,
-    segment_name,
-)
-from preshard.packer_service.report.mixture import MixtureTotals, check_mixture, mixture_figures
+from preshard.packer_service.plan.blend import tokens_by_source
+from preshard.packer_service.plan.mixture import MixtureTotals, check_mixture
+from preshard.packer_service.plan.order import step_order
+from preshard.packer_service.report.mixture import mixture_figures
 from preshard.packer_service.report.records import Thinned
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
@@ -89,21 +104,29 @@ class PartitionPlanner:
             return None
         return self._planned(PlanFacts.model_validate_json(self.folder.read(PLAN_FILE)), files)
 
-    def merged(self) -> dict[int, int]:
-        """The fragments that earlier runs have measured and merged: first and end of each run."""
-        names = [name for name in (self.work / RUNS).entries() if name.endswith(".arrow") and not name.startswith(".")]
-        return {int(first): int(end) for first, end in (name.removesuffix(".arrow").split("-") for name in names)}
+    def has_runs(self) -> bool:
+        """Whether an earlier run began to sort what was measured, so that every fragment is measured."""
+        return bool(self._runs())
+
+    def _runs(self) -> list[str]:
+        return [name for name in (self.work / RUNS).entries() if not name.startswith(".")]
 
     def merge(self, fragments: Sequence[Fragment], kept: Mapping[int, KeptFragment]) -> None:
         """Sorts what was measured into runs.
 
         Args:
             fragments: those of the source, in order.
-            kept: by number, those that are measured and in no run yet.
+            kept: by number, all of them.
         """
-        runs = cut_runs([kept[index] for index in sorted(kept)], min(RUN_ROWS, self.partition_rows))
-        before = _Lines(self.work, fragments, kept, self.merged())
-        items = [[before.part(each) for each in run] for run in runs]
+        parts, files = list[RunPart](), dict[SourceFile, int]()
+        lines = Counter[SourceFile]()
+        for number, fragment in enumerate(fragments):
+            file, found = fragment.file, kept[number]
+            numbered = files.setdefault(file, len(files))
+            parts.append(RunPart(found, numbered, file.label, file.kind == DATASET, lines[file]))
+            lines[file] += found.n_lines
+        runs, done = cut_runs([part.kept.n_rows for part in parts], min(RUN_ROWS, self.partition_rows)), self._runs()
+        items = [parts[run.start : run.stop] for run in runs if run_name(run.start, run.stop) not in done]
         self._run("merged", partial(merge_fragments, work=self.work.location), items, few=len(items) <= 1)
 
     def plan(self, files: Sequence[SourceFile], unused: Mapping[str, int], *, unique: bool = True) -> Planned:
@@ -117,23 +140,24 @@ class PartitionPlanner:
         Raises:
             ConfigError: the mixture names a source that no row has.
         """
-        runs = [run_name(first, end) for first, end in sorted(self.merged().items())]
-        facts = [read_facts(self.work / RUNS, name) for name in runs]
-        by_source = sum((Counter(each.by_source) for each in facts), Counter[str]())
-        sources = sorted({name for each in facts for name in each.by_source})
+        runs, by_source, columns = self._runs(), Counter[str](), UnusedColumns(unused)
+        n_rejected, thinned, thinned_to, seconds = 0, 0, 0.0, 0.0
+        for name in runs:
+            run = read_run_facts(self.work / RUNS, name)
+            by_source.update(run.by_source)
+            columns.add(run)
+            n_rejected += run.n_rejected
+            thinned, thinned_to = thinned + run.thinned, max(thinned_to, run.thinned_to)
+            seconds += run.seconds
+        sources = sorted(by_source)
         check_mixture(self.config, sources)
         n_parts = count_partitions(by_source, self.config, self.partition_rows)
         parts = [Partition(number, n_parts) for number in range(n_parts)]
         done = self._planned_before(parts)
-        task = partial(
-            plan_partition,
-            runs=runs,
-            sources=sources,
-            labels=[file.label for file in files],
-            config=self.config,
-            work=self.work.location,
-            unique=unique,
+        measured = Measured(
+            runs=runs, sources=sources, labels=[file.label for file in files], has_rejects=n_rejected > 0
         )
+        task = partial(plan_partition, measured=measured, config=self.config, work=self.work.location, unique=unique)
         self._run("planned partitions", task, [part for part in parts if part.number not in done], few=len(parts) == 1)
         found = [read_segment_facts(self.folder, segment_name(part.number)) for part in parts]
         if len(parts) > 1:
@@ -141,12 +165,9 @@ class PartitionPlanner:
         plan = PlanFacts(
             partitions=found,
             sources=sources,
-            unused_columns=most_unused(facts, unused),
-            thinned=Thinned(
-                documents=sum(each.thinned for each in facts),
-                seconds=max((each.thinned_to for each in facts), default=0.0),
-            ),
-            measure_seconds=round(sum(each.seconds for each in facts), 3),
+            unused_columns=columns.most(),
+            thinned=Thinned(documents=thinned, seconds=thinned_to),
+            measure_seconds=round(seconds, 3),
         )
         self.folder.write(PLAN_FILE, encode_json(plan))
         for folder in (RUNS, MEASURED_FOLDER):
@@ -160,7 +181,7 @@ class PartitionPlanner:
             if f"{group:06d}" in folders:
                 names = (self.folder / f"{group:06d}").entries()
                 of_group = range(group * FOLDER_FILES, min((group + 1) * FOLDER_FILES, len(parts)))
-                found.update(number for number in of_group if f"{number % FOLDER_FILES:03d}.arrow" in names)
+                found.update(number for number in of_group if f"{number % FOLDER_FILES:03d}.parquet" in names)
         return found
 
     def _planned(self, facts: PlanFacts, files: Sequence[SourceFile]) -> Planned:
@@ -191,30 +212,35 @@ class PartitionPlanner:
                 self.progress.step(what, done, len(items), amounts)
 
 
-class _Lines:
-    """How many lines of its file lie before a fragment, whether they are in runs or in tables of their own."""
+def plan_left(parts: Sequence[SegmentPacks], config: PackConfig, work: str) -> TaskCounts:
+    """Runs in a task: puts the packs that fill no group of their partition in step order, as a segment of their own.
 
-    def __init__(
-        self,
-        work: Folder,
-        fragments: Sequence[Fragment],
-        kept: Mapping[int, KeptFragment],
-        merged: Mapping[int, int],
-    ) -> None:
-        self.numbers = {file: i for i, file in enumerate(dict.fromkeys(each.file for each in fragments))}
-        self.fragments = fragments
-        lines = {index: each.n_lines for index, each in kept.items()}
-        for first, end in merged.items():
-            lines |= dict(enumerate(read_facts(work / RUNS, run_name(first, end)).n_lines, start=first))
-        self.before = list[int]()
-        of_file = Counter[SourceFile]()
-        for index, fragment in enumerate(fragments):
-            self.before.append(of_file[fragment.file])
-            of_file[fragment.file] += lines.get(index, 0)
+    They are fewer than a window for each partition and epoch, so they fit into memory where the partitions do not.
 
-    def part(self, kept: KeptFragment) -> RunPart:
-        file = self.fragments[kept.number].file
-        return RunPart(kept, self.numbers[file], file.label, file.kind == DATASET, self.before[kept.number])
+    Args:
+        parts: what is left over of each partition.
+        config: the configuration of the job.
+        work: the work folder.
+    """
+    folder = Folder(work) / PLAN_FOLDER
+    tables, packs, n_packs = [ROWS.empty_table()], [np.zeros(0, np.int64)], 0
+    for part in parts:
+        for table in segment_batches(folder, part):
+            packs.append(table["pack"].to_numpy() + (n_packs - part.first))
+            tables.append(table)
+        n_packs += part.end - part.first
+    costs = np.concatenate([read_costs(folder, part.segment)[part.first : part.end] for part in parts])
+    rows, pack = pa.concat_tables(tables), np.concatenate(packs)
+    if n_packs:
+        tokens = tokens_by_source(pack, rows["source_number"].to_numpy(), rows["length"].to_numpy(), n_packs)
+        order = step_order(costs, window=config.order.window, seed=config.order.seed, tokens=tokens)
+        position = np.empty(n_packs, np.int64)
+        position[order] = np.arange(n_packs)
+        costs, pack = costs[order], position[pack]
+        by_pack = np.argsort(pack, kind="stable")
+        rows = rows.set_column(0, "pack", pa.array(pack)).take(pa.array(by_pack))
+    write_segment(folder, LEFT, rows, costs)
+    return TaskCounts(amounts={"packs": n_packs})
 
 
 def _left_packs(found: Sequence[SegmentFacts]) -> list[SegmentPacks]:

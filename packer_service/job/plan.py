@@ -7,29 +7,126 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float64
+from pydantic import BaseModel, ConfigDict
 
 from preshard.packer_service.ingest.source.file import RowReference, SourceFile
-from preshard.packer_service.job.segments import (
-    LEFT,
-    PLACES,
-    SegmentFacts,
-    SegmentPacks,
-    read_costs,
-    segment_batches,
-    segment_name,
-)
+from preshard.packer_service.job.measured import FOLDER_FILES
 from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import shard_name
+from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_facts, read_rows, write_rows
+from preshard.schemas.codec import encode_table, shard_name
 
+PLAN_FOLDER = "plan"
+LEFT = "left"
+"""The segment of the packs that are left over of all partitions."""
+
+PLACES = ("start", "length", "aligned_length")
 PLACED = ("doc_id", "piece", "copy_number", "epoch", "pack_id", *PLACES)
 """Columns of the rows of a plan that say what lies where."""
+
+_NUMBERS = (
+    "source_number", "file", "line", "offset", "size", "piece", "copy_number", "epoch", "truncated", "images",
+    "patches", *PLACES,
+)  # fmt: skip
+ROWS = pa.schema([("pack", pa.int64()), ("doc_id", pa.string()), *((name, pa.int64()) for name in _NUMBERS)])
+"""Columns of a segment: the rows of one partition's packs, one pack after the other; ``pack`` counts in the segment."""
+
+
+class SegmentPacks(NamedTuple):
+    """The packs ``[first, end)`` of a segment, counted in the segment."""
+
+    segment: str
+    first: int
+    end: int
+
+
+class SegmentFacts(BaseModel):
+    """What the driver has to know of a planned partition.
+
+    Attributes:
+        n_rows: documents of the source, rejected ones included.
+        n_documents: those that are packed, however many pieces and copies each has.
+        n_rejected: those that were rejected.
+        n_numbered: those of both that got a number behind their id.
+        n_placed: rows of the plan: one for each piece and copy.
+        groups: packs in whole groups, by epoch.
+        left: packs that are left over.
+        totals: what was taken of each source: the fields of ``MixtureTotals``.
+        tokens, aligned, images, patches: sums over the rows of the plan.
+        truncated: tokens that rows of the plan have lost, by source.
+        limit: what keeps its packs from being fuller; of the first partition alone.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n_rows: int
+    n_documents: int
+    n_rejected: int
+    n_numbered: int
+    n_placed: int
+    groups: list[int]
+    left: int
+    totals: tuple[int, list[float], list[float], list[float], list[float] | None]
+    tokens: int
+    aligned: int
+    images: int
+    patches: int
+    truncated: dict[str, int]
+    limit: FillLimit | None
+
+
+def segment_name(partition: int) -> str:
+    """The segment of a partition: the path of its file in the plan's folder, without its ending."""
+    group, place = divmod(partition, FOLDER_FILES)
+    return f"{group:06d}/{place:03d}"
+
+
+def write_segment(
+    plan: Folder, name: str, rows: pa.Table, costs: Float64[np.ndarray, "packs"], facts: SegmentFacts | None = None
+) -> None:
+    """Writes a segment: the cost of each of its packs, then its rows, which say that all is there.
+
+    Args:
+        plan: the plan's folder.
+        name: of the segment.
+        rows: of its packs, with the columns :data:`ROWS`, by pack.
+        costs: of its packs.
+        facts: what it is; None for a segment that is not one of a partition.
+    """
+    plan.write(f"{name}-costs.parquet", encode_table(pa.table({"cost": costs})))
+    batches = (batch for part in _parts(rows) for batch in part.select(ROWS.names).cast(ROWS).to_batches())
+    write_rows(
+        plan, f"{name}.parquet", batches, ROWS, by="pack", facts=lambda: facts.model_dump_json() if facts else ""
+    )
+
+
+def _parts(rows: pa.Table) -> Iterator[pa.Table]:
+    for first in range(0, len(rows), BATCH_ROWS):
+        yield rows.slice(first, BATCH_ROWS).combine_chunks()
+
+
+def read_segment_facts(plan: Folder, name: str) -> SegmentFacts:
+    return SegmentFacts.model_validate_json(read_facts(plan, f"{name}.parquet"))
+
+
+def segment_batches(plan: Folder, packs: SegmentPacks) -> Iterator[pa.Table]:
+    """The rows of some packs, some thousand at a time: ``pack`` counts in the segment, the rest is what was written."""
+    if packs.first < packs.end:
+        for batch in read_rows(plan, [f"{packs.segment}.parquet"], Range("pack", packs.first, packs.end)):
+            yield pa.Table.from_batches([batch])
+
+
+def read_costs(plan: Folder, name: str) -> Float64[np.ndarray, "packs"]:
+    """The cost of each pack of a segment in GFLOP."""
+    with plan.open(f"{name}-costs.parquet") as file:
+        costs: Float64[np.ndarray, "packs"] = pq.read_table(file)["cost"].to_numpy()
+    return costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +266,7 @@ class Planned:
         """
         for section, first_pack in zip(self.sections, self._firsts, strict=False):
             for table in segment_batches(self.folder, section):
-                pack_id = table["pack"].cast(pa.int64()).to_numpy() + (first_pack - section.first)
+                pack_id = table["pack"].to_numpy() + (first_pack - section.first)
                 yield table.append_column("pack_id", pa.array(pack_id)).select(list(columns))
 
     def pack(self, pack_id: int) -> pa.Table:

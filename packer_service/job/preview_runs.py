@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from preshard.packer_service.job.arrow_files import narrow
 from preshard.packer_service.job.partitions import PartitionPlanner
 from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.preview_figures import planned_report
-from preshard.packer_service.job.runs import LOCATED, RUNS, count_run, run_name, write_run
+from preshard.packer_service.job.runs import RUNS, hashes_of, run_name, write_run
 from preshard.packer_service.plan.cost import causal_area
 from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.what_if import (
@@ -27,14 +26,9 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
-from preshard.schemas.document_ids import hash_ids, id_stems
 
 READ_ROWS = 250_000
 """Rows that are read at a time: their wide columns stay below what planning a partition takes."""
-
-
-UNKNOWN = ("stage", "code", "message", "content", "rendered", "is_stored", "thinned_to")
-"""Columns of a run of which sizes tell nothing."""
 
 
 class SizeRuns:
@@ -60,7 +54,7 @@ class SizeRuns:
             lines = np.arange(self.n_rows + 1, self.n_rows + len(table) + 1)
             table = table.append_column("line", pa.array(lines))
         run = _run_of_sizes(table, self._config)
-        write_run(self._work / RUNS, run_name(self._runs, self._runs + 1), run, count_run(run))
+        write_run(self._work / RUNS, run_name(self._runs, self._runs + 1), [run])
         self.n_rows, self._runs = self.n_rows + len(table), self._runs + 1
         del table, run
         give_back_memory()  # what a partition takes is not on top of it
@@ -85,15 +79,13 @@ class SizeRuns:
 
 def _run_of_sizes(table: pa.Table, config: PackConfig) -> pa.Table:
     """Documents as they can be packed, in columns of a run; rejected ones among them."""
-    table = table.append_column("id_hash", pa.array(hash_ids(id_stems(table["doc_id"]))))
     kept, lost = within_budgets(with_patches(table, config), config)
     lost = lost.append_column("stage", pa.repeat("plan", len(lost)))
     kept = kept.append_column("area", pa.array(causal_area(kept["tokens"].to_numpy())))
     joined = pa.concat_tables([kept, lost], promote_options="permissive")
-    columns = {name: narrow(joined[name]) for name in LOCATED.names if name in joined.column_names}
-    nothing = {name: pa.nulls(len(joined)) for name in UNKNOWN if name not in columns}
-    source = joined["source"].combine_chunks().dictionary_encode()
-    return pa.table({**columns, **nothing, "file": pa.repeat(pa.scalar(0, pa.int8()), len(joined)), "source": source})
+    for name, column in {"file": pa.repeat(0, len(joined)), **hashes_of(joined["doc_id"])}.items():
+        joined = joined.append_column(name, column)
+    return joined
 
 
 def sized_report(planned: Planned, config: PackConfig, *, dp_sizes: Sequence[int], began: float) -> PlanReport:

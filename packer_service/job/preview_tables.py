@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,8 @@ from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.partition import PARTITION_ROWS
-from preshard.packer_service.job.preview_pieces import join_pieces
 from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
+from preshard.packer_service.job.runs import sorting
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.stored_lengths import PLACE, STORED_SIZES, stored_lengths
@@ -27,6 +28,13 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig, stored_config
 
 DOCUMENTS_FILE = "documents.parquet"
+
+JOINED = f"""
+    SELECT doc_id, source, 0 AS piece, 0 AS copy_number, 0 AS epoch, min(line) AS line,
+        {", ".join(f"sum({name})::BIGINT AS {name}" for name in STORED_SIZES)}
+    FROM rows WHERE copy_number = 0 AND epoch = 0 GROUP BY doc_id, source
+"""
+"""Pieces of documents brought together: they lie in different packs, so far apart in a table of packed documents."""
 
 
 def plan_tables(
@@ -67,7 +75,7 @@ def plan_tables(
     with scratch_folder("preshard-plan-") as temporary:
         work, began = Folder(temporary), time.perf_counter()
         sizes, total = SizeRuns(work, config), sum(manifest_of(file).counts.documents for file in files)
-        for table in _sizes(files, work, min(READ_ROWS, partition_rows)):
+        for table in _sizes(files, min(READ_ROWS, partition_rows)):
             if _would_be_cut(table, config):
                 return None
             sizes.add(table)
@@ -87,18 +95,28 @@ def _was_cut(file: SourceFile) -> bool:
     return stored_config(manifest).oversize == "split" and bool(counts.rejected or counts.truncated_tokens)
 
 
-def _sizes(files: Sequence[SourceFile], work: Folder, rows: int) -> Iterator[pa.Table]:
+def _sizes(files: Sequence[SourceFile], rows: int) -> Iterator[pa.Table]:
     """The sizes of each document, in tables of some rows; ``line`` counts the rows of all files."""
     before = 0
     for file in files:
-        config, n_rows = stored_config(manifest_of(file)), manifest_of(file).counts.pieces
+        config = stored_config(manifest_of(file))
         parts = _numbered(table_parts(Folder(file.uri), DOCUMENTS_FILE, [*PLACE, *STORED_SIZES], rows), before)
-        joined = join_pieces(parts, work, n_rows, rows) if config.oversize == "split" else parts
-        for table in joined:
+        for table in _joined(parts, rows) if config.oversize == "split" else parts:
             found = stored_lengths(table, config)
             if len(found):
                 yield found
-        before += n_rows
+        before += manifest_of(file).counts.pieces
+
+
+def _joined(parts: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The first copy of each document, with the sizes of all of its pieces."""
+    first = next(parts, None)
+    if first is None:
+        return
+    batches = (batch for part in chain([first], parts) for batch in part.to_batches())
+    with sorting({"rows": pa.RecordBatchReader.from_batches(first.schema, batches)}) as tables:
+        for batch in tables.sql(JOINED).to_arrow_reader(rows):
+            yield pa.Table.from_batches([batch])
 
 
 def _numbered(parts: Iterator[pa.Table], before: int) -> Iterator[pa.Table]:

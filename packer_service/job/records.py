@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.measured import count_by_code
-from preshard.packer_service.job.plan import PlannedShardRef, read_shard
+from preshard.packer_service.job.plan import PLAN_FOLDER, PlannedShardRef, read_shard
 from preshard.packer_service.job.record_file import ShardRecord, decode_record, encode_record, record_name
-from preshard.packer_service.job.segments import PLAN_FOLDER
 from preshard.packer_service.job.write import BuiltShard, build_shard
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.shards.store import Folder

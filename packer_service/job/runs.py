@@ -1,51 +1,57 @@
 """Sorted runs: what measuring found in some neighbouring fragments, in one file by the hash of the id.
 
-The first half of an external sort. A run is sorted in memory and written in batches whose first hashes its header
-names, so that a partition of all documents, which is a range of hashes, takes a few batches of every run and no more.
-A run is an Arrow IPC file: of formats that many programs read, the one whose batches are addressed without decoding.
+A partition of all documents is a range of hashes, so it takes a few row groups of every run and no more.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import UInt64
+from duckdb import DuckDBPyConnection
 from pydantic import BaseModel, ConfigDict
 
-from preshard.packer_service.job.arrow_files import BATCH_ROWS, narrow, opened, taken, write_batches
 from preshard.packer_service.job.measure import MAX_UNUSED, MEASURED
 from preshard.packer_service.job.measured import KeptFragment, read_measured
 from preshard.packer_service.runtime.executors import TaskCounts
-from preshard.packer_service.runtime.scratch import give_back_memory
+from preshard.packer_service.runtime.scratch import give_back_memory, scratch_folder
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.connect import connect
+from preshard.packer_service.tables.rows import BATCH_ROWS, read_facts, write_rows
 from preshard.schemas.document_ids import hash_ids, id_stems
 
 RUNS = "runs"
 RUN_ROWS = 1_000_000
-"""Rows of a run, but for a single fragment that holds more: what a task sorts in some 400 MiB."""
+"""Rows of a run, but for a single fragment that holds more."""
+
+SORT_MIB = 320
+"""Memory in which the rows of a run, and those of a partition, are sorted without a disk."""
 
 MOST_COUNTED = 10_000
 """Names of unused columns that are counted at a time: rows of JSON can each have keys of their own."""
 
+HASH = "stem_hash"
+"""The column that runs are sorted by: the hash of the id without its number, so that ids that may become each other's
+lie together."""
+
 LOCATED = pa.schema(
     [
-        *list(MEASURED)[1:],
+        *(field for field in MEASURED if field.name != "row"),
         ("file", pa.int64()),
         ("line", pa.int64()),
         ("is_stored", pa.bool_()),
-        ("id_hash", pa.uint64()),
+        (HASH, pa.uint64()),
+        ("own_hash", pa.uint64()),
     ]
 )
 """Columns of a run: those of ``MEASURED``, with every ``doc_id`` filled in, ``file`` (its number among the source's
-files), ``line`` (row in the file from 1), whether that is a packed dataset, and the hash of the id's stem, so that ids
-that may become each other's lie together. Integers are as narrow as their values allow."""
-
-_FACTS, _EDGES = b"facts", b"edges"
+files), ``line`` (row in the file from 1), whether that is a packed dataset, and hashes of the id; ``own_hash`` is null
+where it is that of the stem."""
 
 
 class RunFacts(BaseModel):
@@ -53,29 +59,23 @@ class RunFacts(BaseModel):
 
     Attributes:
         n_documents: documents, rejected ones included.
-        n_lines: lines of each fragment.
+        n_rejected: rejected ones.
         by_source: rows that can be packed, by source; 0 for a source of which every row was rejected.
-        unused: by column that nothing reads, the files of this run that have it.
-        first_file, last_file: numbers of the files that may have other rows in the runs before and behind.
-        unused_of_first, unused_of_last: such columns of those files.
+        unused: columns that nothing reads, by the number of the file.
         thinned: documents with a video that ``video.max_frames`` thins.
         thinned_to: the largest time between two frames of theirs, in seconds.
         seconds: time that measuring took.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     n_documents: int
+    n_rejected: int
     by_source: dict[str, int]
-    n_lines: list[int] = []
-    unused: dict[str, int] = {}
-    first_file: int = 0
-    last_file: int = 0
-    unused_of_first: list[str] = []
-    unused_of_last: list[str] = []
-    thinned: int = 0
-    thinned_to: float = 0.0
-    seconds: float = 0.0
+    unused: dict[int, list[str]]
+    thinned: int
+    thinned_to: float
+    seconds: float
 
 
 class RunPart(NamedTuple):
@@ -90,145 +90,155 @@ class RunPart(NamedTuple):
 
 def run_name(first: int, end: int) -> str:
     """The name of the run of fragments ``[first, end)``, without its folder."""
-    return f"{first:08d}-{end:08d}.arrow"
+    return f"{first:08d}-{end:08d}.parquet"
 
 
-def cut_runs(kept: Sequence[KeptFragment], most_rows: int) -> list[list[KeptFragment]]:
+def cut_runs(n_rows: Sequence[int], most_rows: int) -> list[range]:
     """Neighbouring fragments in runs of at most ``most_rows`` rows, or of one fragment."""
-    runs, rows = list[list[KeptFragment]](), 0
-    for each in kept:
-        if runs and rows + each.n_rows <= most_rows and runs[-1][-1].number + 1 == each.number:
-            runs[-1].append(each)
-            rows += each.n_rows
+    runs, rows = list[range](), 0
+    for number, more in enumerate(n_rows):
+        if runs and rows + more <= most_rows:
+            runs[-1] = range(runs[-1].start, number + 1)
+            rows += more
         else:
-            runs.append([each])
-            rows = each.n_rows
+            runs.append(range(number, number + 1))
+            rows = more
     return runs
 
 
 def merge_fragments(parts: Sequence[RunPart], work: str) -> TaskCounts:
-    """Runs in a task: joins and sorts measured fragments, keeps them as a run, and then removes them."""
-    folder = Folder(work)
-    tables, seconds, unused = list[pa.Table](), 0.0, dict[int, set[str]]()
-    for part in parts:
-        found = read_measured(folder, part.kept)
-        tables.append(locate(found.measured.table, part))
-        unused.setdefault(part.file, set()).update(found.measured.unused)
-        seconds += found.seconds
-    table = pa.concat_tables(tables, promote_options="permissive")
-    tables.clear()
+    """Runs in a task: sorts measured fragments into a run."""
+    folder, counts = Folder(work), _RunCounts()
+
+    def located() -> Iterator[pa.Table]:
+        for part in parts:
+            found = read_measured(folder, part.kept)
+            counts.add_fragment(part.file, found.measured.unused, found.seconds)
+            yield locate(found.measured.table, part)
+
     name = run_name(parts[0].kept.number, parts[-1].kept.number + 1)
-    first, last = parts[0].file, parts[-1].file
-    facts = count_run(table).model_copy(
-        update={
-            "n_lines": [part.kept.n_lines for part in parts],
-            "unused": dict(sorted(Counter(name for names in unused.values() for name in names).items())),
-            "first_file": first,
-            "last_file": last,
-            "unused_of_first": sorted(unused[first]),
-            "unused_of_last": sorted(unused[last]),
-            "seconds": round(seconds, 3),
-        }
-    )
-    write_run(folder / RUNS, name, table, facts)
-    for part in parts:
-        folder.delete(part.kept.name)
-    del found, table
+    facts = write_run(folder / RUNS, name, located(), counts)
     give_back_memory()  # the next run may be sorted in the same process
     return TaskCounts(amounts={"documents": facts.n_documents})
 
 
-def most_unused(runs: Sequence[RunFacts], unused: Mapping[str, int]) -> dict[str, int]:
-    """For the columns that nothing reads, the number of files that have them: of those that most files have.
+@contextmanager
+def sorting(tables: Mapping[str, Any] | None = None) -> Iterator[DuckDBPyConnection]:
+    """A connection of a task that sorts rows, which has one CPU and little memory; the rest waits on a disk."""
+    with (
+        scratch_folder("preshard-tables-") as scratch,
+        connect(tables, scratch=scratch, memory_mib=SORT_MIB, threads=1) as connection,
+    ):
+        yield connection
+
+
+def write_run(runs: Folder, name: str, tables: Iterable[pa.Table], counts: _RunCounts | None = None) -> RunFacts:
+    """Writes a run of rows with columns of :data:`LOCATED`; those that a table lacks are null."""
+    counts = _RunCounts() if counts is None else counts
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in tables:
+            counts.add_rows(table)
+            whole = {
+                name: table[name] if name in table.column_names else pa.nulls(len(table)) for name in LOCATED.names
+            }
+            yield from pa.table(whole).cast(LOCATED).to_batches()
+
+    located = pa.RecordBatchReader.from_batches(LOCATED, batches())
+    with sorting({"located": located}) as tables:
+        ordered = tables.sql(f"SELECT * FROM located ORDER BY {HASH}, file, line, piece").to_arrow_reader(BATCH_ROWS)
+        write_rows(runs, name, ordered, LOCATED, by=HASH, facts=lambda: counts.facts().model_dump_json())
+    return counts.facts()
+
+
+def read_run_facts(runs: Folder, name: str) -> RunFacts:
+    return RunFacts.model_validate_json(read_facts(runs, name))
+
+
+class UnusedColumns:
+    """Counts the files that have columns which nothing reads, while runs pass in order.
 
     Args:
-        runs: all of them, in order; a file may lie in several, and counts once.
-        unused: the same, as the schemas of tables say it.
+        counts: the same, as the schemas of tables say it.
     """
-    counts, open_file, seen = Counter(dict(unused)), -1, set[str]()
-    for run in runs:
-        counts.update(run.unused)
-        if run.first_file != open_file:
-            seen = set()
-        again = seen & set(run.unused_of_first)
-        counts.subtract(again)
-        if run.last_file != run.first_file:
-            seen = set()
-        open_file, seen = run.last_file, seen | set(run.unused_of_last)
-        if len(counts) > MOST_COUNTED:
-            counts = Counter(dict(_most(counts, MOST_COUNTED // 2)))
-    return dict(sorted(_most(counts, MAX_UNUSED)))
 
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts, self._file, self._names = Counter(counts), -1, set[str]()
 
-def _most(counts: Counter[str], number: int) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number]
+    def add(self, run: RunFacts) -> None:
+        """A file may lie in several runs, and counts once."""
+        for file, names in sorted(run.unused.items()):
+            if file != self._file:
+                self._counts.update(self._names)
+                self._file, self._names = file, set()
+            self._names.update(names)
+        if len(self._counts) > MOST_COUNTED:
+            self._counts = Counter(dict(self._most(MOST_COUNTED // 2)))
+
+    def most(self) -> dict[str, int]:
+        """The columns that most files have, by name."""
+        self._counts.update(self._names)
+        self._names = set()
+        return dict(sorted(self._most(MAX_UNUSED)))
+
+    def _most(self, number: int) -> list[tuple[str, int]]:
+        return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:number]
 
 
 def locate(table: pa.Table, part: RunPart) -> pa.Table:
-    """Adds where each row is from, and an id to those without. As narrow as the values allow."""
+    """Adds where each row is from, and an id to those without."""
     line = pc.add(table["row"], part.lines_before + 1)
     doc_ids = table["doc_id"]
-    if doc_ids.null_count:
-        location = pc.binary_join_element_wise(
-            part.label, pc.cast(line, pa.string()), ":"
-        )  # SourceFile.location of each
-        doc_ids = pc.coalesce(doc_ids, location)
-    columns = {name: table[name] for name in MEASURED.names} | {"doc_id": doc_ids, "line": line}
+    if doc_ids.null_count:  # SourceFile.location of each
+        doc_ids = pc.coalesce(doc_ids, pc.binary_join_element_wise(part.label, pc.cast(line, pa.string()), ":"))
+    columns = {name: table[name] for name in table.column_names if name != "row"} | {"doc_id": doc_ids, "line": line}
     of_all = {"file": part.file, "is_stored": part.is_dataset}
-    columns |= {name: pa.repeat(value, len(table)) for name, value in of_all.items()}
-    narrowed = {name: narrow(columns[name]) for name in LOCATED.names if name in columns}
-    added = {"source": columns["source"].dictionary_encode(), "id_hash": pa.array(hash_ids(id_stems(doc_ids)))}
-    return pa.table(narrowed | {"doc_id": doc_ids} | added).select(LOCATED.names)
-
-
-def count_run(table: pa.Table) -> RunFacts:
-    """What a run holds: the columns of :data:`LOCATED`."""
-    sources = table["source"].unify_dictionaries()
-    rejected = int(pc.sum(pc.is_valid(table["code"])).as_py() or 0)
-    documents = int(pc.sum(pc.equal(table["piece"].cast(pa.int64()), 0)).as_py() or 0)
-    names = dict.fromkeys(sorted(sources.unique().to_pylist()), 0)
-    packable = sources.filter(pc.is_null(table["code"]))
-    counts = {each["values"]: each["counts"] for each in packable.value_counts().to_pylist()}
-    thinned = table["thinned_to"].filter(pc.equal(table["piece"].cast(pa.int64()), 0)).drop_null()
-    return RunFacts(
-        n_documents=documents + rejected,
-        by_source=names | counts,
-        thinned=len(thinned),
-        thinned_to=pc.max(thinned.cast(pa.float64())).as_py() or 0.0,
+    return pa.table(
+        columns | {name: pa.repeat(value, len(table)) for name, value in of_all.items()} | hashes_of(doc_ids)
     )
 
 
-def write_run(runs: Folder, name: str, table: pa.Table, facts: RunFacts) -> None:
-    """Writes a run: the rows sorted by ``id_hash``, those of one hash as they come."""
-    hashes = table["id_hash"].to_numpy()
-    order = np.argsort(hashes, kind="stable")
-    edges = hashes[order[::BATCH_ROWS]].astype("<u8")
-    ordered = taken({name: table[name] for name in table.column_names}, order)
-    metadata = {_FACTS: facts.model_dump_json(), _EDGES: edges.tobytes()}
-    write_batches(runs, name, ordered.replace_schema_metadata(metadata), range(0, len(ordered), BATCH_ROWS))
+def hashes_of(doc_ids: pa.ChunkedArray) -> dict[str, pa.Array]:
+    """The columns of hashes of some ids."""
+    own = np.zeros(len(doc_ids), np.uint64)
+    marked = pc.match_substring(doc_ids, "#")
+    is_marked = marked.to_numpy()
+    own[is_marked] = hash_ids(doc_ids.filter(marked))
+    return {HASH: pa.array(hash_ids(id_stems(doc_ids))), "own_hash": pa.array(own, mask=~is_marked)}
 
 
-def read_facts(runs: Folder, name: str) -> RunFacts:
-    with opened(runs, name) as run:
-        return RunFacts.model_validate_json(run.schema.metadata[_FACTS])
+class _RunCounts:
+    """Counts what a run holds while its rows pass."""
 
+    def __init__(self) -> None:
+        self._documents = self._rejected = self._thinned = 0
+        self._thinned_to = self._seconds = 0.0
+        self._by_source, self._unused = Counter[str](), dict[int, set[str]]()
 
-def read_range(runs: Folder, name: str, low: int, high: int) -> pa.Table:
-    """The rows of a run whose hash lies in ``[low, high)``, by hash."""
-    with opened(runs, name) as run:
-        edges: UInt64[np.ndarray, "batches"] = np.frombuffer(run.schema.metadata[_EDGES], "<u8")
-        first = max(0, int(np.searchsorted(edges, np.uint64(low), "left")) - 1)
-        end = len(edges) if high > int(edges[-1] if len(edges) else 0) else int(np.searchsorted(edges, np.uint64(high)))
-        batches = [run.get_batch(i) for i in range(first, end)]
-        table = pa.Table.from_batches(batches, schema=run.schema.remove_metadata())
-    hashes = table["id_hash"].to_numpy()
-    start, stop = (
-        len(hashes) if edge >= 2**64 else int(np.searchsorted(hashes, np.uint64(edge))) for edge in (low, high)
-    )
-    # a copy, since a slice of few rows would keep its whole batches in memory, those of every run at once
-    return table if stop - start == len(table) else table.take(pa.array(np.arange(start, stop)))
+    def add_fragment(self, file: int, unused: Sequence[str], seconds: float) -> None:
+        self._unused.setdefault(file, set()).update(unused)
+        self._seconds += seconds
 
+    def add_rows(self, table: pa.Table) -> None:
+        nothing = pa.nulls(len(table))
+        code, thinned_to = (table[name] if name in table.column_names else nothing for name in ("code", "thinned_to"))
+        first = pc.fill_null(pc.equal(table["piece"], 0), False)
+        self._rejected += len(table) - code.null_count
+        self._documents += pc.sum(first).as_py() or 0
+        for name, values in ((0, table["source"]), (1, table["source"].filter(pc.is_null(code)))):
+            for each in values.value_counts().to_pylist():
+                self._by_source[each["values"]] += each["counts"] * name
+        thinned = thinned_to.cast(pa.float64()).filter(first).drop_null()
+        self._thinned += len(thinned)
+        self._thinned_to = max(self._thinned_to, pc.max(thinned).as_py() or 0.0)
 
-def location_of(labels: Sequence[str], file: pa.ChunkedArray, line: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """How results name rows: by label of the file and number of the row (``SourceFile.location`` of each)."""
-    return pc.binary_join_element_wise(pa.array(labels, pa.string()).take(file), pc.cast(line, pa.string()), ":")
+    def facts(self) -> RunFacts:
+        return RunFacts(
+            n_documents=self._documents + self._rejected,
+            n_rejected=self._rejected,
+            by_source=dict(sorted(self._by_source.items())),
+            unused={file: sorted(names) for file, names in self._unused.items() if names},
+            thinned=self._thinned,
+            thinned_to=self._thinned_to,
+            seconds=round(self._seconds, 3),
+        )

@@ -90,11 +90,9 @@ def with_copies(job: PackingJob, fragments: Sequence[Fragment]) -> list[Fragment
 def _measure_missing(
     job: PackingJob, planner: PartitionPlanner, fragments: Sequence[Fragment]
 ) -> dict[int, KeptFragment]:
-    """Measures what no earlier run has measured; by number, all fragments that are in no sorted run yet."""
-    merged = {index for first, end in planner.merged().items() for index in range(first, end)}
-    wanted = [index for index in range(len(fragments)) if index not in merged]
-    kept = find_measured(job.work, wanted)
-    missing = [index for index in wanted if index not in kept]
+    """Measures what no earlier run has measured; all fragments by number."""
+    kept = find_measured(job.work, range(len(fragments)), unreachable=planner.has_runs())
+    missing = [index for index in range(len(fragments)) if index not in kept]
     if len(missing) < len(fragments):
         job.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
     measure = partial(measure_and_keep, config=job.config, work=job.work.location)

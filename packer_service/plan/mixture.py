@@ -6,12 +6,15 @@ has its own salt: documents of one size change places, and where that costs no p
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt64
+from jaxtyping import Float64, Int, Int64, UInt64
 
+from preshard.schemas.config import PackConfig
 from preshard.schemas.document_ids import mix64
+from preshard.schemas.errors import ConfigError
 
 _FRACTION_BITS = 53
 """A weight's fraction is compared with so many bits of a document's hash: as many as it has itself."""
@@ -28,9 +31,91 @@ class Taken(NamedTuple):
     """
 
     document: Int64[np.ndarray, "taken"]
-    copy_number: Int64[np.ndarray, "taken"]
-    epoch: Int64[np.ndarray, "taken"]
-    pass_number: Int64[np.ndarray, "taken"]
+    copy_number: Int[np.ndarray, "taken"]
+    epoch: Int[np.ndarray, "taken"]
+    pass_number: Int[np.ndarray, "taken"]
+
+
+class MixtureTotals(NamedTuple):
+    """What an epoch takes of each source, in the order of their names; those of several partitions add up.
+
+    ``available`` and ``taken`` count tokens, ``documents`` rows; ``loss_weight`` is None where it is not known.
+    """
+
+    left_out: int
+    available: list[float]
+    taken: list[float]
+    documents: list[float]
+    loss_weight: list[float] | None
+
+    def __add__(self, other: MixtureTotals) -> MixtureTotals:  # type: ignore[override]  # of tuples that would join them
+        losses = None
+        if self.loss_weight is not None and other.loss_weight is not None:
+            losses = _sums(self.loss_weight, other.loss_weight)
+        return MixtureTotals(
+            self.left_out + other.left_out,
+            _sums(self.available, other.available),
+            _sums(self.taken, other.taken),
+            _sums(self.documents, other.documents),
+            losses,
+        )
+
+
+def _sums(a: list[float], b: list[float]) -> list[float]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def check_mixture(config: PackConfig, known: Collection[str]) -> None:
+    """
+    Raises:
+        ConfigError: the mixture names a source that is not known.
+    """
+    unknown = [name for name, _ in config.mixture if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"mixture: no row has the source {', '.join(unknown)}; the rows have {', '.join(sorted(known)) or 'none'}"
+        )
+
+
+def source_weights(config: PackConfig, names: Sequence[str]) -> Float64[np.ndarray, "sources"]:
+    """How often the documents of each source are taken in an epoch."""
+    weights = dict(config.mixture)
+    return np.array([weights.get(name, 1.0) for name in names], np.float64)
+
+
+def take_mixture(
+    columns: Mapping[str, np.ndarray], config: PackConfig, names: Sequence[str]
+) -> tuple[Taken, MixtureTotals]:
+    """Lists documents as often as the configuration takes them, and sums what each source gets.
+
+    Args:
+        columns: of documents in canonical order: ``id_hash``, ``source_number`` (an index into ``names``), ``piece``
+            and ``tokens``, and ``loss_weight`` where that is known.
+        config: its ``mixture`` and ``epochs`` are followed, by the seed of its order.
+        names: of all sources, sorted.
+    """
+    hashes, numbers = columns["id_hash"], columns["source_number"]
+    weights, copies = source_weights(config, names), np.ones(len(hashes), np.int64)
+    if (weights != 1).any():
+        copies = count_copies(hashes, weights[numbers], config.order.seed)
+
+    def by_source(values: np.ndarray) -> list[float]:
+        sums: list[float] = np.bincount(numbers, weights=values, minlength=len(names)).astype(np.float64).tolist()
+        return sums
+
+    loss = columns.get("loss_weight")
+    available = columns["tokens"].astype(np.int64)
+    totals = MixtureTotals(
+        left_out=int(((copies == 0) & (columns["piece"] == 0)).sum()),
+        available=by_source(available),
+        taken=by_source(available * copies),
+        documents=by_source(copies),
+        loss_weight=None if loss is None else by_source(loss * copies),
+    )
+    if config.epochs == 1 and (copies == 1).all():
+        nothing = np.zeros(len(hashes), np.int8)
+        return Taken(np.arange(len(hashes)), nothing, nothing, nothing), totals
+    return take(hashes, copies, epochs=config.epochs, seed=config.order.seed), totals
 
 
 def count_copies(

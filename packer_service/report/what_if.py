@@ -18,13 +18,14 @@ from preshard.packer_service.packs.boundaries import image_boundaries
 from preshard.packer_service.packs.pack import configured_layouts
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, plan_documents
+from preshard.packer_service.plan.mixture import check_mixture, take_mixture
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.balance import balances
 from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
 from preshard.packer_service.report.limits import fill_limit
 from preshard.packer_service.report.loads import Block, block_of, numbers_of
 from preshard.packer_service.report.losses import losses
-from preshard.packer_service.report.mixture import check_mixture, mixture_figures, source_names, take_mixture
+from preshard.packer_service.report.mixture import mixture_figures
 from preshard.packer_service.report.records import Balances, FillLimit, Losses, Mixture, PlanReport
 from preshard.schemas.balance import BalanceOrder, LoadGroup
 from preshard.schemas.config import PackConfig, parse_config
@@ -39,7 +40,7 @@ SAMPLED_PACKS = 8
 SIZES = ("tokens", "images", "patches", "load")
 """Columns of a document's sizes that a plan needs."""
 
-KEYS = ("doc_id", "source", "id_hash", "line")
+KEYS = ("doc_id", "source", "line")
 """Columns that say which document it is; ``line`` is known where the lengths come from a file."""
 
 SampledPack = tuple[int, int, pa.Table]
@@ -68,9 +69,13 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
     check_mixture(config, table["source"].unique().to_pylist())
     fitting, lost = within_budgets(with_patches(table, config), config)
     fitting = _in_canonical_order(fitting)
-    names = source_names(fitting)
-    kept, totals = take_mixture(fitting, config, names)
-    columns = {name: kept[name].to_numpy() for name in (*SIZES, "source_number", "pass_number", "epoch")}
+    names = sorted(fitting["source"].unique().to_pylist())
+    columns = {name: fitting[name].to_numpy() for name in (*SIZES, "piece", "id_hash")}
+    columns["source_number"] = pc.index_in(fitting["source"], pa.array(names, pa.string())).to_numpy().astype(np.int64)
+    taken, totals = take_mixture(columns, config, names)
+    kept = fitting.take(pa.array(taken.document))
+    columns = {name: column[taken.document] for name, column in columns.items()}
+    columns |= {"pass_number": taken.pass_number, "epoch": taken.epoch}
     images = columns["images"]
     columns["area"] = causal_area(columns["tokens"])
     started = time.perf_counter()

@@ -34,9 +34,12 @@ from preshard.packer_service.ingest.source.file import Fragment  # noqa: E402
 from preshard.packer_service.job.measure import MEASURED, Measured  # noqa: E402
 from preshard.packer_service.job.measured import MeasuredCounts, keep_measured  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
-from preshard.packer_service.job.plan import PlannedShardRef, read_shard  # noqa: E402
+from preshard.packer_service.job.plan import (  # noqa: E402
+    PLAN_FOLDER,
+    PlannedShardRef,
+    read_shard,
+)
 from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name  # noqa: E402
-from preshard.packer_service.job.segments import PLAN_FOLDER  # noqa: E402
 from preshard.packer_service.runtime.executors import TaskCounts  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402

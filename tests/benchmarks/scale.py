@@ -71,8 +71,8 @@ def driven(out: Path, processes: int, partition: int, kills: int, steps: int, ta
 
 def made(work: Path) -> int:
     """Runs and segments that are there."""
-    names = [path.name for folder in ("runs", "plan/000000") for path in (work / folder).glob("*.arrow")]
-    return sum(not name.startswith(".") and not name.endswith("-costs.arrow") for name in names)
+    names = [path.name for folder in ("runs", "plan/000000") for path in (work / folder).glob("*.parquet")]
+    return sum(not name.startswith(".") and not name.endswith(("-costs.parquet", "-rejects.parquet")) for name in names)
 
 
 def hash_of(folder: Path) -> str:

@@ -99,8 +99,7 @@ def drive(out: Path, processes: int, partition: int, tables: str) -> None:
 
     plan = planner.kept([file])
     if plan is None:
-        merged = {i for first, end in planner.merged().items() for i in range(first, end)}
-        planner.merge(fragments, find_measured(folder, [i for i in range(n_fragments) if i not in merged]))
+        planner.merge(fragments, find_measured(folder, range(n_fragments)))
         lap("sorted runs")
         plan = planner.plan([file], {})
     lap("partitions")

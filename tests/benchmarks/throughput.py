@@ -55,9 +55,13 @@ from preshard.packer_service.ingest.source.rows import parse_document  # noqa: E
 from preshard.packer_service.job import pack as job  # noqa: E402
 from preshard.packer_service.job.measured import measure_and_keep  # noqa: E402
 from preshard.packer_service.job.partitions import PartitionPlanner  # noqa: E402
-from preshard.packer_service.job.plan import Planned, PlannedShard, read_shard  # noqa: E402
+from preshard.packer_service.job.plan import (  # noqa: E402
+    PLAN_FOLDER,
+    Planned,
+    PlannedShard,
+    read_shard,
+)
 from preshard.packer_service.job.records import build_and_keep  # noqa: E402
-from preshard.packer_service.job.segments import PLAN_FOLDER  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
-import numpy as np
-import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preshard.packer_service.job.duplicates import Row, Settled, settle, shared_stems
-from preshard.schemas.document_ids import hash_ids, id_stems
+from preshard.packer_service.job.duplicates import Row, Settled, settle
 
 IDS = st.sampled_from(["x", "x#2", "x#3", "x#2#2", "y", "#2", ""])
 ROWS = st.lists(st.tuples(IDS, st.integers(0, 3), st.booleans()), max_size=14)
@@ -70,13 +66,3 @@ def test_a_packed_document_keeps_its_id_and_is_equal_to_the_row_that_it_was() ->
              for label in "ab" for i, (doc_id, content, rendered) in enumerate(blank)]  # fmt: skip
     assert settle(twice).ids == {}
     assert sorted(settle(twice).twins) == [1, 3]
-
-
-def test_only_stems_of_repeated_ids_are_looked_at() -> None:
-    """Fails when ids that merely end in a number are all compared, or one that may become another's is not."""
-    ids = pa.array([*(f"page#{i}" for i in range(1, 2000)), "x#2", "y", "x", "x", "z#0", "z#1000000", "z"])
-    stems, hashes = hash_ids(id_stems(ids)), hash_ids(ids)
-    assert ids.take(pa.array(shared_stems(stems, hashes))).to_pylist() == ["x#2", "x", "x"]
-    assert Counter(stems.tolist()).most_common(1)[0][1] == 1999
-    assert len(np.unique(stems[-3:])) == 3, "numbers that are never given are part of an id"
-    assert not len(shared_stems(stems[:2000], hashes[:2000]))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from preshard.packer_service.job.segments import PLAN_FOLDER
 from rich.console import Console
 
 from preshard.packer_service.config import load_config
@@ -21,7 +22,6 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.partitions import PLAN_FILE
 from preshard.packer_service.job.record_file import GROUP, encode_record, record_name
 from preshard.packer_service.job.resume import CHECKED_TOGETHER
-from preshard.packer_service.job.segments import PLAN_FOLDER
 from preshard.packer_service.report.console import print_report
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor
