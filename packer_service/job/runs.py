@@ -145,8 +145,10 @@ def write_run(runs: Folder, name: str, tables: Iterable[pa.Table], counts: _RunC
             yield from pa.table(whole).cast(LOCATED).to_batches()
 
     located = pa.RecordBatchReader.from_batches(LOCATED, batches())
-    with sorting({"located": located}) as tables:
-        ordered = tables.sql(f"SELECT * FROM located ORDER BY {HASH}, file, line, piece").to_arrow_reader(BATCH_ROWS)
+    with sorting({"located": located}) as sorted_tables:
+        ordered = sorted_tables.sql(f"SELECT * FROM located ORDER BY {HASH}, file, line, piece").to_arrow_reader(
+            BATCH_ROWS
+        )
         write_rows(runs, name, ordered, LOCATED, by=HASH, facts=lambda: counts.facts().model_dump_json())
     return counts.facts()
 

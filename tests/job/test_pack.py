@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from preshard.packer_service.job.segments import PLAN_FOLDER
 from rich.console import Console
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.joined import read_record
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.partitions import PLAN_FILE
+from preshard.packer_service.job.plan import PLAN_FOLDER
 from preshard.packer_service.job.record_file import GROUP, encode_record, record_name
 from preshard.packer_service.job.resume import CHECKED_TOGETHER
 from preshard.packer_service.report.console import print_report
