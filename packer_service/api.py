@@ -95,7 +95,7 @@ def pack(
     Raises:
         ConfigError: a key, a value or a location cannot be used.
         TooManyRejectsError: the dataset is whole, but lacks more than ``max_rejects`` of the rows.
-        PreshardError: no document was packed, or the job cannot go on; what was done is kept.
+        PreshardError: no document was packed, or the job cannot continue; finished work is kept.
     """
     sources = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [os.fspath(each) for each in source]
     values = {

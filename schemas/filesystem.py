@@ -46,7 +46,7 @@ def locate(location: str) -> tuple[fs.FileSystem, str]:
     path = unquote(path)
     if scheme.lower() == "file":
         if authority not in ("", "localhost"):
-            raise ConfigError(f"{location}: a file URI names no host; write file:///path, with three slashes")
+            raise ConfigError(f"{location}: a file URI cannot name a host; write file:///path, with three slashes")
         return fs.LocalFileSystem(), f"/{path}"
     try:
         filesystem, root = _client(scheme, authority, query)

@@ -57,7 +57,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
 
 _CAP = ((None,), "which attention of packs does not compute", "take a model without")
 _HEAD = ((None, 1, False), "which changes the logits after the output projection; the loss does not", _CAP[2])
-_RANDOM = ((None, 0), "which packs do not follow", "set it to 0 in config.json")
+_RANDOM = ((None, 0), "which packed attention does not implement", "set it to 0 in config.json")
 
 OPTIONS: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "attn_logit_softcapping": _CAP,
@@ -171,8 +171,8 @@ def check_window(window: int | None, seq_len: int, asked: str) -> None:
     """
     if window is not None and window < seq_len:
         raise ConfigError(
-            f"{asked} has a sliding_window of {window} tokens, shorter than packs of {seq_len}, which packs do not "
-            "follow: pack with a smaller seq_len, or take a model without"
+            f"{asked} has a sliding_window of {window} tokens, shorter than packs of {seq_len}, which packed "
+            "attention does not implement: pack with a smaller seq_len, or take a model without"
         )
 
 

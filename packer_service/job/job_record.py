@@ -65,7 +65,9 @@ def refuse_difference(before: Record, now: Record, out: str) -> None:
         shown = "; ".join(differences[:SHOWN_DIFFERENCES])
         more = len(differences) - SHOWN_DIFFERENCES
         shown += f"; and {more} more" if more > 0 else ""
-        raise ConfigError(f"--out {out}: was begun with other input ({shown}); give another folder, or remove this one")
+        raise ConfigError(
+            f"--out {out}: was started with different input ({shown}); give another folder, or remove this one"
+        )
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:

@@ -142,7 +142,7 @@ def _read_pieces(planned: PlannedDocument, config: PackConfig) -> Pieces:
     try:
         row = read_row(planned.file, planned.reference)
     except FileNotFoundError:
-        raise DocumentError("decode_failed", "the source file is gone since it was measured") from None
+        raise DocumentError("decode_failed", "the source file was removed after it was measured") from None
     if isinstance(row, DocumentError):
         raise DocumentError("decode_failed", f"changed since it was measured: {row}")
     given_id, _ = row_identity(row, config.ignore_columns)

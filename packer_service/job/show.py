@@ -162,7 +162,7 @@ def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None,
     asked = f"--row {wanted}" if wanted is not None else f"--id {doc_id}"
     rows = f"the last row is {number}" if number else "the source holds no row"
     hint = "; pack numbers rows of one id, show them by --row FILE:N" if doc_id is not None and "#" in doc_id else ""
-    raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, blank lines among them{hint}")
+    raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, including blank lines{hint}")
 
 
 def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMedium:

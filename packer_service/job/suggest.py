@@ -102,7 +102,7 @@ def suggest(
     files = list_sources(sources, config, media or AllowedMedia()).files
     for file in files:
         if file.kind == DATASET:
-            raise ConfigError(f"SOURCE {file.uri}: is packed; suggest reads rows, so give the source of the dataset")
+            raise ConfigError(f"SOURCE {file.uri}: is a packed dataset; give the source that it was packed from")
     target, sizes = packed_target(config, files), folder_sizes(config.model)
     drawn = draw(list_fragments(files), rows, config)
     progress.note(f"drew {len(drawn.rows):,} of {'' if drawn.counted else 'about '}{drawn.n_rows:,} rows")

@@ -41,7 +41,7 @@ def check_request(*, seq_len: int, schemes: Sequence[str], ring_degrees: Sequenc
         raise LayoutError(f"block_size {block_size} is below 1; 128 fits the usual attention kernels")
     for degree in ring_degrees:
         if degree < 1:
-            raise LayoutError(f"ring degree {degree} is below 1; the least is 1, which is no ring")
+            raise LayoutError(f"ring degree {degree} is below 1; give 1 for no ring")
         for scheme in schemes:
             step = block_size * degree if scheme in BLOCK_SCHEMES else 2 * degree if scheme == "zigzag" else degree
             if seq_len % step:

@@ -53,7 +53,7 @@ def result_of(found: Any) -> Any:
     if found.is_config:
         failure = ConfigError(found.reason)
     else:
-        failure = TaskError(f"a task failed ({found.reason}); what was done is kept")
+        failure = TaskError(f"a task failed ({found.reason}); finished work is kept")
     failure.add_note(found.traceback)
     raise failure
 

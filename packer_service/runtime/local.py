@@ -182,7 +182,7 @@ def choose_executor(kind: str, address: str | None, num_cpus: int | None, progre
     if kind not in EXECUTORS:
         raise ConfigError(f"executor {kind!r}: no such executor; legal are {', '.join(EXECUTORS)}")
     if kind == "local" and address is not None:
-        raise ConfigError(f"--ray-address {address}: --executor local runs no Ray; leave one of the two out")
+        raise ConfigError(f"--ray-address {address}: has no effect with --executor local; leave one of them out")
     on_ray = kind == "ray" or (kind == "auto" and bool(address or os.environ.get("RAY_ADDRESS") or _has_ray()))
     with ExitStack() as stack:
         yield _RayOnUse(stack, address, num_cpus, progress) if on_ray else stack.enter_context(LocalExecutor(num_cpus))

@@ -35,7 +35,7 @@ class RayLostError(TaskError):
     """
 
     def __init__(self, how: str) -> None:
-        super().__init__(f"Ray is gone ({how}); what was done is kept, run the same command again")
+        super().__init__(f"Ray is gone ({how}); finished work is kept, run the same command again")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,7 +78,7 @@ class RayExecutor:
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
             raise TaskError(
-                f"a task failed ({type(cause).__name__}: {last_line(cause)}); what was done is kept"
+                f"a task failed ({type(cause).__name__}: {last_line(cause)}); finished work is kept"
             ) from error
 
 
@@ -147,7 +147,9 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         return
     target = address or os.environ.get("RAY_ADDRESS") or "local"
     if target != "local" and num_cpus is not None:
-        raise ConfigError(f"--num-cpus {num_cpus}: sets the size of a local Ray; the cluster at {target} has its own")
+        raise ConfigError(
+            f"--num-cpus {num_cpus}: sets the size of a Ray on this machine; leave it out for the cluster at {target}"
+        )
     _connect(target, num_cpus)
     try:
         yield RayExecutor(services=_services(0.0 if target == "local" else HEAD_PATIENCE))
@@ -187,7 +189,7 @@ def _check_answers(target: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=ADDRESS_SECONDS).close()
     except OSError as error:
-        raise ConfigError(f"--ray-address {target}: no Ray there ({error.strerror or error})") from None
+        raise ConfigError(f"--ray-address {target}: no Ray answers there ({error.strerror or error})") from None
 
 
 def _one_line(error: BaseException) -> str:
@@ -214,7 +216,7 @@ def _connect(target: str, num_cpus: int | None) -> None:
         with _keep_sigterm(), _time_limit():
             ray.init(address=target, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"--ray-address {target}: no Ray there ({_one_line(error)})") from None
+        raise ConfigError(f"--ray-address {target}: no Ray answers there ({_one_line(error)})") from None
     except Exception as error:  # Ray raises plain ones when its processes end while it starts
         raise RayLostError(f"it could not be started: {_one_line(error)}") from error
 

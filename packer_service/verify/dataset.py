@@ -86,7 +86,7 @@ def choose_packs(n_packs: int, *, thorough: bool) -> Container[int]:
 
 def _read_manifest(folder: Folder) -> Manifest:
     if not folder.is_file(MANIFEST):
-        raise ManifestMissing(MANIFEST, "is not there: the folder is not a dataset, or packing it has not ended")
+        raise ManifestMissing(MANIFEST, "is missing: the folder is not a dataset, or packing it has not finished")
     return decode_manifest(folder.read(MANIFEST), MANIFEST)
 
 
@@ -191,5 +191,5 @@ def _run(tasks: Iterable[ShardTask], processes: int) -> Iterator[ShardVerdict]:
                 yield running.popleft().result()
     except BrokenProcessPool:
         raise PreshardError(
-            "a verifying process was killed, most likely for memory; verify with --num-cpus 1"
+            "the system killed a verifying process, probably for lack of memory; run verify with --num-cpus 1"
         ) from None

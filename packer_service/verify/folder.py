@@ -84,7 +84,7 @@ def check_carried(manifest: Manifest, read: Callable[[str], bytes | None]) -> It
         if made.get(entry.name, entry.sha256) != entry.sha256:
             yield (
                 name,
-                (CarriedFileChanged, "is listed with another SHA-256 than that of the file that was packed with"),
+                (CarriedFileChanged, "is listed with a SHA-256 that differs from the file used for packing"),
             )
         content = read(name)
         if content is None:

@@ -63,7 +63,7 @@ def check_documents(documents: pa.Table, rejects: pa.Table, config: PackConfig) 
         yield DocumentTwice, f"document {row['doc_id']!r} is rejected {row['count_all']} times when written"
     known = pa.chunked_array([packed, *own["doc_id"].chunks, *written["doc_id"].chunks], pa.string())
     for row in again.filter(pc.invert(pc.is_in(again["doc_id"], known))).to_pylist():
-        yield DocumentLost, f"document {row['doc_id']!r} is rejected as equal to a row of that id, but there is none"
+        yield DocumentLost, f"document {row['doc_id']!r} is rejected as a duplicate, but no other row has its id"
     yield from _check_pieces(documents, written, config)
 
 

@@ -219,7 +219,7 @@ def test_a_source_file_deleted_after_measuring_is_rejected_with_the_reason(
     )
     assert len(rejects) == n_documents
     assert {(row["code"], row["message"]) for row in rejects} == {
-        ("decode_failed", "the source file is gone since it was measured")
+        ("decode_failed", "the source file was removed after it was measured")
     }
 
 

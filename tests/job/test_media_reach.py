@@ -61,7 +61,7 @@ def test_absolute_paths_are_packed_where_the_command_allows_their_folder(
     media = AllowedMedia(allow=(str(images),))
     counts = pack([str(rows)], allowed, tiny_config, PlainExecutor(), progress, media=media).manifest.counts
     assert (counts.documents, counts.rejected, counts.images) == (3, 0, 2)
-    with pytest.raises(ConfigError, match=r"begun with other input .*allow-media"):
+    with pytest.raises(ConfigError, match=r"started with different input .*allow-media"):
         pack([str(rows)], refused, tiny_config, PlainExecutor(), progress, media=media)
     assert pack([str(rows)], allowed, tiny_config, PlainExecutor(), progress, media=media).already_done
     assert str(images) not in (tmp_path / "allowed/manifest.json").read_text()
@@ -88,7 +88,7 @@ def test_relative_paths_begin_at_the_media_root(
         ("/nowhere", "--allow-media /nowhere: no such file or folder"),
         ("http://host/x", "--allow-media http://host/x: Unrecognized filesystem"),
         (f"nope://me:{SECRET}@host/x", "--allow-media nope://host/x: Unrecognized filesystem"),
-        ("file://host/x", "--allow-media file://host/x: a file URI names no host"),
+        ("file://host/x", "--allow-media file://host/x: a file URI cannot name a host"),
         (f"hdfs://me:{SECRET}@127.0.0.1:1/x", "--allow-media hdfs://127.0.0.1:1/x: "),
         (
             f"s3://me:{SECRET}@b/x?endpoint_override=127.0.0.1:1&scheme=http&secret_key={SECRET}",

@@ -47,7 +47,9 @@ class Notes(list[str]):
 )
 def test_a_difference_is_shown_where_it_is(change: dict[str, Any], shown: str) -> None:
     """Fails when another job's folder is taken for ours, or its user has to search for the difference."""
-    with pytest.raises(ConfigError, match=rf"--out here: was begun with other input {shown}; give another folder"):
+    with pytest.raises(
+        ConfigError, match=rf"--out here: was started with different input {shown}; give another folder"
+    ):
         refuse_difference(RECORD, {**RECORD, **change}, "here")
     refuse_difference(RECORD, json.loads(json.dumps(RECORD)), "here")
 
@@ -75,7 +77,7 @@ def source_file(label: str, **changes: Any) -> dict[str, Any]:
 def test_what_changed_of_a_source_is_named(files: list[dict[str, Any]], shown: str) -> None:
     """Fails when both sides of a difference are cut to the same text: of many files nobody could see which changed."""
     record = {**RECORD, "files": [source_file("a"), source_file("b")]}
-    with pytest.raises(ConfigError, match=rf"was begun with other input \({shown}\); give another folder"):
+    with pytest.raises(ConfigError, match=rf"was started with different input \({shown}\); give another folder"):
         refuse_difference(record, {**record, "files": files}, "here")
 
 

@@ -90,7 +90,7 @@ def test_a_failed_task_gives_its_reason_wherever_it_ran() -> None:
             with pytest.raises(TaskError) as failed:
                 list(executor.run(partial(_fails_in_helpers, main), range(10_000)))
             assert str(failed.value).startswith("a task failed (OSError: [Errno 28] No space left on device")
-            assert str(failed.value).endswith("); what was done is kept")
+            assert str(failed.value).endswith("); finished work is kept")
             assert "_fails_in_helpers" in "".join(failed.value.__notes__)
 
 

@@ -68,7 +68,7 @@ def test_the_end_of_a_process_ends_the_wait_before_the_next_regular_probe(monkey
         assert listener.stdout.readline() == "held\n"
         listener.kill()
         killed = time.monotonic()
-        with pytest.raises(RayLostError, match=r"Ray is gone \(it does not answer\); what was done is kept"):
+        with pytest.raises(RayLostError, match=r"Ray is gone \(it does not answer\); finished work is kept"):
             next(results)
         assert time.monotonic() - killed < LONG
 

@@ -68,7 +68,7 @@ def test_a_failed_task_gives_its_own_reason(capfd: pytest.CaptureFixture[str]) -
 
     with ray_cluster(None, None) as executor, pytest.raises(TaskError) as failed:
         list(executor.run(_full_disk, [7]))
-    assert str(failed.value) == "a task failed (OSError: [Errno 28] No space left on device 7); what was done is kept"
+    assert str(failed.value) == "a task failed (OSError: [Errno 28] No space left on device 7); finished work is kept"
     assert "_full_disk" in "".join(failed.value.__notes__)
     assert "Exception occurred" not in capfd.readouterr().err
 
@@ -173,5 +173,5 @@ def test_no_ray_at_the_address_is_one_line(
         main(command(tiny_source, tmp_path / "out", tiny_settings, "--ray-address", "127.0.0.1:1")[3:])
     assert ended.value.code == 2
     said = capfd.readouterr().err
-    assert "preshard: --ray-address 127.0.0.1:1: no Ray there" in said
+    assert "preshard: --ray-address 127.0.0.1:1: no Ray answers there" in said
     assert "Traceback" not in said

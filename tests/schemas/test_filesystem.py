@@ -50,7 +50,7 @@ def test_a_bucket_has_one_client_and_decoded_keys() -> None:
     ("location", "said"),
     [
         ("nope://bucket/x", "nope://bucket/x: Unrecognized filesystem"),
-        ("file://host/x", "file://host/x: a file URI names no host"),
+        ("file://host/x", "file://host/x: a file URI cannot name a host"),
     ],
 )
 def test_a_location_that_nothing_opens_is_told(location: str, said: str) -> None:

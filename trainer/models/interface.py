@@ -51,7 +51,9 @@ def packed_attention(
     if sliding_window is not None and sliding_window < pack_length:
         wanted.append(f"sliding_window {sliding_window}, shorter than the pack's {pack_length} tokens")
     if wanted:
-        raise ConfigError(f"the model's attention has {wanted[0]}, which packs do not follow; take a model without")
+        raise ConfigError(
+            f"the model's attention has {wanted[0]}, which packed attention does not implement; take a model without"
+        )
     standard = q_1HLD.shape[-1] ** -0.5
     q_HLD = q_1HLD[0] if scaling in (None, standard) else q_1HLD[0] * (scaling / standard)
     out_HLD = attend(q_HLD, k_1KLD[0], v_1KLD[0])

@@ -119,7 +119,7 @@ def _place_of_row(uri: str) -> _Place:
             uri, "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
         )
     if scheme == "file" and authority:
-        raise _refused(uri, "cannot be opened: a file URI names no host; write file:///path, with three slashes")
+        raise _refused(uri, "cannot be opened: a file URI cannot name a host; write file:///path, with three slashes")
     return _Place(scheme, authority, _normal(unquote(path)))
 
 

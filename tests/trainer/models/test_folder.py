@@ -65,7 +65,9 @@ def test_a_window_shorter_than_a_pack_is_refused(texts: Manifest) -> None:
 def test_dropout_in_attention_is_refused(tmp_path: Path) -> None:
     """Fails when a model's dropout is left out in silence."""
     read_model_config(folder_of(tmp_path / "without"))
-    with pytest.raises(ConfigError, match=r"attention_dropout of config\.json is 0\.1, which packs do not follow"):
+    with pytest.raises(
+        ConfigError, match=r"attention_dropout of config\.json is 0\.1, which packed attention does not implement"
+    ):
         read_model_config(folder_of(tmp_path / "with", attention_dropout=0.1))
 
 
