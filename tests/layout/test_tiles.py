@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.packer_service.layout.tiles import tile_map, tiles_by_rank, whole_tiles
+from preshard.packer_service.layout.tiles import chunk_incidence, tile_map, tiles_by_rank, whole_tiles
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
@@ -43,3 +43,19 @@ def test_zigzag_shatters_short_documents(brute_tiles):
     counted = tiles_by_rank(mask, runs, 4, tile=8)
     assert counted.tolist() == brute_tiles(mask, runs, 4, 8).tolist()
     assert counted.sum() > 3 * whole_tiles(mask, tile=8)
+
+
+@given(data=st.data(), length=st.sampled_from([1, 3, 8, 200]), degree=st.sampled_from([1, 2, 4]))
+def test_edges_enclose_all_entries(slicings, data, length, degree):
+    # Fails when a table of edges is one short: a compiled loop would read what lies behind it.
+    mask, runs = data.draw(slicings(degree))
+    index = MaskIndex.of(mask)
+    found = chunk_incidence(index, runs, length)
+    tables = [
+        (found.seen_edges, len(found.owner), len(found.seen_class)),
+        (found.held_edges, len(index.class_root) + len(index.group_root), len(found.held_chunk)),
+    ]
+    for edges, rows, entries in tables:
+        assert len(edges) == rows + 1
+        assert (edges[0], edges[-1]) == (0, entries)
+        assert (np.diff(edges) >= 0).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from preshard.packer_service.plan.cost import CostModel, causal_area, document_t
 from preshard.packer_service.plan.cost import pack_cost as planned_cost
 from preshard.packer_service.verify.dataset import MOST_PACKS, choose_packs
 from preshard.packer_service.verify.independent.cost import crop_work, pack_cost
-from preshard.packer_service.verify.independent.layouts import contiguous, zigzag
+from preshard.packer_service.verify.independent.layouts import contiguous, least_largest_load, zigzag
+from preshard.schemas.boundaries import smallest_limit
 from preshard.schemas.config import parse_config
 from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
 
@@ -56,3 +59,33 @@ def test_the_first_and_the_last_pack_are_always_chosen(n_packs: int) -> None:
     steps = np.diff(sorted(chosen))
     assert steps.max() - steps.min() <= 1
     assert n_packs // 2 in choose_packs(n_packs, thorough=True)
+
+
+def by_force(loads: list[int], parts: int) -> int:
+    cuts = combinations(range(len(loads) + 1), parts - 1)
+    return min(max(sum(loads[a:b]) for a, b in pairwise([0, *cut, len(loads)])) for cut in cuts)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_the_least_of_every_way_to_cut(parts: int) -> None:
+    """Fails when the search for the meeting point is off by one, or loads of zero mislead it."""
+    rng = np.random.default_rng(parts)
+    for units in range(5, 9):
+        for _ in range(40):
+            loads = rng.integers(0, 6, units).tolist()
+            assert least_largest_load(loads, parts) == by_force(loads, parts)
+
+
+def test_few_units_and_many_parts() -> None:
+    """Fails when a part without a unit counts, or a pack without an image has a load."""
+    assert least_largest_load([], 4) == 0
+    assert least_largest_load([384], 4) == 384
+    assert least_largest_load([3, 9, 3], 4) == 9
+
+
+def test_bisection_and_dynamic_programming_agree() -> None:
+    """Fails when either is wrong on long lists, where no brute force reaches."""
+    rng = np.random.default_rng(0)
+    for parts in (2, 8, 64):
+        loads = rng.integers(1, 10, 3000).tolist()
+        assert least_largest_load(loads, parts) == smallest_limit(loads, parts)
