@@ -15,9 +15,9 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.reach import require_answer
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
-from preshard.packer_service.verify.document_rows import DocumentRows, RowReader
 from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
+from preshard.packer_service.verify.scan import DocumentRows, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.document_rows import DocumentOrder, DocumentRows, PackSpan, RowReader
 from preshard.packer_service.verify.id_partitions import IdPartitions
+from preshard.packer_service.verify.scan import DocumentOrder, DocumentRows, PackSpan, RowReader
 
 N_PACKS = 6
 
