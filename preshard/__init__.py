@@ -13,7 +13,7 @@ __version__ = version.VERSION
 
 __all__ = ["__version__", "open", "pack"]
 
-_FUNCTIONS = {"pack": "pack", "open": "Dataset"}
+_FUNCTIONS = {"pack": ("pack", "pack"), "open": ("dataset", "Dataset")}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,7 +21,8 @@ def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise AttributeError(f"module 'preshard' has no attribute {name!r}")
     try:
-        return getattr(import_module("preshard.packer_service.api"), _FUNCTIONS[name])
+        module, function = _FUNCTIONS[name]
+        return getattr(import_module(f"preshard.packer_service.api.{module}"), function)
     except ModuleNotFoundError as error:
         missing = f"preshard.{name} needs the package {error.name}: pip install 'preshard[pack]'"
         raise ModuleNotFoundError(missing, name=error.name) from None

@@ -59,10 +59,10 @@ def say(text: str, err: bool = False) -> None:
 def dp_option(command: Any) -> Any:
     """Data-parallel sizes."""
     text = "Data-parallel sizes to report the straggler ratio for, such as 8,16,32; each must divide order.window."
-    return click.option("--dp", "dp_sizes", type=Sizes(), default=(), help=text)(command)
+    return click.option("--dp", "dp_sizes", type=SizeList(), default=(), help=text)(command)
 
 
-class Sizes(click.ParamType):
+class SizeList(click.ParamType):
     """Positive integers separated by commas."""
 
     name = "N,N,..."

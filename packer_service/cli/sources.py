@@ -118,7 +118,7 @@ def plan(
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     media = allowed_media(media_root, allow_media)
     found = _looked_at(sources, config, media) if sources else None
-    from preshard.packer_service.api import require_documents
+    from preshard.packer_service.api.pack import require_documents
     from preshard.packer_service.job.preview import plan_sources
     from preshard.packer_service.job.preview_lengths import plan_lengths
     from preshard.packer_service.job.preview_tables import plan_tables
@@ -209,7 +209,7 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     Raises:
         PreshardError: no document was packed.
     """
-    from preshard.packer_service.api import check_rejects
+    from preshard.packer_service.api.pack import check_rejects
     from preshard.packer_service.report.console import limit_line, numbered_lines, reason_lines, unread_lines
     from preshard.packer_service.report.dataset import (
         REJECTS_FILE,

@@ -31,7 +31,7 @@ PARTS = {
     ],
     "pack": [
         "preshard.documents",
-        "preshard.packer_service.api",
+        "preshard.packer_service.api.pack",
         "preshard.packer_service.cli",
         "preshard.packer_service.job",
         "preshard.packer_service.report",

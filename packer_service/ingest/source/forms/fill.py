@@ -9,7 +9,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.document import Document, Medium, MediumKind, Message, Part
 from preshard.packer_service.ingest.source.forms.fields import bad
-from preshard.packer_service.ingest.source.forms.media import Place, frames_video, references, with_settings
+from preshard.packer_service.ingest.source.forms.media import NumberedPlace, frames_video, references, with_settings
 from preshard.packer_service.ingest.source.forms.messages import with_loss
 
 PLACEHOLDERS: dict[MediumKind, str] = {"image": "<image>", "video": "<video>"}
@@ -88,7 +88,7 @@ class Supply:
         kind = place.kind
         if kind not in self.columns:
             bad(f"{where} has a part of type {kind} without a file, and the row has no column {COLUMNS[kind][1]}")
-        index = place.index if isinstance(place, Place) else None
+        index = place.index if isinstance(place, NumberedPlace) else None
         given, number = len(self.media[kind]), len(self.taken[kind]) if index is None else index
         self.taken[kind].append(number)
         if number >= given:

@@ -50,7 +50,7 @@ VIDEO_SUFFIXES = frozenset(["avi", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "o
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place(Medium):
+class NumberedPlace(Medium):
     """A part without a file that says which one of its column it shows, counted from 0, as TRL's own data do."""
 
     index: int
@@ -96,7 +96,7 @@ def _placed(part: Mapping[str, Any], kind: MediumKind, where: str) -> Medium:
     if len(places) > 1:
         bad(f"{where} has {' and '.join(places)}; give exactly one of {', '.join(PLACES[kind])}")
     if not places:
-        return Medium(kind=kind) if "index" not in part else Place(kind=kind, index=_index(part, where))
+        return Medium(kind=kind) if "index" not in part else NumberedPlace(kind=kind, index=_index(part, where))
     if "index" in part:
         bad(f"{where} has index and {places[0]}; give one of them")
     [name] = places

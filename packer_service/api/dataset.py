@@ -1,154 +1,41 @@
-"""What a program calls: ``preshard.pack`` is the command, ``preshard.open`` shows what it made."""
+"""``preshard.open``: a packed dataset as a program or a notebook looks at it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.carried import carried_decoder
-from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack
 from preshard.packer_service.ingest.packed.known import stored_layouts
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.packed.tables import StoredTable
 from preshard.packer_service.ingest.text.tokenizer import load_decoder
-from preshard.packer_service.job.pack import Outcome
-from preshard.packer_service.job.pack import pack as run_job
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.picture import most_common, shares
-from preshard.packer_service.report.console import too_many_rejects
-from preshard.packer_service.report.dataset import dataset_reject_reasons, open_dataset, report_dataset
+from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
-from preshard.packer_service.runtime.local import choose_executor
-from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
-from preshard.packer_service.shards.reach import require_answer
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import ConfigError, PreshardError, ReaderError, TooManyRejectsError
+from preshard.schemas.errors import ConfigError, ReaderError
 from preshard.schemas.layout import RankImages, TokenLayout, layout_name, rank_positions
 from preshard.schemas.manifest import DocumentSpan, ManifestHead
 from preshard.schemas.sequence import PackedSequence
 from preshard.schemas.tables import TABLES
 
-MAX_REJECTS = 0.05
-"""Share of rows that may be rejected where nobody says another."""
 CELLS = 64
 """Cells along one side of a drawn mask."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8a2b", "#8c8f94")
 """Of ranks, as on the inspection page: Okabe and Ito's, which colour-blind readers tell apart."""
 
 Location = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packed:
-    """What packing did. ``seconds`` are those of each phase, none where the dataset was whole before."""
-
-    path: str
-    documents: int
-    rejected: int
-    packs: int
-    shards: int
-    seconds: Mapping[str, float]
-    already_done: bool
-
-    def open(self) -> Dataset:
-        """The dataset."""
-        return Dataset(self.path)
-
-
-def pack(
-    source: Location | Sequence[Location],
-    output: Location,
-    *,
-    config: Location | None = None,
-    media_root: str | None = None,
-    allow_media: Sequence[str] = (),
-    max_rejects: float = MAX_REJECTS,
-    executor: str = "auto",
-    ray_address: str | None = None,
-    num_cpus: int | None = None,
-    progress: bool = True,
-    **configuration: Any,
-) -> Packed:
-    """Packs sources into a dataset, as ``preshard pack`` does, and continues where an earlier run stopped.
-
-    Args:
-        source: files, folders and patterns: paths or URIs.
-        output: folder of the dataset, a path or URI.
-        config: file of YAML.
-        media_root: as the option of the command, like those that follow.
-        progress: whether to print on standard error what is done.
-        configuration: keys and values over the file's; sections are mappings: ``video={"fps": 1}``.
-
-    Raises:
-        ConfigError: a key, a value or a location cannot be used.
-        TooManyRejectsError: the dataset is whole, but lacks more than ``max_rejects`` of the rows.
-        PreshardError: no document was packed, or the job cannot continue; finished work is kept.
-    """
-    sources = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [os.fspath(each) for each in source]
-    values = {
-        key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in configuration.items()
-    }
-    for each in sources:
-        require_answer("SOURCE", each)
-    loaded = load_config(None if config is None else Path(config), (), sources, values)
-    media = AllowedMedia(root=media_root, allow=tuple(allow_media))
-    with ExitStack() as stack:
-        listener = ConsoleProgress() if progress else NoProgress()
-        stack.callback(listener.close)
-        tasks = stack.enter_context(choose_executor(executor, ray_address, num_cpus, listener))
-        outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
-    check_rejects(os.fspath(output), outcome.manifest, max_rejects)
-    return _packed(os.fspath(output), outcome)
-
-
-def _packed(path: str, outcome: Outcome) -> Packed:
-    counts = outcome.manifest.counts
-    return Packed(
-        path=path,
-        documents=counts.documents,
-        rejected=counts.rejected,
-        packs=counts.packs,
-        shards=outcome.n_shards,
-        seconds=outcome.seconds,
-        already_done=outcome.already_done,
-    )
-
-
-def check_rejects(path: str, manifest: ManifestHead, max_rejects: float) -> None:
-    """
-    Raises:
-        PreshardError: no document was packed.
-        TooManyRejectsError: more than this share of the rows was rejected.
-    """
-    counts = manifest.counts
-    require_documents(path, counts.documents, counts.source_documents)
-    if counts.rejected > max_rejects * counts.source_documents:
-        why = too_many_rejects(dataset_reject_reasons(path), counts.rejected, counts.source_documents, max_rejects)
-        raise TooManyRejectsError(f"{path}: the dataset is whole, but {why}")
-
-
-def require_documents(what: str, documents: int, of: int) -> None:
-    """
-    Raises:
-        PreshardError: no document was packed.
-    """
-    if not documents:
-        raise PreshardError(
-            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
-        )
 
 
 class Dataset:

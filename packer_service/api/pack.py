@@ -1,0 +1,121 @@
+"""``preshard.pack``: the command, as a program calls it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preshard.packer_service.api.dataset import Dataset, Location
+from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.media.reach import AllowedMedia
+from preshard.packer_service.job.pack import pack as run_job
+from preshard.packer_service.report.console import too_many_rejects
+from preshard.packer_service.report.dataset import dataset_reject_reasons
+from preshard.packer_service.runtime.local import choose_executor
+from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
+from preshard.packer_service.shards.reach import require_answer
+from preshard.schemas.errors import PreshardError, TooManyRejectsError
+from preshard.schemas.manifest import ManifestHead
+
+MAX_REJECTS = 0.05
+"""Share of rows that may be rejected where nobody says another."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """What packing did. ``seconds`` are those of each phase, none where the dataset was whole before."""
+
+    path: str
+    documents: int
+    rejected: int
+    packs: int
+    shards: int
+    seconds: Mapping[str, float]
+    already_done: bool
+
+    def open(self) -> Dataset:
+        """The dataset."""
+        return Dataset(self.path)
+
+
+def pack(
+    source: Location | Sequence[Location],
+    output: Location,
+    *,
+    config: Location | None = None,
+    media_root: str | None = None,
+    allow_media: Sequence[str] = (),
+    max_rejects: float = MAX_REJECTS,
+    executor: str = "auto",
+    ray_address: str | None = None,
+    num_cpus: int | None = None,
+    progress: bool = True,
+    **configuration: Any,
+) -> Packed:
+    """Packs sources into a dataset, as ``preshard pack`` does, and continues where an earlier run stopped.
+
+    Args:
+        source: files, folders and patterns: paths or URIs.
+        output: folder of the dataset, a path or URI.
+        config: file of YAML.
+        media_root: as the option of the command, like those that follow.
+        progress: whether to print on standard error what is done.
+        configuration: keys and values over the file's; sections are mappings: ``video={"fps": 1}``.
+
+    Raises:
+        ConfigError: a key, a value or a location cannot be used.
+        TooManyRejectsError: the dataset is whole, but lacks more than ``max_rejects`` of the rows.
+        PreshardError: no document was packed, or the job cannot continue; finished work is kept.
+    """
+    sources = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [os.fspath(each) for each in source]
+    values = {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in configuration.items()
+    }
+    for each in sources:
+        require_answer("SOURCE", each)
+    loaded = load_config(None if config is None else Path(config), (), sources, values)
+    media = AllowedMedia(root=media_root, allow=tuple(allow_media))
+    with ExitStack() as stack:
+        listener = ConsoleProgress() if progress else NoProgress()
+        stack.callback(listener.close)
+        tasks = stack.enter_context(choose_executor(executor, ray_address, num_cpus, listener))
+        outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
+    check_rejects(os.fspath(output), outcome.manifest, max_rejects)
+    counts = outcome.manifest.counts
+    return Packed(
+        path=os.fspath(output),
+        documents=counts.documents,
+        rejected=counts.rejected,
+        packs=counts.packs,
+        shards=outcome.n_shards,
+        seconds=outcome.seconds,
+        already_done=outcome.already_done,
+    )
+
+
+def check_rejects(path: str, manifest: ManifestHead, max_rejects: float) -> None:
+    """
+    Raises:
+        PreshardError: no document was packed.
+        TooManyRejectsError: more than this share of the rows was rejected.
+    """
+    counts = manifest.counts
+    require_documents(path, counts.documents, counts.source_documents)
+    if counts.rejected > max_rejects * counts.source_documents:
+        why = too_many_rejects(dataset_reject_reasons(path), counts.rejected, counts.source_documents, max_rejects)
+        raise TooManyRejectsError(f"{path}: the dataset is whole, but {why}")
+
+
+def require_documents(what: str, documents: int, of: int) -> None:
+    """
+    Raises:
+        PreshardError: no document was packed.
+    """
+    if not documents:
+        raise PreshardError(
+            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
+        )
