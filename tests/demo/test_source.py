@@ -11,9 +11,9 @@ import av
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.packer_service.demo import packages
+from preshard.packer_service.demo import media
+from preshard.packer_service.demo.media import RECIPES, Clips, encode
 from preshard.packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
-from preshard.packer_service.demo.videos import RECIPES, Clips, encode
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import probe_video
@@ -131,7 +131,7 @@ def test_encoding_gives_the_same_bytes(demo: tuple[Path, dict[str, int], list[st
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Fails when a demo without its packages ends in a traceback.
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(media, "find_spec", lambda _: None)
     with pytest.raises(PreshardError, match=r"skimage.*pip install 'preshard\[demo\]'"):
         write_demo_source(tmp_path, log=lambda _: None)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from preshard.packer_service.demo.packages import package_folder
+from preshard.packer_service.demo.media import package_folder
 
 HUGE = 30_000
 """Side that lying headers declare: 900 million pixels."""

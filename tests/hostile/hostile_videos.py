@@ -13,7 +13,7 @@ from typing import Any
 import av
 import numpy as np
 
-from preshard.packer_service.demo.packages import package_folder
+from preshard.packer_service.demo.media import package_folder
 
 TICKS = 1000
 

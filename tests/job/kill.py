@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from machine import hardware  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
-from preshard.packer_service.demo.packages import package_folder  # noqa: E402
+from preshard.packer_service.demo.media import package_folder  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402

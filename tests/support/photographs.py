@@ -12,7 +12,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from preshard.packer_service.demo.packages import package_folder
+from preshard.packer_service.demo.media import package_folder
 
 ODD_SIZES = (
     *((1, 1), (1, 2), (2, 1), (3, 5), (27, 28), (28, 28), (29, 55), (32, 32), (33, 31), (111, 113), (112, 112)),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from preshard.packer_service.demo.photos import DemoPhoto
-from preshard.packer_service.demo.videos import DemoVideo
+from preshard.packer_service.demo.media import DemoPhoto, DemoVideo
 
 Row = dict[str, Any]
 
@@ -164,3 +163,64 @@ def inline_rows(photos: Sequence[DemoPhoto]) -> Iterator[Row]:
             conversation("What is the picture's shape?", f"It is {shape}."),
         ]
         yield {"id": f"inline-{stem}", "source": "inline_qa", "media": [part], "annotations": annotations}
+
+
+def broken_rows(too_long: str) -> Iterator[tuple[str, Row]]:
+    """Code and row of every bad document that is valid JSON. Of two equal rows, the second is bad.
+
+    Args:
+        too_long: a text that fits no sequence.
+    """
+    videos = {
+        "missing_media": {"missing-video": "videos/never-made.mp4", "folder-as-video": "videos"},
+        "bad_video": {
+            "truncated-video": "broken/truncated.mp4",
+            "video-without-index": "broken/no-index.mp4",
+            "not-a-video": "broken/not-a-video.mp4",
+            "picture-as-video": "broken/picture.mp4",
+            "zero-byte-video": "broken/empty.mp4",
+        },
+    }
+    images = {
+        "missing_media": {"missing-image": "photos/never-taken.jpg"},
+        "bad_image": {
+            "zero-byte-image": "broken/empty.png",
+            "not-an-image": "broken/not-an-image.png",
+            "image-cut-short": "broken/cut-short.png",
+        },
+        "decode_failed": {"pixels-cut-short": "broken/cut-short.jpg"},
+    }
+    for kind, cases in (("video", videos), ("image", images)):
+        for code, named in cases.items():
+            yield from ((code, _about(f"bad-{name}", {"type": kind, kind: uri})) for name, uri in named.items())
+    clip = {"type": "video", "video": "videos/bikes.mp4"}
+    yield "bad_video", _about("bad-clip-past-the-end", {**clip, "start": 60.0, "end": 61.0})
+    yield "bad_video", _about("bad-clip-reversed", {**clip, "start": 3.0, "end": 1.0})
+    yield from _broken_forms(too_long)
+
+
+def _broken_forms(too_long: str) -> Iterator[tuple[str, Row]]:
+    yield "empty", _text("bad-empty-text", "")
+    yield "empty", _text("bad-blank-text", " \n\t ")
+    yield "empty", {"id": "bad-no-answer", "source": "image_qa", "messages": conversation("Is anyone there?")}
+    yield "too_long", _text("bad-too-long", too_long)
+    yield "duplicate_row", first_of_duplicates()
+    yield "bad_row", {"id": "bad-no-content", "source": "docs_text"}
+    yield "bad_row", {**_text("bad-two-forms", "Text."), "messages": conversation("And turns?", "Yes.")}
+    yield "bad_row", _about("bad-unknown-part", {"type": "hologram", "hologram": "photos/moon.png"})
+    yield "bad_row", {"id": "bad-role", "source": "image_qa", "messages": [{"role": "narrator", "content": "Once."}]}
+
+
+def first_of_duplicates() -> Row:
+    """The good row that the duplicate repeats."""
+    return _text("bad-duplicate", "The first of two rows of one name.")
+
+
+def _about(doc_id: str, part: Row) -> Row:
+    source = "video_qa" if part["type"] == "video" else "image_qa"
+    messages = conversation([part, text_part("What is this?")], "It cannot be seen.")
+    return {"id": doc_id, "source": source, "messages": messages}
+
+
+def _text(doc_id: str, text: str) -> Row:
+    return {"id": doc_id, "source": "docs_text", "text": text}

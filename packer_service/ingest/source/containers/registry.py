@@ -1,0 +1,41 @@
+"""The table of containers: which ending of a name says which, and what reads it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from preshard.packer_service.ingest.source.containers import (
+    arrow_batches,
+    csv_table,
+    json_array,
+    json_lines,
+    row_groups,
+    tar_samples,
+)
+
+SCANNED: dict[str, ModuleType] = {
+    "jsonl": json_lines,
+    "json": json_array,
+    "csv": csv_table,
+    "tsv": csv_table,
+    "tar": tar_samples,
+}
+"""Containers whose rows are ranges of bytes: ``scan`` finds them, ``decode`` reads one again, and a task measures
+``FRAGMENT_BYTES``, or the whole file where there is no such number."""
+
+TABLES: dict[str, ModuleType] = {"parquet": row_groups, "arrow": arrow_batches}
+"""Containers of groups of rows: ``schema``, ``fragments``, and one ``group`` by its number."""
+
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tar": "tar",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+WHOLE_SUFFIXES = {".tgz": ("tar", "gzip")}
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+"""What may stand behind an ending of a container that is scanned."""

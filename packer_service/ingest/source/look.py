@@ -1,0 +1,200 @@
+"""The form of a file's rows, known before any work from its schema or its first rows."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from preshard.packer_service.ingest.source.containers import row_groups
+from preshard.packer_service.ingest.source.containers.compressed import head
+from preshard.packer_service.ingest.source.containers.json_lines import parse_json
+from preshard.packer_service.ingest.source.containers.registry import SCANNED, TABLES
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
+from preshard.packer_service.ingest.source.files import SCAN_BUFFER
+from preshard.packer_service.ingest.source.forms.custom import is_custom, source_hash
+from preshard.packer_service.ingest.source.forms.detect import (
+    AUTO,
+    FLAG,
+    KINDS,
+    MESSAGES,
+    NUMBER,
+    OBJECTS,
+    OTHER,
+    Columns,
+    Form,
+    detect,
+    find_form,
+    formless,
+    kind_of_value,
+    overlooked,
+)
+from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.filesystem import locate
+
+ROWS = 64
+"""Rows that are looked at."""
+BYTES = 4 * 2**20
+"""Bytes of them, of lines: a single one may be as long."""
+TRIED = 16
+"""Rows of the first file of a form that are parsed before the work begins."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A file with the form of its rows, and its columns that are not read."""
+
+    file: SourceFile
+    unused: list[str]
+
+
+def look_at(file: SourceFile, config: PackConfig) -> Look | None:
+    """A file with the form of its rows.
+
+    Raises:
+        ConfigError: it cannot be read, its columns are those of no form, or one of them must not be overlooked.
+    """
+    if file.kind == DATASET:
+        return Look(file=file, unused=[])
+    try:
+        found = _columns_of(file)
+    except OSError as error:
+        raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
+    if found is None:
+        return None
+    kind, columns = found
+    columns = {name: holds for name, holds in columns.items() if name not in config.ignore_columns}
+    detected = detect(columns)
+    if kind == "object":
+        if detected is None:
+            return None
+        kind = "jsonl"
+    form = find_form(config.form) if config.form != AUTO else detected
+    if form is None and columns:
+        leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
+        raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
+    form = form or MESSAGES  # no row of it can be read, and each is a reject
+    if reason := overlooked(columns, form):
+        raise ConfigError(f"SOURCE {file.label}: {reason}")
+    left = [name for name in columns if not form.reads(name, columns)]
+    ready = replace(
+        file,
+        kind=kind,
+        form=form.name,
+        form_sha256=source_hash(form.name) if is_custom(form.name) else None,
+        columns=_read_columns(form, columns) if kind in TABLES else None,
+    )
+    # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
+    return Look(file=ready, unused=left if kind in TABLES else [])
+
+
+def _read_columns(form: Form, columns: Columns) -> tuple[str, ...]:
+    read = [name for name in columns if form.reads(name, columns)]
+    return tuple(read if form.more is None else sorted(read))
+
+
+def doubt_of(file: SourceFile, config: PackConfig) -> str | None:
+    """Says so if each of a file's first rows would be rejected, whatever their images and videos hold."""
+    reasons = []
+    try:
+        for row in _first_rows(file, TRIED):
+            try:
+                if not isinstance(row, DocumentError):
+                    parse_document(row, file.form, config.ignore_columns)
+                    return None
+                reasons.append(str(row))
+            except DocumentError as error:
+                reasons.append(str(error))
+    except OSError:
+        return None  # whoever measures it says what is wrong
+    if not reasons:
+        return None
+    return f"{file.label}: each of the first {len(reasons)} rows would be rejected, such as for this: {reasons[0]}"
+
+
+def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
+    """The container of a file and its columns; None for a file of JSON that holds no rows.
+
+    A file that ends in ``.json`` may be JSON Lines (``jsonl``), or a single line (``object``), which is a row only if
+    it has a form.
+
+    Raises:
+        ConfigError: a table cannot be read.
+        OSError: the file cannot be read.
+    """
+    if file.kind in TABLES:
+        return file.kind, _of_schema(TABLES[file.kind].schema(file))
+    with _beginning(file) as opened:
+        kind = _kind_of_json(opened) if file.kind == "json" else file.kind
+        return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
+
+
+def _first_rows(file: SourceFile, most: int) -> list[Any]:
+    """A few rows of a file, each as its container gives it; none of a table whose rows cannot be read alone.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if file.kind == "parquet":
+        return row_groups.first_rows(file, most)
+    if file.kind not in SCANNED:
+        return []
+    with _beginning(file) as opened:
+        return list(_scanned(opened, file, file.kind, most))
+
+
+def _scanned(opened: Any, file: SourceFile, kind: str, most: int) -> Iterator[Any]:
+    scanned = "jsonl" if kind == "object" else kind
+    found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else 2**62)
+    return (row.row for row in islice((row for row in found if row.is_row), most))
+
+
+def _beginning(file: SourceFile) -> Any:
+    if file.compression is not None:
+        return head(file)
+    filesystem, path = locate(file.uri)
+    return io.BufferedReader(filesystem.open_input_file(path), SCAN_BUFFER)
+
+
+def _kind_of_json(opened: Any) -> str | None:
+    """``json`` for an array, ``jsonl`` or ``object`` for lines, None for anything else."""
+    opened.seek(0)
+    begin = opened.read(BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+    opened.seek(0)
+    if begin[:1] == b"[":
+        return "json"
+    line, _, rest = begin.partition(b"\n")
+    if not isinstance(parse_json(line), dict):
+        return None
+    return "jsonl" if rest.lstrip()[:1] == b"{" else "object"
+
+
+def _of_rows(rows: Iterable[Any]) -> Columns:
+    columns: dict[str, str] = {}
+    for row in rows:
+        for name, value in row.items() if isinstance(row, dict) else ():
+            if value is not None:
+                kind = kind_of_value(value)
+                columns[name] = max(kind, columns.get(name, kind), key=KINDS.index)
+    return columns
+
+
+def _of_schema(schema: pa.Schema | None) -> Columns:
+    types = {} if schema is None else {field.name: field.type for field in schema}
+    return {name: _kind(kind) for name, kind in types.items() if not pa.types.is_null(kind)}
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return FLAG
+    if any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)):
+        return NUMBER
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return OBJECTS if is_list and pa.types.is_struct(kind.value_type) else OTHER
