@@ -18,8 +18,9 @@ from preshard.packer_service.ingest.media.reach import AllowedMedia, MediaReach
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.source.containers.registry import TABLES
 from preshard.packer_service.ingest.source.file import DATASET, Fragment
-from preshard.packer_service.ingest.source.files import TABLES, list_fragments, read_fragment
+from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.packer_service.ingest.text.configured import configured_tokenizer

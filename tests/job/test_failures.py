@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preshard.packer_service.cli import main
+from preshard.packer_service.ingest.source.containers import row_groups
 from preshard.packer_service.ingest.source.containers.row_groups import RowGroups
 from preshard.packer_service.job.pack import Outcome, pack
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -191,7 +192,7 @@ def change(path: Path, data: bytes) -> None:
 @pytest.fixture
 def forget_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets the row groups go that this process has kept from measuring: on Ray, another one often writes."""
-    return lambda: monkeypatch.setattr("preshard.packer_service.ingest.source.files.ROW_GROUPS", RowGroups(0))
+    return lambda: monkeypatch.setattr(row_groups, "ROW_GROUPS", RowGroups(0))
 
 
 def packed_while(source: Path, out: Path, config: PackConfig, progress: object, between: Callable) -> list[dict]:

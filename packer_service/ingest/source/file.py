@@ -1,10 +1,11 @@
-"""A file of rows, the parts of it that tasks measure, and where a row lies in it."""
+"""A file of rows, the parts of it that tasks measure, where a row lies in it, and what reading it can end in."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.schemas.filesystem import is_remote, split_query
@@ -98,3 +99,46 @@ class FragmentRows:
 
     rows: Iterator[tuple[int, RowReference, Any]]
     n_lines: int = 0
+
+
+class Found(NamedTuple):
+    """A row, or why it cannot be read, and its place in bytes. A blank line ``is_row`` not, but is counted."""
+
+    offset: int
+    size: int
+    row: Any
+    is_row: bool = True
+
+
+class Watched(io.RawIOBase):
+    """Reads another file. Arrow raises OSError for damaged data as well; ``failure`` is one of the file system."""
+
+    def __init__(self, opened: Any) -> None:
+        self.opened = opened
+        self.failure: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            data: bytes = self.opened.read(None if size < 0 else size)
+            return data
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self.opened.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self.opened.tell())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of a library in a few words."""
+    strerror = getattr(error, "strerror", None)
+    return strerror or " ".join(str(error).split())[:200]

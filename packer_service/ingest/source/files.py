@@ -5,38 +5,19 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.ranges import Range, read_ranges
-from preshard.packer_service.ingest.source.containers import (
-    arrow_batches,
-    csv_table,
-    json_array,
-    json_lines,
-    tar_samples,
-)
 from preshard.packer_service.ingest.source.containers.compressed import kept_copy, spooled
-from preshard.packer_service.ingest.source.containers.row_groups import ROW_GROUPS, DamagedGroupError, row_at
+from preshard.packer_service.ingest.source.containers.registry import SCANNED, TABLES
+from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError, row_at
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
-from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.errors import DocumentError
 from preshard.schemas.filesystem import locate
 
-SCANNED: dict[str, ModuleType] = {
-    "jsonl": json_lines,
-    "json": json_array,
-    "csv": csv_table,
-    "tsv": csv_table,
-    "tar": tar_samples,
-}
-"""Containers whose rows are ranges of bytes."""
-TABLES = ("parquet", "arrow")
-"""Containers of groups of rows."""
 MAX_GROUP_ROWS = 2**40
 """Most rows that a damaged row group is believed to have, so that the numbers of later rows stay in 64 bits."""
 SCAN_BUFFER = 2**20
@@ -70,22 +51,13 @@ def _ranges(file: SourceFile) -> list[tuple[int, int]]:
     if file.kind == DATASET:
         n_packs = manifest_of(file).counts.packs
         return [(at, min(at + FRAGMENT_PACKS, n_packs)) for at in range(0, n_packs, FRAGMENT_PACKS)]
-    if file.kind == "parquet":
-        return [(group, group + 1) for group in range(_row_groups(file))]
-    if file.kind == "arrow":
-        return arrow_batches.fragments(file)
-    if file.compression is not None or file.kind == "tar":
+    if file.kind in TABLES:
+        found: list[tuple[int, int]] = TABLES[file.kind].fragments(file)
+        return found
+    step = getattr(SCANNED[file.kind], "FRAGMENT_BYTES", None)
+    if file.compression is not None or step is None:
         return [(0, WHOLE)]
-    step = SCANNED[file.kind].FRAGMENT_BYTES
     return [(at, min(at + step, file.size)) for at in range(0, file.size, step)]
-
-
-def _row_groups(file: SourceFile) -> int:
-    try:
-        with _open(file) as opened:
-            return pq.ParquetFile(opened).num_row_groups
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise ConfigError(f"SOURCE {file.uri}: is not a Parquet file ({reason_of(error)})") from None
 
 
 def read_fragment(fragment: Fragment) -> FragmentRows:
@@ -105,7 +77,7 @@ Rows = Iterator[tuple[int, RowReference, Any]]
 def _table_rows(fragment: Fragment, found: FragmentRows) -> Rows:
     for group in range(fragment.start, fragment.end):
         try:
-            table = _group(fragment.file, group)
+            table = TABLES[fragment.file.kind].group(fragment.file, group)
         except DamagedGroupError as damage:
             # One reject for all of them: what the footer says of its rows may be damaged as well.
             yield found.n_lines, RowReference(offset=group, size=0), DocumentError("bad_row", str(damage))
@@ -153,7 +125,7 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
     """
     if file.kind in TABLES:
         try:
-            group = _group(file, reference.offset)
+            group = TABLES[file.kind].group(file, reference.offset)
         except DamagedGroupError:  # the file was replaced: fewer row groups, or another format
             return _gone()
         return row_at(group, reference.size) if reference.size < len(group) else _gone()
@@ -205,12 +177,6 @@ def _decoded_row(opened: Any, file: SourceFile, reference: RowReference) -> Any:
     return SCANNED[file.kind].decode(data, file, opened)
 
 
-def _group(file: SourceFile, number: int) -> pa.Table:
-    if file.kind == "arrow":
-        return arrow_batches.group(file, number)
-    return ROW_GROUPS.table(file.uri, file.mtime_ns, number, file.columns)
-
-
 def _gone() -> DocumentError:
     return DocumentError("bad_row", "the row is gone")
 
@@ -218,9 +184,3 @@ def _gone() -> DocumentError:
 def _open(file: SourceFile) -> Any:
     filesystem, path = locate(file.uri)
     return filesystem.open_input_file(path)
-
-
-def reason_of(error: BaseException) -> str:
-    """An error of a library in a few words."""
-    strerror = getattr(error, "strerror", None)
-    return strerror or " ".join(str(error).split())[:200]

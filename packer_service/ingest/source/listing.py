@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import os
 import posixpath
 import re
 from collections import Counter
@@ -17,51 +15,32 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from preshard.packer_service.ingest.source.columns import columns_of, first_rows
-from preshard.packer_service.ingest.source.containers.compressed import CODECS
-from preshard.packer_service.ingest.source.file import DATASET, SourceFile
-from preshard.packer_service.ingest.source.files import TABLES, reason_of
-from preshard.packer_service.ingest.source.forms.custom import is_custom, source_hash
-from preshard.packer_service.ingest.source.forms.detect import (
-    AUTO,
-    MESSAGES,
-    Columns,
-    Form,
-    detect,
-    find_form,
-    formless,
-    overlooked,
+from preshard.packer_service.ingest.source.containers.registry import CODECS, SUFFIXES, WHOLE_SUFFIXES
+from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
+from preshard.packer_service.ingest.source.forms.custom import is_custom
+from preshard.packer_service.ingest.source.forms.detect import find_form
+from preshard.packer_service.ingest.source.look import doubt_of, look_at
+from preshard.packer_service.ingest.source.names import (
+    METADATA,
+    as_expression,
+    container_of,
+    is_cache,
+    label_sources,
+    matches,
+    name_of,
+    pattern_of,
+    root_of,
 )
-from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.filesystem import is_remote, is_uri, join, locate, split_query
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.filesystem import is_remote, join, locate, split_query
 from preshard.schemas.secrets import without_secrets
 
-SUFFIXES = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".tar": "tar",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
-WHOLE_SUFFIXES = {".tgz": ("tar", "gzip")}
-ENDINGS = frozenset((*SUFFIXES, *WHOLE_SUFFIXES, *CODECS))
-_NUMBERED = re.compile(r"-[0-9]{5}-of-[0-9]{5}.*$")
-METADATA = frozenset(("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json"))
-"""What ``datasets`` writes beside its files of rows."""
-CACHE = re.compile(r"^(cache|indices|tmp)[-.].*[.]arrow$|^cache-.*")
-"""What ``datasets`` leaves in a folder when its rows are mapped or filtered: not the rows that were saved."""
 LOOKING = 16
 """Files looked at at the same time: each takes a request or two in an object store."""
 SHOWN = 5
 """Names of a list that a line on the screen shows."""
-TRIED = 16
-"""Rows of the first file of a form that are parsed before the work begins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,25 +78,6 @@ class Sources:
             yield f"not read: {_several(self.unread)}; --ignore PATTERN says that it is meant"
 
 
-def _doubt(file: SourceFile, config: PackConfig) -> str | None:
-    """Says so if each of a file's first rows would be rejected, whatever their images and videos hold."""
-    reasons = []
-    try:
-        for row in first_rows(file, TRIED):
-            try:
-                if not isinstance(row, DocumentError):
-                    parse_document(row, file.form, config.ignore_columns)
-                    return None
-                reasons.append(str(row))
-            except DocumentError as error:
-                reasons.append(str(error))
-    except OSError:
-        return None  # whoever measures it says what is wrong
-    if not reasons:
-        return None
-    return f"{file.label}: each of the first {len(reasons)} rows would be rejected, such as for this: {reasons[0]}"
-
-
 def _several(counts: dict[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = ", ".join(f"{name} ({number})" for name, number in ordered[:SHOWN])
@@ -144,7 +104,7 @@ def list_sources(
     named = [_there(option, location) for option, location in media.named()]
     found: list[SourceFile] = []
     unread, left_out = Counter[str](), list[str]()
-    for label, source in zip(_labels(sources), sources, strict=True):
+    for label, source in zip(label_sources(sources), sources, strict=True):
         manifest = dataset_manifest(source)
         if manifest is not None:
             found.append(dataset_file(label, source, manifest))
@@ -153,11 +113,11 @@ def list_sources(
         entries = [
             (path, info)
             for path, info in _entries(source)
-            if not any(_matches(path, pattern) for pattern in settings.ignore)
+            if not any(matches(path, pattern) for pattern in settings.ignore)
         ]
         rows = {path: file for path, info in entries if (file := listed.file(path, info)) is not None}
         splits = find_splits([path for path, _ in entries if path in rows or posixpath.basename(path) == SAVED])
-        if _root(source) == source and "" not in rows:
+        if root_of(source) == source and "" not in rows:
             chosen = chosen_files(source, list(rows), splits, settings.split)
             left_out += left_out_note(label, list(rows), splits, chosen)
         else:  # the user has named the files
@@ -166,13 +126,13 @@ def list_sources(
             if path in chosen:
                 found.append(rows[path])
             elif path not in rows and path and posixpath.basename(path) not in METADATA:
-                unread[_pattern_of(path)] += 1
+                unread[pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
             legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
             what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
             raise ConfigError(f"SOURCE {source}: holds no file that ends in {what}")
     read = replace(_looked_at(found, unread, settings), left_out=left_out)
-    for label, source in zip(_labels(sources), sources, strict=True):
+    for label, source in zip(label_sources(sources), sources, strict=True):
         if not any(file.label.partition("/")[0] == label for file in read.files):
             what = "its JSON is neither an array nor lines of objects with the columns of a form"
             raise ConfigError(f"SOURCE {source}: holds no rows: {what}")
@@ -208,7 +168,7 @@ def _there(option: str, location: str) -> str:
 
 def _media_root(source: str, files: Sequence[SourceFile]) -> str:
     """The folder of a source: itself, that of its pattern, or the one that holds its only file."""
-    root = _root(source)
+    root = root_of(source)
     location = root if is_remote(root) else locate(root)[1]
     return next((file.folder for file in files if file.uri == location and file.kind != DATASET), location)
 
@@ -218,9 +178,9 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
     files: list[SourceFile] = []
     unused = Counter[str]()
     with ThreadPoolExecutor(LOOKING) as pool:
-        for file, look in zip(found, pool.map(partial(_look, config=config), found), strict=True):
+        for file, look in zip(found, pool.map(partial(look_at, config=config), found), strict=True):
             if look is None:
-                unread[_pattern_of(file.label)] += 1
+                unread[pattern_of(file.label)] += 1
                 continue
             files.append(look.file)
             unused.update(look.unused)
@@ -229,59 +189,8 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
         files=files,
         unread=dict(sorted(unread.items())),
         unused=dict(sorted(unused.items())),
-        doubts=tuple(doubt for file in reversed(first.values()) if (doubt := _doubt(file, config)) is not None),
+        doubts=tuple(doubt for file in reversed(first.values()) if (doubt := doubt_of(file, config)) is not None),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Look:
-    file: SourceFile
-    unused: list[str]
-
-
-def _look(file: SourceFile, config: PackConfig) -> _Look | None:
-    """A file with the form of its rows.
-
-    Raises:
-        ConfigError: it cannot be read, its columns are those of no form, or one of them must not be overlooked.
-    """
-    if file.kind == DATASET:
-        return _Look(file=file, unused=[])
-    try:
-        found = columns_of(file)
-    except OSError as error:
-        raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
-    if found is None:
-        return None
-    kind, columns = found
-    columns = {name: holds for name, holds in columns.items() if name not in config.ignore_columns}
-    detected = detect(columns)
-    if kind == "object":
-        if detected is None:
-            return None
-        kind = "jsonl"
-    form = find_form(config.form) if config.form != AUTO else detected
-    if form is None and columns:
-        leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
-        raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
-    form = form or MESSAGES  # no row of it can be read, and each is a reject
-    if reason := overlooked(columns, form):
-        raise ConfigError(f"SOURCE {file.label}: {reason}")
-    left = [name for name in columns if not form.reads(name, columns)]
-    ready = replace(
-        file,
-        kind=kind,
-        form=form.name,
-        form_sha256=source_hash(form.name) if is_custom(form.name) else None,
-        columns=_read_columns(form, columns) if kind in TABLES else None,
-    )
-    # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
-    return _Look(file=ready, unused=left if kind in TABLES else [])
-
-
-def _read_columns(form: Form, columns: Columns) -> tuple[str, ...]:
-    read = [name for name in columns if form.reads(name, columns)]
-    return tuple(read if form.more is None else sorted(read))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,12 +203,12 @@ class _Listed:
 
     def file(self, inside: str, info: fs.FileInfo) -> SourceFile | None:
         """A file of rows in it, None for any other file."""
-        container = _container(info.path)
-        if container is None or (inside and _is_cache(info.path)):
+        container = container_of(info.path)
+        if container is None or (inside and is_cache(info.path)):
             return None
         kind, compression = container
         remote = is_remote(self.source)
-        root = _root(self.source)
+        root = root_of(self.source)
         return SourceFile(
             label=f"{self.label}/{inside}" if inside else self.label,
             uri=info.path if not remote else join(root, inside) if inside else self.source,
@@ -307,32 +216,8 @@ class _Listed:
             compression=compression,
             size=info.size,
             mtime_ns=info.mtime_ns or 0,
-            source=_name_of(info.path) if self.named_by_file else None,
+            source=name_of(info.path) if self.named_by_file else None,
         )
-
-
-def _name_of(path: str) -> str:
-    """A file's name without its endings, and without its number among files of one name."""
-    name = posixpath.basename(path)
-    while os.path.splitext(name)[1].lower() in ENDINGS:  # noqa: PTH122
-        name = os.path.splitext(name)[0]  # noqa: PTH122
-    return _NUMBERED.sub("", name) or name
-
-
-def _container(path: str) -> tuple[str, str | None] | None:
-    """Container and compression of a file, by the end of its name."""
-    stem, suffix = os.path.splitext(path.lower())  # noqa: PTH122
-    if suffix in WHOLE_SUFFIXES:
-        return WHOLE_SUFFIXES[suffix]
-    if suffix in CODECS:
-        kind = SUFFIXES.get(os.path.splitext(stem)[1])  # noqa: PTH122
-        return (kind, CODECS[suffix]) if kind is not None and kind not in TABLES else None
-    return (SUFFIXES[suffix], None) if suffix in SUFFIXES else None
-
-
-def _is_cache(path: str) -> bool:
-    name = posixpath.basename(path)
-    return name in METADATA or bool(CACHE.match(name))
 
 
 def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:
@@ -342,7 +227,7 @@ def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:
         ConfigError: there is no such file or folder, or it cannot be listed.
     """
     try:
-        root = _root(source)
+        root = root_of(source)
         filesystem, path = locate(root)
         info = filesystem.get_file_info(path)
         if info.type == fs.FileType.NotFound:
@@ -354,48 +239,8 @@ def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:
     except (OSError, ConfigError) as error:
         raise ConfigError(f"SOURCE {source}: {reason_of(error)}") from None
     wild = split_query(source)[0].removeprefix(split_query(root)[0] if root != "." else "")
-    pattern = None if root == source else re.compile(_as_expression(wild))
+    pattern = None if root == source else re.compile(as_expression(wild))
     for info in sorted((info for info in infos if info.is_file), key=lambda info: info.path):
         inside = info.path[len(path) :].strip("/")
         if pattern is None or pattern.fullmatch(inside):
             yield inside, info
-
-
-def _root(source: str) -> str:
-    """The folder that a pattern looks in; a source without a pattern is its own."""
-    wild = re.search(r"[*\[]" if is_uri(source) else r"[*?\[]", split_query(source)[0])
-    if wild is None or (not is_uri(source) and os.path.exists(source)):  # noqa: PTH110
-        return source
-    path, query = split_query(source)
-    return (path[: path.rfind("/", 0, wild.start()) + 1].rstrip("/") or ("/" if path.startswith("/") else ".")) + query
-
-
-def _as_expression(pattern: str) -> str:
-    """A pattern of paths as a regular expression."""
-    out = ""
-    for piece in re.findall(r"[*][*]/|[*]+|\[[^]]*\]|[?]|[^*?\[]+|\[", pattern.strip("/")):
-        special = {"**/": "(?:.*/)?", "*": "[^/]*", "**": ".*", "?": "[^/]"}
-        is_class = piece[0] == "[" and len(piece) > 1
-        out += special.get(piece) or (piece.replace("[!", "[^") if is_class else re.escape(piece))
-    return out
-
-
-def _matches(inside: str, pattern: str) -> bool:
-    """Whether a pattern means a file: by its name, or, with a slash in it, by its path in the source."""
-    if "/" in pattern:
-        return re.fullmatch(_as_expression(pattern), inside) is not None
-    return fnmatch.fnmatchcase(posixpath.basename(inside), pattern)
-
-
-def _pattern_of(path: str) -> str:
-    """The pattern under which a file that is not read is counted: its ending, or its name where it has none."""
-    name = posixpath.basename(path)
-    stem, dot, suffix = name.rpartition(".")
-    return f"*.{suffix}" if dot and stem else name
-
-
-def _labels(sources: Sequence[str]) -> list[str]:
-    """The last parts of the sources' paths, numbered where two are the same."""
-    paths = [split_query(_root(without_secrets(source)))[0] for source in sources]
-    names = [path.rstrip("/").rpartition("/")[2] or "source" for path in paths]
-    return [name if names.count(name) == 1 else f"{name}~{names[:i].count(name) + 1}" for i, name in enumerate(names)]

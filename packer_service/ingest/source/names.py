@@ -1,4 +1,4 @@
-"""What paths and patterns of a command line say: the folder that is looked in, the names that match, containers, labels."""
+"""What paths and patterns of a command line say: folders to look in, names that match, containers and labels."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from pyarrow import fs, ipc
 
 from preshard.packer_service.ingest.cache import recent_values
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
-from preshard.packer_service.ingest.source.containers.watched import Watched
-from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.ingest.source.file import SourceFile, Watched
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import locate
 

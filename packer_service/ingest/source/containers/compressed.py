@@ -19,11 +19,9 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from preshard.packer_service.ingest.cache import recent_values
-from preshard.packer_service.ingest.source.containers.watched import Watched
-from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.ingest.source.file import SourceFile, Watched
 from preshard.schemas.filesystem import locate
 
-CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 FRAME_BYTES = 128 * 2**10
 """Bytes of one frame of a copy: reading a row takes some 0.2 ms, and a copy is a fifth larger than one single frame."""
 LEVEL = 1

@@ -10,9 +10,8 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from preshard.packer_service.ingest.source.containers.found import Found
-from preshard.packer_service.ingest.source.containers.lines import MAX_LINE_BYTES
-from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.ingest.source.containers.json_lines import MAX_LINE_BYTES
+from preshard.packer_service.ingest.source.file import Found, SourceFile
 from preshard.schemas.errors import DocumentError
 
 FRAGMENT_BYTES = 64 * 2**20

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from preshard.packer_service.ingest.cache import recent_values
-from preshard.packer_service.ingest.source.containers.watched import Watched
-from preshard.schemas.errors import DocumentError
+from preshard.packer_service.ingest.source.file import SourceFile, Watched, reason_of
+from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.filesystem import locate
 
 Columns = tuple[str, ...] | None
@@ -59,6 +59,58 @@ class RowGroups:
 
 ROW_GROUPS = RowGroups(CACHED_BYTES)
 """The row groups that this process keeps."""
+
+
+def schema(file: SourceFile) -> pa.Schema:
+    """The columns.
+
+    Raises:
+        ConfigError: it is not Parquet.
+    """
+    return _footer(file).schema_arrow
+
+
+def fragments(file: SourceFile) -> list[tuple[int, int]]:
+    """Each group of rows is one.
+
+    Raises:
+        ConfigError: it is not Parquet.
+    """
+    return [(group, group + 1) for group in range(_footer(file).num_row_groups)]
+
+
+def _footer(file: SourceFile) -> pq.ParquetFile:
+    filesystem, path = locate(file.uri)
+    try:
+        with filesystem.open_input_file(path) as opened:
+            return pq.ParquetFile(opened)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise ConfigError(f"SOURCE {file.uri}: is not a Parquet file ({reason_of(error)})") from None
+
+
+def group(file: SourceFile, number: int) -> pa.Table:
+    """One group of rows, with the columns that are read.
+
+    Raises:
+        DamagedGroupError: its bytes are there, but are not rows.
+        OSError: the file cannot be read.
+    """
+    return ROW_GROUPS.table(file.uri, file.mtime_ns, number, file.columns)
+
+
+def first_rows(file: SourceFile, most: int) -> list[Any]:
+    """A few rows; none where they are damaged, which is found when they are measured.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    filesystem, path = locate(file.uri)
+    try:
+        with filesystem.open_input_file(path) as opened:
+            batches = pq.ParquetFile(opened).iter_batches(most, columns=list(file.columns or ()))
+            return next(batches, pa.record_batch({})).to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError):
+        return []
 
 
 def _read(uri: str, group: int, columns: Columns) -> pa.Table:

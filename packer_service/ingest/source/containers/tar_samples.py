@@ -8,9 +8,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from preshard.packer_service.ingest.source.containers.found import Found
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
-from preshard.packer_service.ingest.source.file import SourceFile
+from preshard.packer_service.ingest.source.file import Found, SourceFile
 from preshard.packer_service.ingest.source.forms.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from preshard.schemas.errors import DocumentError
 
