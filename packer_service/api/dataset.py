@@ -14,11 +14,10 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from preshard.packer_service.ingest.carried import carried_decoder
-from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack
-from preshard.packer_service.ingest.packed.known import stored_layouts
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredTable
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from preshard.packer_service.ingest.packed.tables import StoredTable
-from preshard.packer_service.ingest.text.tokenizer import load_decoder
+from preshard.packer_service.ingest.packed.pack import StoredPack
+from preshard.packer_service.ingest.text.load import load_decoder
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.picture import most_common, shares
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
@@ -158,7 +157,7 @@ class Pack:
     @cached_property
     def layouts(self) -> Mapping[str, TokenLayout]:
         """The stored layouts by their names, such as ``balanced_ring.4``."""
-        return stored_layouts(self._stored)[0]
+        return self._stored.layouts()[0]
 
     def layout(self, scheme: str | None = None, ring_degree: int | None = None) -> TokenLayout:
         """A stored layout, by default of the last scheme and the largest degree that there are.

@@ -175,7 +175,7 @@ def show(
 def _configured(sources: Sequence[str], config_file: Path | None, settings: list[str]) -> PackConfig:
     """The configuration of a job; of keys that are left out, that of the packed datasets among its sources."""
     from preshard.packer_service.config import load_config
-    from preshard.packer_service.shards.reach import require_answer
+    from preshard.packer_service.shards.store import require_answer
 
     for source in sources:
         require_answer("SOURCE", source)
@@ -184,7 +184,7 @@ def _configured(sources: Sequence[str], config_file: Path | None, settings: list
 
 def _looked_at(sources: Sequence[str], config: PackConfig, media: AllowedMedia) -> Sources:
     from preshard.packer_service.ingest.source.listing import list_sources
-    from preshard.packer_service.shards.reach import require_answer
+    from preshard.packer_service.shards.store import require_answer
 
     for what, location in media.named():
         require_answer(what, location)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
-from preshard.packer_service.ingest.text.tokenizer import TEKKEN, load_decoder, parse_decoder
+from preshard.packer_service.ingest.text.load import load_decoder, parse_decoder
+from preshard.packer_service.ingest.text.tokenizer import TEKKEN
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.filesystem import join, locate

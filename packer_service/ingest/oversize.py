@@ -22,8 +22,8 @@ def fit(
     max_images: int | None,
     oversize: str,
     max_patches: int | None = None,
-) -> list[tuple[RenderedDocument, int]]:
-    """The pieces of a document that fit a pack, each with the number of tokens lost after it.
+) -> list[RenderedDocument]:
+    """The pieces of a document that fit a pack, the last with the number of tokens lost (``truncated``).
 
     ``truncate`` keeps what fits from the start. ``split`` cuts a text or conversation into consecutive pieces, and a
     document of annotations between annotations, with the shared prefix in front of each piece. No cut goes through a
@@ -42,7 +42,7 @@ def fit(
     """
     limit = _Limit(seq_len, max_images, max_patches)
     if limit.fits(rendered, 0, len(rendered)):
-        return [(rendered, 0)]
+        return [rendered]
     code, message = limit.complaint(rendered)
     if oversize == "reject":
         raise DocumentError(code, f"{message}; set oversize to truncate or split to keep a part")
@@ -52,10 +52,11 @@ def fit(
         raise DocumentError(code, f"{message}, and no part that fits carries any loss")
     repeated = rendered.n_shared * (len(kept) - 1)
     lost = len(rendered) + repeated - sum(map(len, kept))
-    return [(piece, lost if i == len(kept) - 1 else 0) for i, piece in enumerate(kept)]
+    *others, last = (replace(piece, truncated=0) for piece in kept)
+    return [*others, replace(last, truncated=rendered.truncated + lost)]
 
 
-def fit_pack(rendered: RenderedDocument, config: PackConfig) -> list[tuple[RenderedDocument, int]]:
+def fit_pack(rendered: RenderedDocument, config: PackConfig) -> list[RenderedDocument]:
     """The pieces of a document that fit a pack of this configuration (see :func:`fit`)."""
     return fit(
         rendered,

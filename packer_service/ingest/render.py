@@ -1,20 +1,73 @@
-"""A document to the token arrays that it fills in a pack."""
+"""The one way from a document to the token arrays that it fills in packs. Measuring and writing both take it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
-from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.media.shape import PlacedMedium
-from preshard.packer_service.ingest.render_marks import write_marks
-from preshard.packer_service.ingest.render_plain import render_plain
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from preshard.packer_service.ingest.document import Document, Medium, Message, Part
+from preshard.packer_service.ingest.families.family import Placement
+from preshard.packer_service.ingest.media.isolated import probe
+from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.shape import PlacedMedium, place
+from preshard.packer_service.ingest.model import Renderer, configured_renderer
+from preshard.packer_service.ingest.oversize import fit_pack
+from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.render_text import write_conversations, write_interleaved
-from preshard.packer_service.ingest.renderer import Renderer
-from preshard.packer_service.ingest.stream import TokenStream
-from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.ingest.source.file import SourceRow
+from preshard.packer_service.ingest.stream import TokenStream, encoded_parts
+from preshard.packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
+from preshard.packer_service.packs.units import Units
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.sequence import IGNORE_INDEX
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
+
+NO_UNITS = Units.none()
+SHARED_TOKENS = 2**16
+"""Tokens of the arrays that documents share, a MiB in all; a longer document has its own."""
+
+TEMPLATE_REMEDY = "give one as chat_template=FILE.jinja"
+
+
+def render_row(row: SourceRow, config: PackConfig) -> list[RenderedDocument]:
+    """The pieces of a row's document, or of one that a packed dataset holds; no pixel is decoded.
+
+    Raises:
+        DocumentError: as in :func:`render_pieces` and ``ingest.packed.pieces.stored_pieces``.
+        OSError: the file system failed; no document is at fault.
+    """
+    if row.document is None:
+        return stored_pieces(row, config)
+    if isinstance(row.document, DocumentError):
+        raise row.document
+    return render_pieces(row.document, row.file.media, config)
+
+
+def render_pieces(document: Document, folder: MediaReach, config: PackConfig) -> list[RenderedDocument]:
+    """A document's pieces; no pixel is decoded. The same document and files always give the same pieces.
+
+    Args:
+        document: the document.
+        folder: what its media are relative to, and what they may reach.
+        config: the job's configuration.
+
+    Raises:
+        DocumentError: an image or video is missing or broken, or the document does not fit.
+        OSError: the file system failed; no document is at fault.
+    """
+    renderer = configured_renderer(config)
+    document = document.with_turns(config.turns)
+    if document.is_plain:
+        return fit_pack(render(renderer, document, []), config)
+    probed = [probe(medium, folder, config) for medium in document.media()]
+    document = document.with_pages([len(shapes) for shapes in probed])
+    shapes = (shape for shapes in probed for shape in shapes)
+    placed = [place(renderer.family, medium, shape) for medium, shape in zip(document.media(), shapes, strict=True)]
+    return fit_pack(render(renderer, document, placed), config)
 
 
 def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium]) -> RenderedDocument:
@@ -37,33 +90,181 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     """
     if document.is_plain:
         return render_plain(renderer, document.text or "")
+    tokenizer, family = renderer.tokenizer, renderer.family
     document = document.without(renderer.ignore_fields)
-    renderer.family.check([medium.kind for medium in document.media()])
+    media = document.media()
+    family.check([medium.kind for medium in media])
     placements = [medium.placement for medium in placed]
-    units = [(unit, number) for number, placement in enumerate(placements) for unit in placement.units]
-    stream = TokenStream(
-        tokenizer=renderer.tokenizer, units=[unit for unit, _ in units], media=[number for _, number in units]
-    )
-    n_shared = 0
-    if document.branches and renderer.tokenizer.template is not None:
+    stream, n_shared = TokenStream(tokenizer), 0
+    if document.branches and tokenizer.template is not None:
         n_shared = write_conversations(renderer, document, placements, stream)
     elif document.interleaved is not None and not renderer.is_generic:
         write_interleaved(renderer, document, placements, stream)
     else:
         n_shared = write_marks(renderer, document, placements, stream)
+    tokens, loss, branch_ids, unit_ids = stream.arrays()
+    labels, units = shifted_labels(tokens, loss > 0, branch_ids), stream.units_of(placements)
+    if (labels == IGNORE_INDEX).all():
+        raise DocumentError("empty", "no token carries loss")
     n_branches = len(document.branches) if document.annotated else 0
     weighs = renderer.annotation_weight == "sqrt" and n_branches
-    group_tokens = None if renderer.is_generic else map(renderer.tokenizer.token_id, renderer.family.group_tokens)
-    rendered = stream.finish(
-        group_tokens,
-        renderer.bidirectional,
-        weight=document.weight / math.sqrt(n_branches) if weighs else document.weight,
-        axes=renderer.family.axes,
-        merge=renderer.family.merge,
-        media=tuple(zip(document.media(), placed, strict=True)),
+    weight = np.float32(document.weight / math.sqrt(n_branches) if weighs else document.weight)
+    groups = groups_of_units(unit_ids, renderer.bidirectional) if renderer.is_generic else unit_ids * 0 + CAUSAL_ONLY
+    return RenderedDocument(
+        tokens=tokens,
+        labels=labels,
+        loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.roll(loss, -1) * weight),
+        position_ids=document_positions(branch_ids, unit_ids, units, axes=family.axes, merge=family.merge),
+        branch_ids=branch_ids,
+        group_ids=_groups(renderer, tokens, groups),
+        unit_ids=unit_ids,
+        units=units,
         n_shared=n_shared,
         n_branches=n_branches,
+        merge=family.merge,
+        media=tuple(zip(media, placed, strict=True)),
     )
-    if (rendered.labels == IGNORE_INDEX).all():
+
+
+def write_marks(renderer: Renderer, document: Document, placements: Sequence[Placement], stream: TokenStream) -> int:
+    """Writes a text, interleaved parts or turns between the tokenizer's own marks.
+
+    Returns:
+        Tokens of the prefix that annotations share.
+
+    Raises:
+        DocumentError: ``bad_row``: only a chat template could write it.
+    """
+    _refuse_what_needs_a_template(renderer, document)
+    tokenizer, waiting = renderer.tokenizer, iter(placements)
+
+    def parts(given: Sequence[Part], loss: float) -> None:
+        for part in given:
+            if isinstance(part, Medium):
+                stream.placement(next(waiting))
+            else:
+                stream.text(part, loss=loss)
+
+    def turns(messages: Sequence[Message]) -> None:
+        chat = tokenizer.chat
+        assert chat is not None, "refused before"
+        for message in messages:
+            stream.tokens_of(chat.before[message.role], loss=0.0)
+            parts(message.parts, message.loss)
+            stream.tokens_of(chat.end[message.role], loss=message.loss)
+            stream.tokens_of(chat.after[message.role], loss=0.0)
+
+    prefix = renderer.family.prefix
+    stream.tokens_of([tokenizer.token_id(prefix)] if prefix else tokenizer.bos, loss=0.0)
+    if document.text is not None:
+        stream.text(document.text, loss=1.0)
+        stream.tokens_of([tokenizer.entry.eos_id], loss=1.0)
+    parts(document.prompt, 0.0)
+    if document.interleaved is not None:
+        parts(document.interleaved, 1.0)
+        stream.tokens_of([tokenizer.entry.eos_id], loss=1.0)
+    parts(document.shared, 0.0)
+    n_shared = stream.length if document.annotated else 0
+    for number, branch in enumerate(document.branches, start=1):
+        stream.branch = number if document.annotated else 0
+        turns(branch)
+    return n_shared
+
+
+def _refuse_what_needs_a_template(renderer: Renderer, document: Document) -> None:
+    """The forms written here have no tools and no other roles: nothing of a row may be left out in silence."""
+    if document.branches and renderer.tokenizer.chat is None:
+        raise DocumentError(
+            "bad_row",
+            f"the tokenizer has no chat template and no tokens of a chat form that is known; {TEMPLATE_REMEDY}",
+        )
+    if document.media() and not renderer.is_generic:
+        raise DocumentError("bad_row", f"the model folder has no chat template that shows media; {TEMPLATE_REMEDY}")
+    for name in ("tools", "documents", "template_kwargs"):
+        if getattr(document, name) is not None:
+            raise DocumentError("bad_row", f"{name} cannot be written without a chat template; {TEMPLATE_REMEDY}")
+    for branch, messages in enumerate(document.branches):
+        for number, message in enumerate(messages):
+            where = f"annotations[{branch}][{number}]" if document.annotated else f"messages[{number}]"
+            if message.role in ("developer", "tool") or message.fields:
+                name = message.fields[0][0] if message.fields else f"role {message.role}"
+                raise DocumentError(
+                    "bad_row", f"{where}.{name} cannot be written without a chat template; {TEMPLATE_REMEDY}"
+                )
+
+
+def render_plain(renderer: Renderer, text: str) -> RenderedDocument:
+    """``BOS text EOS``, with loss on the text and its end.
+
+    Arrays that are alike in all such documents are parts of shared ones, which cannot be written into.
+
+    Raises:
+        DocumentError: ``too_long``, or ``empty`` where the tokenizer leaves nothing that carries loss.
+    """
+    tokenizer, family = renderer.tokenizer, renderer.family
+    begin = [tokenizer.token_id(family.prefix)] if family.prefix else tokenizer.bos
+    tokens = _plain_tokens(renderer, text, begin)
+    if len(tokens) < 2:
         raise DocumentError("empty", "no token carries loss")
-    return rendered
+    labels = np.empty_like(tokens)
+    labels[:-1] = tokens[1:]  # at most one token stands before the text, so every label carries loss
+    labels[-1] = IGNORE_INDEX
+    n = len(tokens)
+    zeros, weights, positions, nowhere = _shared() if n <= SHARED_TOKENS else _constant(n)
+    return RenderedDocument(
+        tokens=tokens,
+        labels=labels,
+        loss_weights=weights[-n:],
+        position_ids=positions[: family.axes, :n],
+        branch_ids=zeros[:n],
+        group_ids=_groups(renderer, tokens, nowhere[:n]),
+        unit_ids=nowhere[:n],
+        units=NO_UNITS,
+        n_shared=0,
+        n_branches=0,
+        merge=family.merge,
+    )
+
+
+def _plain_tokens(renderer: Renderer, text: str, begin: Sequence[int]) -> Int32[np.ndarray, "doc"]:
+    parts = list(encoded_parts(renderer.tokenizer, text, len(begin)))
+    tokens = np.empty(len(begin) + sum(map(len, parts)) + 1, np.int32)
+    tokens[: len(begin)] = begin
+    np.concatenate(parts, out=tokens[len(begin) : -1])
+    tokens[-1] = renderer.tokenizer.entry.eos_id
+    return tokens
+
+
+def _groups(
+    renderer: Renderer, tokens: Int32[np.ndarray, "doc"], others: Int32[np.ndarray, "doc"]
+) -> Int32[np.ndarray, "doc"]:
+    """A model may have tokens that see each other in both directions wherever they stand; without such, ``others``."""
+    together = [] if renderer.is_generic else list(map(renderer.tokenizer.token_id, renderer.family.group_tokens))
+    return np.where(np.isin(tokens, together), 0, CAUSAL_ONLY).astype(np.int32) if together else others
+
+
+Constant = tuple[
+    Int32[np.ndarray, "length"],
+    Float32[np.ndarray, "length"],
+    Int32[np.ndarray, "3 length"],
+    Int32[np.ndarray, "length"],
+]
+
+
+def _constant(length: int) -> Constant:
+    """Branches, loss weights (of which the last is that of a token without label), positions, and no group or unit."""
+    weights = np.ones(length, np.float32)
+    weights[-1] = 0
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (3, length))
+    arrays = np.zeros(length, np.int32), weights, positions, np.full(length, NOT_POOLED, np.int32)
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
+
+
+@cache
+def _shared() -> Constant:
+    return _constant(SHARED_TOKENS)
+
+
+assert NOT_POOLED == CAUSAL_ONLY, "documents without units have one array for both"

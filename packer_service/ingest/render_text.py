@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
 from preshard.packer_service.ingest.document import Document, Medium
-from preshard.packer_service.ingest.families.family import Piece, Placement
-from preshard.packer_service.ingest.renderer import Renderer
-from preshard.packer_service.ingest.stream import TokenStream
-from preshard.packer_service.ingest.text.chat_input import Shown, conversation, refuse_special_text
-from preshard.packer_service.ingest.text.chat_template import ChatText
-from preshard.packer_service.ingest.written import Slot, TokenRun, run_of, write
+from preshard.packer_service.ingest.families.family import Mark, Piece, Placement, Rows, Token
+from preshard.packer_service.ingest.model import Renderer
+from preshard.packer_service.ingest.stream import MarkedPlace, TokenRun, TokenStream, run_of
+from preshard.packer_service.ingest.text.chat_template import (
+    ChatText,
+    LossSpan,
+    Shown,
+    Span,
+    conversation,
+    refuse_special_text,
+)
 from preshard.schemas.errors import DocumentError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """What replaces one placeholder in a text.
+
+    ``pieces`` number their units from ``first_unit`` of the document on. ``opening`` and ``closing`` are marks that
+    belong to the first and last unit if the text has them directly beside it; with ``once``, the pieces' own marks are
+    left out then.
+    """
+
+    placeholder: str
+    pieces: tuple[Piece, ...]
+    first_unit: int
+    opening: str = ""
+    closing: str = ""
+    once: bool = False
 
 
 def write_conversations(
@@ -60,22 +83,11 @@ def _annotations(runs: Sequence[TokenRun], n_shared_units: int, stream: TokenStr
                 f"annotations[{number}]: its tokens up to the shared images and videos differ from those of "
                 "annotations[0]; give each the same turns before them, or rows of their own",
             )
-    stream.run(_part(runs[0], 0, end, slice(0, n_shared_units)))
+    stream.run(runs[0].part(0, end, slice(0, n_shared_units)))
     for number, run in enumerate(runs, start=1):
         stream.branch = number
-        stream.run(_part(run, end, len(run), slice(n_shared_units, None)))
+        stream.run(run.part(end, len(run), slice(n_shared_units, None)))
     return end
-
-
-def _part(run: TokenRun, start: int, end: int, units: slice) -> TokenRun:
-    return replace(
-        run,
-        ids=run.ids[start:end],
-        loss=run.loss[start:end],
-        unit_ids=run.unit_ids[start:end],
-        units=run.units[units],
-        edges=run.edges[units] - start,
-    )
 
 
 def _run(renderer: Renderer, chat: ChatText, slots: Sequence[Slot]) -> TokenRun:
@@ -84,8 +96,8 @@ def _run(renderer: Renderer, chat: ChatText, slots: Sequence[Slot]) -> TokenRun:
     if prefix and not chat.text.startswith(prefix):
         moved = tuple((start + len(prefix), end + len(prefix), weight) for start, end, weight in chat.loss)
         chat = replace(chat, text=prefix + chat.text, loss=moved)
-    written = write(chat.text, chat.loss, slots, tokenizer.spelled, renderer.placeholders)
-    return run_of(written, tokenizer.encode_marked(written.text), as_marked=chat.marked)
+    chat, places = fill_slots(chat, slots, tokenizer.spelled, renderer.placeholders)
+    return run_of(chat, places, tokenizer.encode_marked(chat.text))
 
 
 def write_interleaved(
@@ -168,3 +180,102 @@ def _by_unit(placement: Placement) -> list[tuple[list[str], tuple[Piece, ...]]]:
             found.append((texts, (piece,)))
             texts = []
     return found
+
+
+def fill_slots(
+    chat: ChatText, slots: Sequence[Slot], spell: Callable[[Token], str], placeholders: Sequence[str]
+) -> tuple[ChatText, list[MarkedPlace]]:
+    """Puts images and videos into a text.
+
+    Args:
+        chat: the text with a placeholder for each slot, in order, and its characters that carry loss.
+        slots: what replaces the placeholders.
+        spell: a special token as text.
+        placeholders: every placeholder that there is, also those of none of the slots.
+
+    Returns:
+        The text in which every token of a unit is spelled once, and where these stand.
+
+    Raises:
+        DocumentError: ``bad_row``: the text has other placeholders than the slots.
+    """
+    text, loss = chat.text, chat.loss
+    out: list[str] = []
+    places: list[MarkedPlace] = []
+    moved: list[LossSpan] = []
+    done = length = 0
+    for slot, (start, end) in zip(slots, _found(text, slots, placeholders), strict=True):
+        moved += _moved(loss, done, start, length - done)
+        out.append(text[done:start])
+        length += start - done
+        opens = bool(slot.opening) and text.endswith(slot.opening, done, start)
+        closes = bool(slot.closing) and text.startswith(slot.closing, end)
+        pieces = _without_marks(slot, opens, closes, spell)
+        written, own = _spelled(pieces, length, slot.first_unit, spell)
+        if opens and _lacks(pieces[0], slot.opening, spell):
+            own.insert(0, _mark(slot.opening, length - len(slot.opening), own[0].unit))
+        if closes and _lacks(pieces[-1], slot.closing, spell):
+            own.append(_mark(slot.closing, length + len(written), own[-1].unit))
+        out.append(written)
+        places += own
+        length, done = length + len(written), end
+    moved += _moved(loss, done, len(text), length - done)
+    return replace(chat, text="".join([*out, text[done:]]), loss=tuple(moved)), places
+
+
+def _found(text: str, slots: Sequence[Slot], placeholders: Sequence[str]) -> list[Span]:
+    """Where the placeholders stand, which must be those of the slots."""
+    names = sorted(placeholders, key=len, reverse=True)
+    found = list(re.finditer("|".join(map(re.escape, names)), text)) if names else []
+    if [one.group() for one in found] != [slot.placeholder for slot in slots]:
+        raise DocumentError(
+            "bad_row",
+            f"the chat template writes {len(found)} placeholders of images or videos ({', '.join(names)}) where the "
+            f"row shows {len(slots)}, or in another order; name one that shows each once as chat_template",
+        )
+    return [one.span() for one in found]
+
+
+def _moved(loss: Sequence[LossSpan], start: int, end: int, by: int) -> Iterator[LossSpan]:
+    """The parts of spans inside ``[start, end)``, moved."""
+    for first, last, weight in loss:
+        if max(first, start) < min(last, end):
+            yield max(first, start) + by, min(last, end) + by, weight
+
+
+def _without_marks(slot: Slot, opens: bool, closes: bool, spell: Callable[[Token], str]) -> tuple[Piece, ...]:
+    pieces = slot.pieces
+    if slot.once and opens and _is(pieces[0], slot.opening, spell):
+        pieces = pieces[1:]
+    if slot.once and closes and _is(pieces[-1], slot.closing, spell):
+        pieces = pieces[:-1]
+    return pieces
+
+
+def _is(piece: Piece, name: str, spell: Callable[[Token], str]) -> bool:
+    return isinstance(piece, Mark) and spell(piece.token) == name
+
+
+def _lacks(piece: Piece, name: str, spell: Callable[[Token], str]) -> bool:
+    """Whether a unit begins or ends with this piece, and not with the mark itself."""
+    return not isinstance(piece, str) and not _is(piece, name, spell)
+
+
+def _spelled(
+    pieces: Sequence[Piece], at: int, first_unit: int, spell: Callable[[Token], str]
+) -> tuple[str, list[MarkedPlace]]:
+    out: list[str] = []
+    places: list[MarkedPlace] = []
+    for piece in pieces:
+        name = piece if isinstance(piece, str) else spell(piece.token)
+        if not isinstance(piece, str):
+            count, is_row = (piece.count, True) if isinstance(piece, Rows) else (1, False)
+            end, unit = at + len(name), first_unit + piece.unit
+            places.append(MarkedPlace(start=at, end=end, token=piece.token, unit=unit, count=count, is_row=is_row))
+        out.append(name)
+        at += len(name)
+    return "".join(out), places
+
+
+def _mark(name: str, start: int, unit: int) -> MarkedPlace:
+    return MarkedPlace(start=start, end=start + len(name), token=name, unit=unit, count=1, is_row=False)

@@ -11,19 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import takewhile
 from threading import Event
 from typing import TypeVar
 
-from preshard.packer_service.ingest.background import started
-from preshard.packer_service.ingest.decode import wanted_media
+from preshard.packer_service.ingest.crops import decode_crops, stored_crops, wanted_media
+from preshard.packer_service.ingest.fetch import started
 from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
-from preshard.packer_service.ingest.packed.crops import stored_crops
-from preshard.packer_service.ingest.source.file import DATASET
-from preshard.packer_service.job.plan import PlannedDocument
-from preshard.packer_service.job.read import planned_crops, read_ahead
-from preshard.packer_service.job.videos import Rendered, ShardVideos
+from preshard.packer_service.job.read import ShardDocument, read_ahead
+from preshard.packer_service.job.videos import ShardVideos
 from preshard.packer_service.packs.crop import Crop
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
@@ -31,49 +27,29 @@ from preshard.schemas.errors import DocumentError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadDocument:
-    """A planned document and what became of it: rendered, or lost by an error."""
-
-    planned: PlannedDocument
-    rendered: Rendered
-
-    @property
-    def n_units(self) -> int:
-        return 0 if isinstance(self.rendered, DocumentError) else len(self.rendered.units)
-
-
-Decoded = list[list[Crop] | DocumentError]
-"""For each document its crops, whose units count from 0 in the document, or why it has none."""
-
-
-def read_documents(
-    planned: Sequence[PlannedDocument], config: PackConfig, videos: ShardVideos, ended: Event
-) -> list[ReadDocument]:
+def read_documents(documents: Sequence[ShardDocument], config: PackConfig, videos: ShardVideos, ended: Event) -> None:
     """Reads documents again, and renders them; no pixel is decoded.
 
     Args:
-        planned: references to them.
+        documents: those of a pack.
         config: the job's configuration.
         videos: reads them.
-        ended: set when nobody waits for the result any more, which then may lack the last documents.
+        ended: set when nobody waits for the result any more; the last documents may be left then.
 
     Raises:
         OSError: the file system failed; no document is at fault.
     """
     if not ended.is_set():
-        read_ahead(planned, config)
-    wanted = takewhile(lambda _: not ended.is_set(), planned)
-    return [ReadDocument(planned=document, rendered=videos.read(document)) for document in wanted]
+        read_ahead(documents, config)
+    for document in takewhile(lambda _: not ended.is_set(), documents):
+        videos.read(document)
 
 
-def decode_documents(
-    documents: Sequence[ReadDocument], config: PackConfig, videos: ShardVideos, ended: Event
-) -> Decoded:
-    """The crops of all documents of a pack.
+def decode_documents(documents: Sequence[ShardDocument], config: PackConfig, videos: ShardVideos, ended: Event) -> None:
+    """Gives documents that were read their crops, or the error of one that cannot be decoded.
 
     Args:
-        documents: documents that were read.
+        documents: those of a pack.
         config: the job's configuration.
         videos: those of the shard.
         ended: as of :func:`read_documents`.
@@ -81,53 +57,46 @@ def decode_documents(
     Raises:
         OSError: as there.
     """
-    videos.begin((document.planned, document.rendered) for document in documents)
-    stored = stored_crops(
-        (document.planned.doc_id, document.rendered)
-        for document in documents
-        if document.planned.file.kind == DATASET and not isinstance(document.rendered, DocumentError)
-    )
+    read = [document for document in documents if document.rendered is not None]
+    stored = stored_crops((document.row["doc_id"], document.arrays) for document in read if document.is_stored)
     if not ended.is_set():
-        _expect_images(documents)
-    wanted = takewhile(lambda _: not ended.is_set(), documents)
-    return [_crops(document, config, videos, stored) for document in wanted]
+        _expect_images(read)
+    for document in takewhile(lambda _: not ended.is_set(), read):
+        try:
+            if document.is_stored:
+                document.crops = _found(next(stored))
+            elif document.n_units:
+                document.crops = _decode(document, config, videos)
+        except DocumentError as error:
+            document.error = error
 
 
-def _expect_images(documents: Sequence[ReadDocument]) -> None:
+def _expect_images(documents: Sequence[ShardDocument]) -> None:
     """Says which images are decoded next, so that those in a store are on their way."""
     AHEAD.forget()
     for document in documents:
-        if not isinstance(document.rendered, DocumentError) and document.planned.file.kind != DATASET:
-            media = (medium for (medium, _), _ in wanted_media(document.rendered))
-            AHEAD.expect(media, document.planned.file.media)
+        if not document.is_stored:
+            AHEAD.expect((medium for (medium, _), _ in wanted_media(document.arrays)), document.file.media)
 
 
-def _crops(
-    document: ReadDocument, config: PackConfig, videos: ShardVideos, stored: Iterator[list[Crop] | DocumentError]
-) -> list[Crop] | DocumentError:
-    planned, rendered = document.planned, document.rendered
-    if isinstance(rendered, DocumentError):
-        return rendered
-    if planned.file.kind == DATASET:
-        return next(stored)
-    if not len(rendered.units):
-        return []
-    try:
-        with reading_row(planned.location):
-            return list(planned_crops(planned, rendered, config, first_unit=0, decode=videos.decoder(planned)))
-    except DocumentError as error:
-        return error
+def _found(crops: list[Crop] | DocumentError) -> list[Crop]:
+    if isinstance(crops, DocumentError):
+        raise crops
+    return crops
 
 
-def placed_crops(documents: Sequence[ReadDocument], decoded: Decoded) -> list[Crop]:
-    """The crops of a pack's documents, their units counted throughout the pack."""
-    placed: list[Crop] = []
-    first = 0
-    for document, own in zip(documents, decoded, strict=True):
-        if not isinstance(own, DocumentError):
-            placed += [crop.moved(first) for crop in own] if first else own
-            first += document.n_units
-    return placed
+def _decode(document: ShardDocument, config: PackConfig, videos: ShardVideos) -> list[Crop]:
+    with reading_row(document.location):
+        return list(
+            decode_crops(
+                document.arrays,
+                document.file.media,
+                config,
+                doc_id=document.row["doc_id"],
+                first_unit=0,
+                decode=videos.decoder(document),
+            )
+        )
 
 
 class Aside:

@@ -12,19 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.document import Document, Medium
 from preshard.packer_service.ingest.media.reach import is_absolute
 from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
 from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
-from preshard.packer_service.ingest.packed.dataset import StoredRow, open_dataset
-from preshard.packer_service.ingest.packed.pieces import stored_pieces
-from preshard.packer_service.ingest.pieces import render_pieces
-from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile
+from preshard.packer_service.ingest.packed.dataset import open_dataset
+from preshard.packer_service.ingest.render import render_row
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile, SourceRow
 from preshard.packer_service.ingest.source.files import read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
-from preshard.packer_service.ingest.text.configured import configured_tokenizer
-from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.packs.figures import UnitTotals
 from preshard.packer_service.packs.rendered import RenderedDocument
@@ -81,17 +78,17 @@ class Measured(NamedTuple):
 
 def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
     """Tokenises and probes every row of a fragment; no pixel is decoded. Of a dataset nothing is even tokenised."""
+    measured = list[dict[str, Any]]()
     if fragment.file.kind == DATASET:
-        return _measure_packs(fragment, config)
-    tokenizer = configured_tokenizer(config)
-    read = read_fragment(fragment)
-    rows, unused, form = list[dict[str, Any]](), set[str](), find_form(fragment.file.form)
-    for number, reference, row, document in _read_ahead(read.rows, fragment.file, config):
-        rows += _measure_row(row, document, number, reference, fragment, config, tokenizer)
-        if isinstance(row, dict) and len(unused) < MAX_UNUSED:
-            unused.update(unused_columns(row, form))
+        stored = open_dataset(fragment.file).rows(fragment.start, fragment.end)
+        for row in _load_ahead(stored, fragment):
+            measured += _measure_row(row, fragment, config)
+        return Measured(pa.Table.from_pylist(measured, schema=MEASURED), len(stored), [])
+    read, unused = read_fragment(fragment), set[str]()
+    for row in _read_ahead(read.rows, fragment.file, config, unused):
+        measured += _measure_row(row, fragment, config)
     names = sorted({_plain(name) for name in unused - set(config.ignore_columns)})
-    return Measured(pa.Table.from_pylist(rows, schema=MEASURED), read.n_lines, names[:MAX_UNUSED])
+    return Measured(pa.Table.from_pylist(measured, schema=MEASURED), read.n_lines, names[:MAX_UNUSED])
 
 
 def _plain(name: str) -> str:
@@ -100,87 +97,84 @@ def _plain(name: str) -> str:
 
 
 def _read_ahead(
-    rows: Iterable[tuple[int, RowReference, Any]], file: SourceFile, config: PackConfig
-) -> Iterator[tuple[int, RowReference, Any, Document | DocumentError]]:
-    """Rows and what they say. Where that shows images in a store, those of the next rows are read meanwhile."""
+    rows: Iterable[tuple[int, RowReference, Any]], file: SourceFile, config: PackConfig, unused: set[str]
+) -> Iterator[SourceRow]:
+    """Rows and what they say. Where that shows images in a store, those of the next rows are read meanwhile.
+
+    ``unused`` gets the names of fields that nothing reads.
+    """
     AHEAD.forget()
-    waiting = deque[tuple[int, RowReference, Any, Document | DocumentError]]()
-    for number, reference, row in rows:
-        document = _parsed(row, file, config)
-        media = [] if isinstance(document, DocumentError) or document.is_plain else document.media()
-        n_ahead = AHEAD.expect(media, file.media)
-        waiting.append((number, reference, row, document))
+    waiting, form = deque[SourceRow](), find_form(file.form)
+    for number, reference, content in rows:
+        if isinstance(content, dict) and len(unused) < MAX_UNUSED:
+            unused.update(unused_columns(content, form))
+        doc_id, source = row_identity(content, config.ignore_columns, file.source)
+        row = SourceRow(
+            file=file,
+            number=number,
+            reference=reference,
+            doc_id=doc_id,
+            source=source,
+            document=_parsed(content, file, config),
+        )
+        n_ahead = AHEAD.expect(_media(row), file.media)
+        waiting.append(row)
         while waiting and (not n_ahead or len(waiting) > AHEAD_ROWS):
             yield waiting.popleft()
     yield from waiting
 
 
-def _parsed(row: Any, file: SourceFile, config: PackConfig) -> Document | DocumentError:
-    if isinstance(row, DocumentError):
-        return row
+def _parsed(content: Any, file: SourceFile, config: PackConfig) -> Document | DocumentError:
+    if isinstance(content, DocumentError):
+        return content
     try:
-        return parse_document(row, file.form, config.ignore_columns)
+        return parse_document(content, file.form, config.ignore_columns)
     except DocumentError as error:
         return error
 
 
-def _measure_row(
-    row: Any,
-    document: Document | DocumentError,
-    number: int,
-    reference: RowReference,
-    fragment: Fragment,
-    config: PackConfig,
-    tokenizer: Tokenizer,
-) -> list[dict[str, Any]]:
-    doc_id, source = row_identity(row, config.ignore_columns, fragment.file.source)
-    where = {"row": number, "offset": reference.offset, "size": reference.size, "doc_id": doc_id, "source": source}
-    if isinstance(document, DocumentError):
-        return [{**where, **reason_columns("read", document)}]
-    where["content"] = _row_hash(document, source, fragment.file)
+def _media(row: SourceRow) -> list[Medium]:
+    return row.document.media() if isinstance(row.document, Document) and not row.document.is_plain else []
+
+
+def _load_ahead(rows: Iterable[SourceRow], fragment: Fragment) -> Iterator[SourceRow]:
+    """The documents that have their first (or only) place in some packs of a dataset; packs are read together."""
+    source, loaded = open_dataset(fragment.file), fragment.start
+    for row in rows:
+        if source.is_first(row):
+            first = row.reference.offset
+            if first >= loaded:
+                loaded = min(first + LOADED_PACKS, fragment.end)
+                source.load(range(first, loaded))
+            yield row
+
+
+def _measure_row(row: SourceRow, fragment: Fragment, config: PackConfig) -> list[dict[str, Any]]:
+    place = row.reference
+    where = {"row": row.number, "offset": place.offset, "size": place.size, "doc_id": row.doc_id, "source": row.source}
+    if isinstance(row.document, DocumentError):
+        return [{**where, **reason_columns("read", row.document)}]
+    if row.document is not None:
+        where["content"] = _row_hash(row.document, row)
     try:
-        with reading_row(_place(fragment, number, reference)):
-            pieces = render_pieces(document, fragment.file.media, config, tokenizer)
+        with reading_row(_place(fragment, row)):
+            pieces = render_row(row, config)
     except DocumentError as error:
         return [{**where, **reason_columns("measure", error)}]
+    if row.document is None:
+        where["content"] = _stored_hash(pieces, row.source)
     return _lengths(where, pieces)
 
 
-def _place(fragment: Fragment, number: int, reference: RowReference) -> str:
+def _place(fragment: Fragment, row: SourceRow) -> str:
     """How a message names a row whose number in its file is not known yet, unless it lies in the first fragment."""
-    whole = not fragment.start
-    return fragment.file.location(number + 1) if whole else f"{fragment.file.label}, offset {reference.offset}"
+    whole, file = not fragment.start, fragment.file
+    return file.location(row.number + 1) if whole else f"{file.label}, offset {row.reference.offset}"
 
 
-def _measure_packs(fragment: Fragment, config: PackConfig) -> Measured:
-    """The documents that have their first (or only) place in some packs of a dataset."""
-    source = open_dataset(fragment.file)
-    stored, loaded = source.rows(fragment.start, fragment.end), fragment.start
-    rows: list[dict[str, Any]] = []
-    for number, document in enumerate(stored):
-        if document.is_first:
-            place = document.place
-            if place.offset >= loaded:
-                loaded = min(place.offset + LOADED_PACKS, fragment.end)
-                source.load(range(place.offset, loaded))
-            where = {"row": number, "offset": place.offset, "size": place.size}
-            rows += _measure_stored(document, {**where, "doc_id": document.doc_id, "source": document.source}, config)
-    return Measured(pa.Table.from_pylist(rows, schema=MEASURED), len(stored), [])
-
-
-def _measure_stored(document: StoredRow, where: dict[str, Any], config: PackConfig) -> list[dict[str, Any]]:
-    try:
-        pieces = stored_pieces(document.file, document.place, document.doc_id, config)
-    except DocumentError as error:
-        return [{**where, **reason_columns("measure", error)}]
-    *others, (last, lost) = pieces
-    where["content"] = _stored_hash(pieces, document.source)
-    return _lengths(where, [*others, (last, lost + document.truncated)])
-
-
-def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int]]) -> list[dict[str, Any]]:
+def _lengths(where: dict[str, Any], pieces: Sequence[RenderedDocument]) -> list[dict[str, Any]]:
     """One row for each piece of a document."""
-    rendered, thinned_to = _number(_digest_of(pieces)), _thinned_to(pieces[0][0])
+    rendered, thinned_to = _number(_digest_of(pieces)), _thinned_to(pieces[0])
     return [
         {
             **where,
@@ -192,10 +186,10 @@ def _lengths(where: dict[str, Any], pieces: Sequence[tuple[RenderedDocument, int
             "load": totals.load,
             "area": _area(piece),
             "loss_weight": float(piece.loss_weights[piece.labels != IGNORE_INDEX].sum(dtype=np.float64)),
-            "truncated": lost,
+            "truncated": piece.truncated,
             "thinned_to": thinned_to,
         }
-        for number, (piece, lost) in enumerate(pieces)
+        for number, piece in enumerate(pieces)
         for totals in (UnitTotals.of(piece.units),)
     ]
 
@@ -208,11 +202,10 @@ def _thinned_to(piece: RenderedDocument) -> float | None:
     return max(steps, default=None)
 
 
-def _row_hash(document: Document, source: str, file: SourceFile) -> int:
+def _row_hash(document: Document, row: SourceRow) -> int:
     """A hash of what a row says, whatever container it lies in; an image or video counts by its name, or its bytes."""
-    media = () if document.is_plain else document.media()
-    relative = any(medium.uri is not None and not is_absolute(medium.uri) for medium in media)
-    said = json.dumps([document, source, file.beneath if relative else None], default=_in_json)
+    relative = any(medium.uri is not None and not is_absolute(medium.uri) for medium in _media(row))
+    said = json.dumps([document, row.source, row.file.beneath if relative else None], default=_in_json)
     return _number(blake2b(said.encode(), digest_size=8))
 
 
@@ -222,19 +215,19 @@ def _in_json(value: Any) -> Any:
     return [type(value).__name__, *(getattr(value, each.name) for each in fields(value))]
 
 
-def _stored_hash(pieces: Sequence[tuple[RenderedDocument, int]], source: str) -> int:
+def _stored_hash(pieces: Sequence[RenderedDocument], source: str) -> int:
     """A hash of what a packed document is: of its arrays and, by their checksums, its crops."""
     digest = _digest_of(pieces)
-    for piece, _ in pieces:
+    for piece in pieces:
         of_units = [piece.media[number].images for number in piece.units.numbers.tolist()]
         digest.update(np.array([image.crc32c for images in of_units for image in images], "<u4").tobytes())
     digest.update(source.encode())
     return _number(digest)
 
 
-def _digest_of(pieces: Sequence[tuple[RenderedDocument, int]]) -> blake2b:
+def _digest_of(pieces: Sequence[RenderedDocument]) -> blake2b:
     digest = blake2b(digest_size=8)
-    for piece, _ in pieces:
+    for piece in pieces:
         for array in (piece.tokens, piece.labels, piece.loss_weights, piece.branch_ids, piece.units.grids):
             digest.update(array.tobytes())
     return digest

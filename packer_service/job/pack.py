@@ -14,8 +14,7 @@ from typing import Any
 from preshard.packer_service.ingest.carried import files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
-from preshard.packer_service.ingest.packed.notes import dataset_notes
-from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
@@ -30,8 +29,7 @@ from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.limits import rejected_when_written
 from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import Progress
-from preshard.packer_service.shards.reach import require_answer
-from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead

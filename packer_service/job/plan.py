@@ -1,4 +1,4 @@
-"""The plan of a job as its tasks see it: which packs make up a shard, and a reference to each of its documents."""
+"""The plan of a job: its packs in step order, which of them make up a shard, and the rows of their documents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
 
-from preshard.packer_service.ingest.source.file import RowReference, SourceFile
+from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.measured import FOLDER_FILES
 from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
@@ -127,33 +127,6 @@ def read_costs(plan: Folder, name: str) -> Float64[np.ndarray, "packs"]:
     with plan.open(f"{name}-costs.parquet") as file:
         costs: Float64[np.ndarray, "packs"] = pq.read_table(file)["cost"].to_numpy()
     return costs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedDocument:
-    """A reference to a document (or a piece of one) and its place in the plan: all that a task needs of it."""
-
-    file: SourceFile
-    reference: RowReference
-    location: str
-    doc_id: str
-    source: str
-    piece: int
-    copy_number: int
-    epoch: int
-    start: int
-    length: int
-    aligned_length: int
-    truncated: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedShard:
-    """Everything that one task needs to write one shard; it holds no pixel and no text."""
-
-    name: str
-    first_pack: int
-    packs: list[list[PlannedDocument]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,38 +283,3 @@ class _Shards(Sequence[PlannedShardRef]):
         first = number * self.packs_per_shard
         end = min(first + self.packs_per_shard, self.plan.n_packs)
         return PlannedShardRef(name=shard_name(number), first_pack=first, parts=tuple(self.plan.between(first, end)))
-
-
-def read_shard(
-    shard: PlannedShardRef, plan: Folder, files: Sequence[SourceFile], sources: Sequence[str]
-) -> PlannedShard:
-    """The references of one shard's documents.
-
-    Args:
-        shard: where its packs stand.
-        plan: holds the plan's segments.
-        files: as in :class:`Planned`.
-        sources: as in :class:`Planned`.
-    """
-    packs = list[list[PlannedDocument]]()
-    for part in shard.parts:
-        of_part: list[list[PlannedDocument]] = [[] for _ in range(part.first, part.end)]
-        for table in segment_batches(plan, part):
-            for row in table.to_pylist():
-                of_part[row["pack"] - part.first].append(_planned(row, files, sources))
-        packs += of_part
-    return PlannedShard(name=shard.name, first_pack=shard.first_pack, packs=packs)
-
-
-def _planned(row: dict[str, Any], files: Sequence[SourceFile], sources: Sequence[str]) -> PlannedDocument:
-    file = files[row["file"]]
-    return PlannedDocument(
-        file=file,
-        reference=RowReference(offset=row["offset"], size=row["size"]),
-        location=file.location(row["line"]),
-        source=sources[row["source_number"]],
-        **{
-            name: row[name]
-            for name in ("doc_id", "piece", "copy_number", "epoch", "start", "length", "aligned_length", "truncated")
-        },
-    )

@@ -9,8 +9,7 @@ from functools import partial
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
-from preshard.packer_service.ingest.packed.notes import dataset_notes
-from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
@@ -18,9 +17,8 @@ from preshard.packer_service.job.measure import measure_fragment
 from preshard.packer_service.job.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.partitions import PartitionPlanner
-from preshard.packer_service.job.plan import PlannedShard, read_shard
 from preshard.packer_service.job.preview_figures import planned_report
-from preshard.packer_service.job.read import read_planned
+from preshard.packer_service.job.read import ShardDocument, read_document, read_shard
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.balance import BalanceRows
 from preshard.packer_service.packs.pack import build_pack
@@ -30,8 +28,7 @@ from preshard.packer_service.report.what_if import SampledPack, sampled_packs
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.scratch import scratch_folder
-from preshard.packer_service.shards.reach import require_answer
-from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 
 
@@ -86,7 +83,7 @@ def plan_sources(
         seconds = time.perf_counter() - started
         shards = planned.shards(1)
         tasks = [
-            read_shard(shards[pack], planned.folder, planned.files, planned.sources)
+            (pack, *read_shard(shards[pack], planned.folder, planned.files, planned.sources))
             for pack in sampled_packs(planned.n_packs)
         ]
         sampled = [result for _, result in executor.run(partial(_solve_task, config=config, target=target), tasks)]
@@ -106,17 +103,21 @@ def _measure(
     return kept
 
 
-def _solve_task(task: PlannedShard, config: PackConfig, target: PackedFor) -> SampledPack:
+def _solve_task(task: tuple[int, list[ShardDocument]], config: PackConfig, target: PackedFor) -> SampledPack:
     """One planned pack with its real mask; its media are probed, not decoded."""
-    planned = task.packs[0]
+    pack_id, documents = task
+    for document in documents:
+        read_document(document, config)
+        if document.error is not None:
+            raise document.error
     pack = build_pack(
-        [read_planned(document, config) for document in planned],
-        [document.start for document in planned],
-        [document.aligned_length for document in planned],
+        [document.arrays for document in documents],
+        [document.row["start"] for document in documents],
+        [document.row["aligned_length"] for document in documents],
         config=config,
         pad_id=target.tokenizer.pad_id,
         axes=target.axes,
     )
     rows = BalanceRows()
-    rows.add_pack(task.first_pack, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
-    return task.first_pack, whole_tiles(pack.index), rows.table()
+    rows.add_pack(pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
+    return pack_id, whole_tiles(pack.index), rows.table()

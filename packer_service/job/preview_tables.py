@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preshard.packer_service.ingest.packed.manifest import manifest_of
-from preshard.packer_service.ingest.packed.notes import dataset_notes
-from preshard.packer_service.ingest.packed.settings import packed_target
+from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.partition import PARTITION_ROWS

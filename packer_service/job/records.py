@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.measured import count_by_code
-from preshard.packer_service.job.plan import PLAN_FOLDER, PlannedShardRef, read_shard
+from preshard.packer_service.job.plan import PLAN_FOLDER, PlannedShardRef
+from preshard.packer_service.job.read import read_shard
 from preshard.packer_service.job.record_file import ShardRecord, decode_record, encode_record, record_name
 from preshard.packer_service.job.write import BuiltShard, build_shard
 from preshard.packer_service.runtime.executors import TaskCounts
@@ -39,8 +40,8 @@ def build_and_keep(
     """Runs in a task: writes the shard, then the record that says it is there, with its rows of the tables."""
     started = time.monotonic()
     folder = Folder(out)
-    task = read_shard(shard, folder / WORK / PLAN_FOLDER, files, sources)
-    built = build_shard(task, config, target, folder / SHARDS)
+    packs = read_shard(shard, folder / WORK / PLAN_FOLDER, files, sources)
+    built = build_shard(shard, packs, config, target, folder / SHARDS)
     seconds = round(time.monotonic() - started, 3)
     record = ShardRecord(entry=_entry(built), seconds=seconds, tables=built.tables)
     (folder / WORK).write(record_name(shard.first_pack // config.packs_per_shard), encode_record(record))

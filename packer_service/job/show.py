@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from preshard.packer_service.ingest.carried import carried_decoder
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
-from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredRow, open_dataset
-from preshard.packer_service.ingest.packed.take import taken_document
-from preshard.packer_service.ingest.pieces import render_pieces
-from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, open_dataset
+from preshard.packer_service.ingest.render import render_pieces
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile, SourceRow
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -23,7 +22,7 @@ from preshard.packer_service.ingest.source.rows import parse_document, row_ident
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.shown import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
-from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError, PreshardError
 from preshard.schemas.manifest import UNIT_KINDS
@@ -84,17 +83,17 @@ def show_document(
         if isinstance(found.row, DocumentError):
             raise found.row
         document = parse_document(found.row, found.fragment.file.form, config.ignore_columns)
-        pieces = render_pieces(document, found.fragment.file.media, config, tokenizer)
+        pieces = render_pieces(document, found.fragment.file.media, config)
     except DocumentError as error:
         raise RejectedError(f"{found.location}: would be rejected: {error.code}: {error}") from None
-    probed = pieces[0][0].media
+    probed = pieces[0].media
     return ShownDocument(
         doc_id=given_id or found.location,
         source=source,
         location=found.location,
         form=find_form(found.fragment.file.form).title,
         media=[_medium(medium, placed, config) for medium, placed in probed],
-        pieces=[_piece(piece, lost, tokenizer.decode, _rendered_units(piece)) for piece, lost in pieces],
+        pieces=[_piece(piece, tokenizer.decode, _rendered_units(piece)) for piece in pieces],
     )
 
 
@@ -118,12 +117,12 @@ def _show_packed(file: SourceFile, wanted: str | None, doc_id: str | None) -> Sh
 
 
 def _packed_document(
-    source: PackedDatasetSource, row: StoredRow, location: str, decode: Callable[[Sequence[int]], str]
+    source: PackedDatasetSource, row: SourceRow, location: str, decode: Callable[[Sequence[int]], str]
 ) -> ShownDocument:
-    number, model = row.place.size, source.manifest.model
+    number = row.reference.size
     try:
-        pack = source.pack(row.place.offset)
-        rendered = taken_document(pack, number, merge=model.merge if model else 1)
+        pack = source.pack(row.reference.offset)
+        rendered = replace(pack.document(number), truncated=row.truncated)
     except DocumentError as error:
         raise RejectedError(f"{location}: {error}") from None
     parts = []
@@ -134,12 +133,12 @@ def _packed_document(
         if unit.document == number:
             parts.append({"medium": unit.medium, "crops": crops, "timestamps": [*times]})
     return ShownDocument(
-        doc_id=row.doc_id,
+        doc_id=row.doc_id or location,
         source=row.source,
         location=location,
         form=None,
         media=[],
-        pieces=[_piece(rendered, row.truncated, decode, _units(rendered, parts))],
+        pieces=[_piece(rendered, decode, _units(rendered, parts))],
     )
 
 
@@ -178,14 +177,12 @@ def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMe
     )
 
 
-def _piece(
-    rendered: RenderedDocument, lost: int, decode: Callable[[Sequence[int]], str], shown: list[ShownUnit]
-) -> ShownPiece:
+def _piece(rendered: RenderedDocument, decode: Callable[[Sequence[int]], str], shown: list[ShownUnit]) -> ShownPiece:
     units = rendered.units
     return ShownPiece(
         tokens=len(rendered),
         loss_tokens=int((rendered.labels != IGNORE_INDEX).sum()),
-        lost_tokens=lost,
+        lost_tokens=rendered.truncated,
         images=rendered.n_images,
         patches=int(units.patches.sum()),
         shared_tokens=rendered.n_shared,

@@ -12,24 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from preshard.packer_service.ingest.decode import decode_crops
+from preshard.packer_service.ingest.crops import decode_crops
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.reach import AllowedMedia, MediaReach
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.ingest.packed.settings import packed_target
-from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.ingest.source.containers.registry import TABLES
 from preshard.packer_service.ingest.source.file import DATASET, Fragment
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_document
-from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.advice.model import folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.report.advice.suggestion import Sampled, suggestion
 from preshard.packer_service.runtime.progress import Progress
-from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.document_ids import mix64
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -185,7 +184,6 @@ def _rendered(
 ) -> list[RenderedDocument | DocumentError]:
     """Every document whole; those without a video are taken from a rendering at another rate."""
     whole = parse_config({**config.model_dump(mode="json"), **WHOLE})
-    tokenizer = configured_tokenizer(whole)
     found = list[RenderedDocument | DocumentError]()
     for number, row in enumerate(rows):
         if known is not None and not row.has_video:
@@ -194,7 +192,7 @@ def _rendered(
         try:
             if isinstance(row.document, DocumentError):
                 raise row.document
-            found.append(render_pieces(row.document, row.media, whole, tokenizer)[0][0])
+            found.append(render_pieces(row.document, row.media, whole)[0])
         except DocumentError as error:
             found.append(error)
     return found
@@ -211,7 +209,7 @@ def _bytes_per_patch(
         assert not isinstance(document, DocumentError), "asked before"
         most = max(ENCODED_CROPS, int(document.units.crops.max()))
         try:
-            [(piece, _)] = fit(document, seq_len=WHOLE_LENGTH, max_images=most, oversize="truncate")
+            [piece] = fit(document, seq_len=WHOLE_LENGTH, max_images=most, oversize="truncate")
             crops = list(decode_crops(piece, rows[number].media, config, doc_id="", first_unit=0))
         except DocumentError:
             continue

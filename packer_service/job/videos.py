@@ -19,18 +19,14 @@ from os import SEEK_END
 from threading import Event
 from typing import IO
 
-from preshard.packer_service.ingest.decode import wanted_media
+from preshard.packer_service.ingest.crops import wanted_media
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import isolated
 from preshard.packer_service.ingest.media.crops import Picture, ShownPicture, shown_pictures
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.packer_service.ingest.media.shape import PlacedMedium, ProbedMedium
-from preshard.packer_service.ingest.media.stores import reading_row
-from preshard.packer_service.ingest.source.file import DATASET
-from preshard.packer_service.job.plan import PlannedDocument
-from preshard.packer_service.job.read import named_media, read_planned
+from preshard.packer_service.job.read import ShardDocument, named_media, read_document
 from preshard.packer_service.packs.crop import Crop
-from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.runtime.workers import CallFailedError
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
@@ -41,13 +37,10 @@ AHEAD_TOKENS = 2**20
 AHEAD_PIXELS = 2**30
 """Most pixels that wait for later packs, of one video: some 250 MB as JPEG, and more than most shards have."""
 
-Rendered = RenderedDocument | DocumentError
-"""What became of a document: rendered, or lost by an error."""
-
 VideoName = tuple[str, str]
 """Which video it is: the folder that its URI is relative to, and the URI."""
 
-Shows = dict[VideoName, dict[PlannedDocument, None]]
+Shows = dict[VideoName, dict[ShardDocument, None]]
 """For each video that is shown more than once, the documents that show it, in the shard's order."""
 
 
@@ -60,39 +53,32 @@ class ShardVideos:
         ended: set when nobody waits for a result any more.
     """
 
-    def __init__(self, packs: Sequence[Sequence[PlannedDocument]], config: PackConfig, ended: Event) -> None:
-        self._planned = [document for pack in packs for document in pack if document.file.kind != DATASET]
+    def __init__(self, packs: Sequence[Sequence[ShardDocument]], config: PackConfig, ended: Event) -> None:
+        self._documents = [document for pack in packs for document in pack if not document.is_stored]
         self._config, self._ended = config, ended
-        self._here: dict[PlannedDocument, Rendered] = {}
-        """The documents of the pack that is decoded."""
-        self._ahead: dict[PlannedDocument, Rendered] = {}
-        self._ahead_tokens = 0
+        self._ahead = set[ShardDocument]()
+        """Documents of later packs that have been read."""
         self._shows: Shows | None = None
         self._waiting: dict[VideoName, _WaitingPictures] = {}
 
-    def read(self, planned: PlannedDocument) -> Rendered:
-        """A document, read and rendered, or why it is lost.
+    def read(self, document: ShardDocument) -> None:
+        """Reads and renders a document, unless that was done ahead.
 
         Raises:
             OSError: the file system failed; no document is at fault.
         """
-        rendered = self._ahead.pop(planned, None)
-        if rendered is None:
-            return _read(planned, self._config)
-        self._ahead_tokens -= _tokens(rendered)
-        return rendered
+        if document in self._ahead:
+            self._ahead.remove(document)
+        else:
+            read_document(document, self._config)
 
-    def begin(self, documents: Iterable[tuple[PlannedDocument, Rendered]]) -> None:
-        """Tells what the pack consists of whose crops are asked for from now on."""
-        self._here = dict(documents)
-
-    def decoder(self, planned: PlannedDocument) -> Callable[..., list[Crop]]:
+    def decoder(self, document: ShardDocument) -> Callable[..., list[Crop]]:
         """What decodes the images and videos of a document: called as ``isolated.crops`` is, it gives the same."""
-        return partial(self._crops, planned)
+        return partial(self._crops, document)
 
     def _crops(
         self,
-        planned: PlannedDocument,
+        document: ShardDocument,
         medium: Medium,
         base: MediaReach,
         placed: PlacedMedium,
@@ -102,9 +88,9 @@ class ShardVideos:
         first_unit: int,
     ) -> list[Crop]:
         name = _name(medium, base)
-        if name is not None and planned in self._shared().get(name, ()):
+        if name is not None and document in self._shared().get(name, ()):
             shown = shown_pictures(placed)
-            waiting = self._pictures(name, planned, medium, base, {one.picture for one in shown})
+            waiting = self._pictures(name, document, medium, base, {one.picture for one in shown})
             found = waiting.take(shown)
             if not waiting.n_uses:
                 self._waiting.pop(name).close()
@@ -117,17 +103,17 @@ class ShardVideos:
         if self._shows is None:
             shows: Shows = {}
             times = Counter[VideoName]()
-            for planned in self._planned:
-                media = () if self._ended.is_set() else named_media(planned, self._config)
-                names = [name for medium in media if (name := _name(medium, planned.file.media)) is not None]
+            for document in self._documents:
+                media = () if self._ended.is_set() else named_media(document, self._config)
+                names = [name for medium in media if (name := _name(medium, document.file.media)) is not None]
                 times.update(names)
                 for name in dict.fromkeys(names):
-                    shows.setdefault(name, {})[planned] = None
+                    shows.setdefault(name, {})[document] = None
             self._shows = {name: documents for name, documents in shows.items() if times[name] > 1}
         return self._shows
 
     def _pictures(
-        self, name: VideoName, planned: PlannedDocument, medium: Medium, base: MediaReach, own: set[Picture]
+        self, name: VideoName, document: ShardDocument, medium: Medium, base: MediaReach, own: set[Picture]
     ) -> _WaitingPictures:
         """The pictures of a video, of this document and of as many later ones as there is room for."""
         waiting = self._waiting.get(name)
@@ -135,18 +121,17 @@ class ShardVideos:
             return waiting
         if waiting is not None:
             waiting.close()
-        waiting = self._waiting[name] = self._asked(name, planned)
+        waiting = self._waiting[name] = self._asked(name, document)
         with suppress(DocumentError):  # what came before it is sound, and the rest is decoded alone
             isolated.pictures(partial(waiting.keep, self._ended), medium, base, waiting.asked, self._config)
         return waiting
 
-    def _asked(self, name: VideoName, planned: PlannedDocument) -> _WaitingPictures:
+    def _asked(self, name: VideoName, document: ShardDocument) -> _WaitingPictures:
         asked, n_uses, pixels = set[Picture](), 0, 0
-        for document in dropwhile(lambda document: document != planned, self._shared()[name]):
-            rendered = self._rendered(document)
-            if rendered is None:
+        for later in dropwhile(lambda each: each is not document, self._shared()[name]):
+            if not self._is_read(later):
                 break
-            uses = [shown_pictures(placed) for placed in _placed(rendered, name, document.file.media)]
+            uses = [shown_pictures(placed) for placed in _placed(later, name)]
             new = {one.picture for use in uses for one in use} - asked
             pixels += sum(picture.size[0] * picture.size[1] for picture in new)
             if asked and pixels > AHEAD_PIXELS:
@@ -155,13 +140,15 @@ class ShardVideos:
             n_uses += len(uses)
         return _WaitingPictures(asked, n_uses)
 
-    def _rendered(self, planned: PlannedDocument) -> Rendered | None:
-        """A document of this pack or a later one; None where too many wait already."""
-        rendered = self._here.get(planned, self._ahead.get(planned))
-        if rendered is None and self._ahead_tokens < AHEAD_TOKENS:
-            rendered = self._ahead[planned] = _read(planned, self._config)
-            self._ahead_tokens += _tokens(rendered)
-        return rendered
+    def _is_read(self, document: ShardDocument) -> bool:
+        """Whether a document of this pack or a later one has been read, or is now; not where too many wait already."""
+        if document.rendered is not None or document.error is not None:
+            return True
+        if sum(each.n_tokens for each in self._ahead) >= AHEAD_TOKENS:
+            return False
+        read_document(document, self._config)
+        self._ahead.add(document)
+        return True
 
 
 class _WaitingPictures:
@@ -218,18 +205,6 @@ class _WaitingPictures:
             self._file.close()
 
 
-def _read(planned: PlannedDocument, config: PackConfig) -> Rendered:
-    try:
-        with reading_row(planned.location):
-            return read_planned(planned, config)
-    except DocumentError as error:
-        return error
-
-
-def _tokens(rendered: Rendered) -> int:
-    return 0 if isinstance(rendered, DocumentError) else len(rendered)
-
-
 def _name(medium: Medium, folder: MediaReach) -> VideoName | None:
     """What is equal for clips of one video; None for an image, and for a video whose bytes are in its row."""
     if medium.kind != "video" or medium.uri is None or medium.data is not None:
@@ -237,12 +212,12 @@ def _name(medium: Medium, folder: MediaReach) -> VideoName | None:
     return ("" if is_absolute(medium.uri) else folder.folder, medium.uri)
 
 
-def _placed(rendered: Rendered, name: VideoName, folder: MediaReach) -> list[PlacedMedium]:
+def _placed(document: ShardDocument, name: VideoName) -> list[PlacedMedium]:
     """The clips of a video in a document."""
-    if isinstance(rendered, DocumentError):
+    if document.rendered is None:
         return []
-    media: Iterable[ProbedMedium] = (probed for probed, _ in wanted_media(rendered))
-    return [placed for medium, placed in media if _name(medium, folder) == name]
+    media: Iterable[ProbedMedium] = (probed for probed, _ in wanted_media(document.rendered))
+    return [placed for medium, placed in media if _name(medium, document.file.media) == name]
 
 
 def _crop(shown: ShownPicture, data: bytes, doc_id: str, first_unit: int) -> Crop:

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
-from pydantic import TypeAdapter
 
 from preshard.packer_service.ingest.model import PackedFor
-from preshard.packer_service.ingest.packed.known import known_pack
-from preshard.packer_service.job.contents import (
-    Aside,
-    ReadDocument,
-    aside,
-    decode_documents,
-    placed_crops,
-    read_documents,
-)
-from preshard.packer_service.job.plan import PlannedDocument, PlannedShard
+from preshard.packer_service.ingest.packed.pack import find_known_pack
+from preshard.packer_service.job.contents import Aside, aside, decode_documents, read_documents
+from preshard.packer_service.job.plan import PlannedShardRef
+from preshard.packer_service.job.read import ShardDocument
 from preshard.packer_service.job.videos import ShardVideos
 from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.pack import Pack, build_pack
-from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.packs.sample import EncodedSample, encode_sample, make_head
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.shards.write import Sample, WrittenShard, write_shard
+from preshard.packer_service.shards.write import WrittenShard, write_shard
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, Unit
+from preshard.schemas.manifest import DocumentSpan
 from preshard.schemas.rejects import reject_row
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
-
-_UNITS = TypeAdapter(list[Unit])
-"""Makes all units of a pack in half of the time that one after the other takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,18 +42,27 @@ class BuiltShard:
     tables: dict[str, pa.Table]
 
 
-def build_shard(task: PlannedShard, config: PackConfig, target: PackedFor, folder: Folder) -> BuiltShard:
-    """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects."""
-    rows = _ShardRows()
+def build_shard(
+    shard: PlannedShardRef, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, folder: Folder
+) -> BuiltShard:
+    """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects.
+
+    Args:
+        shard: which one it is.
+        packs: the documents of each of its packs.
+        config: the job's configuration.
+        target: what the job packs for.
+        folder: of the dataset's shards.
+    """
     with aside() as other:
-        samples = _samples(task, config, target, rows, other)
-        written = write_shard(folder, task.name, samples, config.image_format)
+        builder = _ShardBuilder(shard.first_pack, packs, config, target, other)
+        written = write_shard(folder, shard.name, builder.samples())
     return BuiltShard(
-        name=task.name,
+        name=shard.name,
         size=written.size,
         sha256=written.sha256,
-        first_pack=task.first_pack,
-        tables=rows.tables(task.name, written),
+        first_pack=shard.first_pack,
+        tables=builder.rows.tables(shard.name, written),
     )
 
 
@@ -74,21 +75,28 @@ class _ShardRows:
     rejects: list[dict[str, str]] = field(default_factory=list)
     balance: BalanceRows = field(default_factory=BalanceRows)
 
-    def add_reject(self, planned: PlannedDocument, error: DocumentError) -> None:
+    def add_reject(self, document: ShardDocument, error: DocumentError) -> None:
         """A document fails in each of its copies alike, and is rejected once."""
-        if planned.copy_number or planned.epoch:
+        row = document.row
+        if row["copy_number"] or row["epoch"]:
             return
-        row = reject_row(
-            doc_id=planned.doc_id, source=planned.source, location=planned.location, stage="write", error=error
+        self.rejects.append(
+            reject_row(
+                doc_id=row["doc_id"],
+                source=document.source,
+                location=document.location,
+                stage="write",
+                error=error,
+            )
         )
-        self.rejects.append(row)
 
     def add_pack(
         self,
         pack_id: int,
         pack: Pack,
-        planned: list[PlannedDocument],
+        documents: list[ShardDocument],
         spans: list[DocumentSpan],
+        encoded: EncodedSample,
         config: PackConfig,
     ) -> None:
         lengths = np.array([span.length for span in spans], np.int64)
@@ -96,16 +104,18 @@ class _ShardRows:
             pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads
         )
         totals = UnitTotals.of(pack.units)
-        self.packs.append(pack_figures(pack_id, pack.sequence, pack.index, lengths, totals, config))
+        figures = pack_figures(pack_id, pack.sequence, pack.index, lengths, totals, config)
+        header = {"header_size": len(encoded.header), "head_crc32c": encoded.head_crc32c}
+        self.packs.append({**figures, **header})
         self.documents += [
-            {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.truncated}
-            for span, document in zip(spans, planned, strict=True)
+            {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.row["truncated"]}
+            for span, document in zip(spans, documents, strict=True)
         ]
 
     def tables(self, name: str, written: WrittenShard) -> dict[str, pa.Table]:
         packs = [
-            {**row, "shard": name, "index_in_shard": i, **asdict(place)}
-            for i, (row, place) in enumerate(zip(self.packs, written.places, strict=True))
+            {**row, "shard": name, "index_in_shard": i, "offset": offset, "size": size}
+            for i, (row, offset, size) in enumerate(zip(self.packs, written.offsets, written.sizes, strict=True))
         ]
         return {
             "packs.parquet": pa.Table.from_pylist(packs, schema=PACKS),
@@ -115,90 +125,96 @@ class _ShardRows:
         }
 
 
-def _samples(
-    task: PlannedShard, config: PackConfig, target: PackedFor, rows: _ShardRows, other: Aside
-) -> Iterator[Sample]:
-    """The packs of a shard. The documents of the next are read while one is written, where they may wait for a decoder.
+class _ShardBuilder:
+    """Makes the samples of a shard one after the other, and collects their rows of the tables."""
 
-    Text is read in turn: it keeps this thread's CPU busy, and two threads would only wait for each other.
-    """
-    following: Future[list[ReadDocument]] | None = None
-    videos = ShardVideos(task.packs, config, other.ended)
-    for number, planned in enumerate(task.packs):
-        documents = read_documents(planned, config, videos, other.ended) if following is None else following.result()
-        shows_media = any(document.n_units for document in documents)
-        sample = _build_sample(task.first_pack + number, documents, config, target, rows, videos, other)
-        is_last = number + 1 == len(task.packs)
-        following = None
-        if shows_media and not is_last:
-            following = other.start(partial(read_documents, task.packs[number + 1], config, videos, other.ended))
-        yield sample
-        del sample  # the next one's crops are decoded now
+    def __init__(
+        self, first_pack: int, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, other: Aside
+    ) -> None:
+        self.rows = _ShardRows()
+        self._first_pack, self._packs, self._other = first_pack, packs, other
+        self._config, self._target = config, target
+        self._videos = ShardVideos(packs, config, other.ended)
+
+    def samples(self) -> Iterator[list[bytes]]:
+        """The samples as tar bytes, in parts.
+
+        The documents of the next pack are read while one is encoded and written, where they may wait for a decoder.
+        Text is read in turn: it keeps this thread's CPU busy, and two threads would only wait for each other.
+        """
+        following: Future[None] | None = None
+        for number, documents in enumerate(self._packs):
+            if following is None:
+                self._read(number)
+            else:
+                following.result()
+            shows_media = any(document.n_units for document in documents)
+            pack, kept = self._build(documents)
+            spans = list(map(_span, kept))
+            crops = _placed_crops(kept)
+            for document in documents:
+                document.release()
+            following = None
+            if shows_media and number + 1 < len(self._packs):
+                following = self._other.start(partial(self._read, number + 1))
+            pack_id, config = self._first_pack + number, self._config
+            head = make_head(pack_id, spans, pack)
+            encoded = encode_sample(head, pack.sequence, pack.layouts, crops, config.image_format, pack.encoded)
+            self.rows.add_pack(pack_id, pack, kept, spans, encoded, config)
+            yield [encoded.header, *encoded.crops]
+            del crops, encoded  # the next one's crops are decoded now
+
+    def _read(self, number: int) -> None:
+        read_documents(self._packs[number], self._config, self._videos, self._other.ended)
+
+    def _build(self, documents: Sequence[ShardDocument]) -> tuple[Pack, list[ShardDocument]]:
+        """The pack of those documents that can be read and decoded, and these, with their crops."""
+        decoding: Future[None] | None = None
+        read = [document for document in documents if document.error is None]
+        if any(document.n_units for document in read):
+            decode = partial(decode_documents, documents, self._config, self._videos, self._other.ended)
+            decoding = self._other.start(decode)
+        pack = self._pack(read)
+        if decoding is not None:
+            decoding.result()
+        kept = [document for document in documents if document.error is None]
+        for document in documents:
+            if document.error is not None:
+                self.rows.add_reject(document, document.error)
+        if len(kept) < len(read):  # rare: an image or video that was measured cannot be decoded
+            pack = self._pack(kept)
+        return pack, kept
+
+    def _pack(self, documents: Sequence[ShardDocument]) -> Pack:
+        rendered = [document.arrays for document in documents]
+        return build_pack(
+            rendered,
+            [document.row["start"] for document in documents],
+            [document.row["aligned_length"] for document in documents],
+            config=self._config,
+            pad_id=self._target.tokenizer.pad_id,
+            axes=self._target.axes,
+            known=find_known_pack(rendered),
+        )
 
 
-def _build_sample(
-    pack_id: int,
-    documents: Sequence[ReadDocument],
-    config: PackConfig,
-    target: PackedFor,
-    rows: _ShardRows,
-    videos: ShardVideos,
-    other: Aside,
-) -> Sample:
-    decode = partial(decode_documents, documents, config, videos, other.ended)
-    decoding = other.start(decode) if any(document.n_units for document in documents) else None
-    read = [not isinstance(document.rendered, DocumentError) for document in documents]
-    pack = _build_pack([document for document, is_read in zip(documents, read, strict=True) if is_read], config, target)
-    decoded = decode() if decoding is None else decoding.result()
-    kept: list[ReadDocument] = []
-    for document, own in zip(documents, decoded, strict=True):
-        if isinstance(own, DocumentError):
-            rows.add_reject(document.planned, own)
-        else:
-            kept.append(document)
-    if len(kept) < sum(read):  # rare: an image or video that was measured cannot be decoded
-        pack = _build_pack(kept, config, target)
-    spans = [_span(document.planned, _rendered(document)) for document in kept]
-    rows.add_pack(pack_id, pack, [document.planned for document in kept], spans, config)
-    crops = placed_crops(documents, decoded)
-    return Sample(
-        head=_head(pack_id, spans, pack),
-        sequence=pack.sequence,
-        layouts=pack.layouts,
-        crops=crops,
-        encoded=pack.encoded,
-    )
+def _placed_crops(documents: Sequence[ShardDocument]) -> list[Crop]:
+    """The crops of a pack's documents, their units counted throughout the pack."""
+    firsts = accumulate((document.n_units for document in documents), initial=0)
+    return [crop.moved(first) for document, first in zip(documents, firsts, strict=False) for crop in document.crops]
 
 
-def _build_pack(documents: Sequence[ReadDocument], config: PackConfig, target: PackedFor) -> Pack:
-    rendered = [_rendered(document) for document in documents]
-    return build_pack(
-        rendered,
-        [document.planned.start for document in documents],
-        [document.planned.aligned_length for document in documents],
-        config=config,
-        pad_id=target.tokenizer.pad_id,
-        axes=target.axes,
-        known=known_pack(rendered),
-    )
-
-
-def _rendered(document: ReadDocument) -> RenderedDocument:
-    assert not isinstance(document.rendered, DocumentError), "asked before"
-    return document.rendered
-
-
-def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
-    totals = UnitTotals.of(rendered.units)
+def _span(document: ShardDocument) -> DocumentSpan:
+    row, rendered, totals = document.row, document.arrays, UnitTotals.of(document.arrays.units)
     return DocumentSpan(
-        doc_id=planned.doc_id,
-        piece=planned.piece,
-        copy_number=planned.copy_number,
-        epoch=planned.epoch,
-        source=planned.source,
-        start=planned.start,
-        length=planned.length,
-        aligned_length=planned.aligned_length,
+        doc_id=row["doc_id"],
+        piece=row["piece"],
+        copy_number=row["copy_number"],
+        epoch=row["epoch"],
+        source=document.source,
+        start=row["start"],
+        length=row["length"],
+        aligned_length=row["aligned_length"],
         n_units=totals.n_units,
         n_images=totals.n_images,
         n_patches=totals.n_patches,
@@ -206,41 +222,3 @@ def _span(planned: PlannedDocument, rendered: RenderedDocument) -> DocumentSpan:
         label_cut=rendered.label_cut,
         medium_cut=rendered.medium_cut,
     )
-
-
-def _head(pack_id: int, spans: list[DocumentSpan], pack: Pack) -> SampleHead:
-    """What ``KEY.json`` says, but for the crops' places and the checksums, which the writer fills in."""
-    return SampleHead(
-        pack_id=pack_id,
-        crc32c={},
-        documents=spans,
-        units=_units(pack),
-        cum_image_bounds=pack.cum_image_bounds.tolist(),
-        cum_token_pooling_bounds=pack.cum_token_pooling_bounds.tolist(),
-        image_shard_boundaries=pack.boundaries,
-        images=[],
-    )
-
-
-def _units(pack: Pack) -> list[Unit]:
-    units = pack.units
-    columns = (pack.unit_documents, units.media, units.kinds, units.edges, units.grids, units.patches, units.rows,
-               units.loads, units.time_steps)  # fmt: skip
-    found = [
-        {
-            "document": document,
-            "medium": medium,
-            "kind": UNIT_KINDS[kind],
-            "start": start,
-            "end": end,
-            "grid": grid,
-            "patches": patches,
-            "rows": rows,
-            "load": load,
-            "time_step": time_step,
-        }
-        for document, medium, kind, (start, end), grid, patches, rows, load, time_step in zip(
-            *(column.tolist() for column in columns), strict=True
-        )
-    ]
-    return _UNITS.validate_python(found)

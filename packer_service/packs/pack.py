@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,13 @@ from jaxtyping import Int64
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.solve import solve_layouts
-from preshard.packer_service.packs.boundaries import image_boundaries
-from preshard.packer_service.packs.known import KnownPack, encoded_members
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
+from preshard.schemas.boundaries import image_edges
+from preshard.schemas.codec import LAYOUTS, SEQUENCE
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
-from preshard.schemas.layout import RankImages, TokenLayout
+from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges
 from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import (
     CAUSAL_ONLY,
@@ -26,6 +26,51 @@ from preshard.schemas.sequence import (
     SEQUENCE_DTYPES,
     PackedSequence,
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownPack:
+    """What was written of a pack.
+
+    Attributes:
+        sequence: its arrays.
+        encoded_sequence: these as they were written.
+        segment_edges: see :func:`preshard.schemas.schemes.segment_edges`.
+        block_size: of its layouts.
+        read_layouts: gives its layouts by name, and these as they were written; nothing where they are damaged.
+    """
+
+    sequence: PackedSequence
+    encoded_sequence: bytes
+    segment_edges: Int64[np.ndarray, "segments_plus_1"]
+    block_size: int
+    read_layouts: Callable[[], tuple[Mapping[str, TokenLayout], bytes]]
+
+    def has(self, sequence: PackedSequence) -> bool:
+        """Whether a pack has these very arrays."""
+        return all(np.array_equal(getattr(self.sequence, name), getattr(sequence, name)) for name in SEQUENCE_DTYPES)
+
+    def layouts(
+        self, segment_edges: Int64[np.ndarray, "segments_plus_1"], block_size: int
+    ) -> tuple[Mapping[str, TokenLayout], bytes]:
+        """The layouts of a pack with these arrays, as far as they are known, and all of them as they were written.
+
+        They follow from the mask, the segments and the size of a block, whatever other layouts are asked for.
+        """
+        if block_size != self.block_size or not np.array_equal(segment_edges, self.segment_edges):
+            return {}, b""
+        return self.read_layouts()
+
+
+def encoded_members(
+    known: KnownPack, layouts: Mapping[str, TokenLayout], encoded: bytes, asked: list[TokenLayout]
+) -> dict[str, bytes]:
+    """The members of a pack with known arrays that are as they were written, by their extensions."""
+    members = {SEQUENCE: known.encoded_sequence}
+    if encoded and [layout.name for layout in asked] == list(layouts):
+        members[LAYOUTS] = encoded
+    return members
+
 
 COPIED = ("tokens", "labels", "loss_weights", "branch_ids")
 """Arrays that a pack takes from its documents as they are."""
@@ -179,3 +224,23 @@ def _layouts(
         block_size=config.block_size,
         known=known,
     )
+
+
+def image_boundaries(
+    loads: Int64[np.ndarray, "units"],
+    cum_image_bounds: Int64[np.ndarray, "units"],
+    cum_token_pooling_bounds: Int64[np.ndarray, "units"],
+    cp_sizes: Sequence[int],
+) -> dict[str, dict[str, RankImages]]:
+    """Optimal image boundaries of a pack for each CP size.
+
+    Args:
+        loads: the encoder's work for each unit, an integer.
+        cum_image_bounds: crops up to and including each unit.
+        cum_token_pooling_bounds: pooled rows up to and including each unit.
+        cp_sizes: numbers of ranks.
+    """
+    return {
+        str(size): boundaries_from_edges(image_edges(loads, size), cum_image_bounds, cum_token_pooling_bounds)
+        for size in sorted(cp_sizes)
+    }

@@ -64,10 +64,11 @@ class RenderedDocument:
     ``n_branches`` annotations see; both are 0 for a document without annotations. ``merge`` is the
     side of the square of patches that one row stands for, where positions have three axes. ``media`` holds what
     decoding needs of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), or where
-    the crops of every unit are stored (``ingest.packed.crops.StoredCrops``), and nothing here looks at it.
+    the crops of every unit are stored (``ingest.crops.StoredCrops``), and nothing here looks at it.
     ``label_cut`` and ``medium_cut`` say what a cut at its end took: the label of its last token, because the next token
-    carries loss and lies behind the cut, and the rest of a video. ``origin`` is the stored pack that the document, or a
-    part of it, was taken out of (``ingest.packed.dataset.StoredPack``), and nothing here looks at it either.
+    carries loss and lies behind the cut, and the rest of a video. ``truncated`` counts the tokens after it that are in
+    no piece. ``origin`` is the stored pack that the document, or a part of it, was taken out of
+    (``ingest.packed.pack.StoredPack``), and nothing here looks at it either.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -84,6 +85,7 @@ class RenderedDocument:
     media: tuple[Any, ...] = ()
     label_cut: bool = False
     medium_cut: bool = False
+    truncated: int = 0
     origin: Any = None
 
     def __len__(self) -> int:

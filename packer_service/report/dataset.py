@@ -25,8 +25,7 @@ from preshard.packer_service.report.records import (
     Thinned,
 )
 from preshard.packer_service.report.tables import open_balance, read_numbers, table_parts
-from preshard.packer_service.shards.reach import require_answer
-from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import ConfigError

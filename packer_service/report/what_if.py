@@ -14,8 +14,7 @@ from jaxtyping import Float64, Int64
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.balance import BalanceRows
-from preshard.packer_service.packs.boundaries import image_boundaries
-from preshard.packer_service.packs.pack import configured_layouts
+from preshard.packer_service.packs.pack import configured_layouts, image_boundaries
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import check_mixture, take_mixture

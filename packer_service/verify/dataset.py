@@ -12,8 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from preshard.packer_service.runtime.progress import Progress
-from preshard.packer_service.shards.reach import require_answer
-from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
 from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS

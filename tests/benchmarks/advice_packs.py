@@ -10,7 +10,7 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.solve import solve_layouts
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.balance import BalanceRows
-from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.packer_service.packs.pack import image_boundaries
 from preshard.packer_service.plan.cost import CostModel
 from preshard.packer_service.report.advice.loads import PackLoads, read_pack_loads
 from preshard.packer_service.report.loads import block_of, numbers_of

@@ -37,7 +37,7 @@ from processes import PeakMemory, cpu_seconds  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.source.containers.json_lines import read_lines  # noqa: E402
-from preshard.packer_service.ingest.text.tokenizer import load_tokenizer  # noqa: E402
+from preshard.packer_service.ingest.text.load import load_tokenizer  # noqa: E402
 
 GIB = 1 << 30
 PART = 8 << 20

@@ -360,7 +360,7 @@ def test_the_mask_picture_is_the_dense_mask_in_cells(client: TestClient, path: P
 
 def test_text_is_what_the_tokens_spell_and_marks_carries_loss(client: TestClient, path: Path, n_packs: int) -> None:
     """Fails when a span mixes kinds, the loss is marked one token off, or images name another crop."""
-    from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+    from preshard.packer_service.ingest.text.load import load_tokenizer
     from preshard.schemas.config import SpecialTokensConfig
 
     tokenizer = load_tokenizer("tekken", SpecialTokensConfig())

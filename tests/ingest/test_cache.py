@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.fetch import recent_values
 
 
 def test_the_least_recently_used_goes_first() -> None:

@@ -44,7 +44,7 @@ def test_a_model_for_text_decides_tokens_and_template(folder: Path) -> None:
     assert tokenizer.template is not None
     assert target.tokenizer.chat_template_sha256 == tokenizer.template.sha256
     turns = (Message(role="user", parts=("q",)), Message(role="assistant", parts=("a",)))
-    renderer = configured_renderer(config, tokenizer)
+    renderer = configured_renderer(config)
     rendered = render(renderer, Document(branches=(turns,)), [])
     head = "<|start_header_id|>{}<|end_header_id|>\n\n"
     assert tokenizer.decode(rendered.tokens.tolist()) == (

@@ -47,9 +47,9 @@ def document(
 def test_what_fits_is_untouched() -> None:
     """Fails when a document exactly as long as a pack is cut or refused."""
     whole = document([], 8)
-    [(piece, lost)] = fit(whole, seq_len=8, max_images=None, oversize="reject")
+    [piece] = fit(whole, seq_len=8, max_images=None, oversize="reject")
     assert piece is whole
-    assert lost == 0
+    assert piece.truncated == 0
 
 
 @pytest.mark.parametrize(
@@ -70,45 +70,45 @@ def test_reject_names_value_limit_and_remedy(
 
 def test_truncate_never_cuts_through_a_unit() -> None:
     """Fails when half an image is kept, with pooled rows that no crop has."""
-    [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=7, max_images=None, oversize="truncate")
+    [piece] = fit(document([(2, 1), (6, 1)], 12), seq_len=7, max_images=None, oversize="truncate")
     np.testing.assert_array_equal(piece.tokens, np.arange(6))
     assert piece.units.crops.tolist() == [1]
     assert piece.labels[-1] == X
-    assert lost == 6
+    assert piece.truncated == 6
 
 
 def test_truncate_keeps_the_image_budget() -> None:
     """Fails when only the token budget is checked."""
-    [(piece, lost)] = fit(document([(2, 1), (6, 2)], 12), seq_len=12, max_images=2, oversize="truncate")
+    [piece] = fit(document([(2, 1), (6, 2)], 12), seq_len=12, max_images=2, oversize="truncate")
     assert len(piece) == 6
-    assert lost == 6
+    assert piece.truncated == 6
 
 
 def test_a_unit_that_ends_where_the_pack_ends_stays() -> None:
     """Fails when a unit that just fits is dropped, and its tokens are lost for nothing."""
-    [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=8, max_images=None, oversize="truncate")
+    [piece] = fit(document([(2, 1), (6, 1)], 12), seq_len=8, max_images=None, oversize="truncate")
     assert piece.units.crops.tolist() == [1, 1]
     assert len(piece) == 8
-    assert lost == 4
+    assert piece.truncated == 4
 
 
 def test_a_split_of_annotations_repeats_the_prefix() -> None:
     """Fails when an annotation comes without its media, or its number does not start from 1 in each piece."""
     whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))
     pieces = fit(whole, seq_len=11, max_images=None, oversize="split")
-    first, second = (piece for piece, _ in pieces)
+    first, second = pieces
     np.testing.assert_array_equal(first.tokens, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     np.testing.assert_array_equal(second.tokens, [0, 1, 2, 11, 12, 13, 14])
     np.testing.assert_array_equal(second.branch_ids, [0, 0, 0, 1, 1, 1, 1])
     np.testing.assert_array_equal(second.position_ids, [range(7)])
     np.testing.assert_array_equal(second.unit_ids, [0, 0, -1, -1, -1, -1, -1])
-    assert [lost for _, lost in pieces] == [0, 0]
+    assert [piece.truncated for piece in pieces] == [0, 0]
 
 
 def test_a_split_of_annotations_labels_no_edge() -> None:
     """Fails when the last token of a prefix or annotation gets the token after it in the piece, or in the whole."""
     whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))
-    first, second = (piece for piece, _ in fit(whole, seq_len=11, max_images=None, oversize="split"))
+    first, second = fit(whole, seq_len=11, max_images=None, oversize="split")
     np.testing.assert_array_equal(first.labels, [X, X, X, 4, 5, 6, X, 8, 9, 10, X])
     np.testing.assert_array_equal(second.labels, [X, X, X, 12, 13, 14, X])
     for piece in (first, second):
@@ -118,7 +118,7 @@ def test_a_split_of_annotations_labels_no_edge() -> None:
 @pytest.mark.parametrize("oversize", ["truncate", "split"])
 def test_the_last_token_of_a_cut_has_no_label(oversize: str) -> None:
     """Fails when the last token of a piece still predicts the token that was cut off, or weighs without a label."""
-    first, *others = (piece for piece, _ in fit(document([], 8), seq_len=5, max_images=None, oversize=oversize))
+    first, *others = fit(document([], 8), seq_len=5, max_images=None, oversize=oversize)
     np.testing.assert_array_equal(first.labels, [1, 2, 3, 4, X])
     np.testing.assert_array_equal(first.loss_weights, [1, 1, 1, 1, 0])
     assert [piece.labels.tolist() for piece in others] == ([[6, 7, X]] if oversize == "split" else [])
@@ -128,8 +128,8 @@ def test_an_annotation_longer_than_a_pack_is_cut_and_counted() -> None:
     """Fails when tokens lost inside one annotation are not reported."""
     whole = document([(0, 1)], 0, shared=3, branches=(4, 20))
     pieces = fit(whole, seq_len=10, max_images=None, oversize="split")
-    assert [len(piece) for piece, _ in pieces] == [7, 10]
-    assert sum(lost for _, lost in pieces) == 13
+    assert [len(piece) for piece in pieces] == [7, 10]
+    assert sum(piece.truncated for piece in pieces) == 13
 
 
 def test_nothing_with_loss_left_is_a_reject() -> None:
@@ -151,10 +151,10 @@ def test_pieces_of_a_split_are_the_document(crops: list[int], seq_len: int, max_
         pieces = fit(whole, seq_len=seq_len, max_images=max_images, oversize="split")
     except DocumentError:
         return
-    tokens = np.concatenate([piece.tokens for piece, _ in pieces])
+    tokens = np.concatenate([piece.tokens for piece in pieces])
     assert (np.diff(tokens) > 0).all()
-    assert len(tokens) + sum(lost for _, lost in pieces) == len(whole)
-    for piece, _ in pieces:
+    assert len(tokens) + sum(piece.truncated for piece in pieces) == len(whole)
+    for piece in pieces:
         assert len(piece) <= seq_len
         assert piece.n_images <= max_images
         np.testing.assert_array_equal(piece.units.crops, whole.units.crops[piece.units.numbers])
@@ -166,19 +166,19 @@ def test_pieces_of_a_split_are_the_document(crops: list[int], seq_len: int, max_
 def test_patches_are_a_limit_of_their_own() -> None:
     """Fails when a document above max_patches is packed, is refused for its crops, or is cut inside a unit."""
     whole = document([(1, 1), (4, 2)], 12)  # 4 and 8 patches
-    [(piece, _)] = fit(whole, seq_len=12, max_images=None, max_patches=12, oversize="reject")
+    [piece] = fit(whole, seq_len=12, max_images=None, max_patches=12, oversize="reject")
     assert piece is whole
     with pytest.raises(DocumentError, match="has 12 patches, more than max_patches 11") as refused:
         fit(whole, seq_len=12, max_images=None, max_patches=11, oversize="reject")
     assert refused.value.code == "too_many_patches"
-    [(kept, lost)] = fit(whole, seq_len=12, max_images=None, max_patches=11, oversize="truncate")
-    assert (len(kept), lost, kept.units.patches.tolist()) == (4, 8, [4])
+    [kept] = fit(whole, seq_len=12, max_images=None, max_patches=11, oversize="truncate")
+    assert (len(kept), kept.truncated, kept.units.patches.tolist()) == (4, 8, [4])
     pieces = fit(whole, seq_len=12, max_images=None, max_patches=8, oversize="split")
-    assert [piece.units.patches.tolist() for piece, _ in pieces] == [[4], [8]]
+    assert [piece.units.patches.tolist() for piece in pieces] == [[4], [8]]
 
 
 def test_as_many_crops_as_a_pack_may_have_stay() -> None:
     """Fails when a cut for the tokens takes away the last unit that the image budget allows."""
-    [(piece, lost)] = fit(document([(2, 1), (6, 1)], 12), seq_len=11, max_images=2, oversize="truncate")
+    [piece] = fit(document([(2, 1), (6, 1)], 12), seq_len=11, max_images=2, oversize="truncate")
     assert piece.units.crops.tolist() == [1, 1]
-    assert lost == 1
+    assert piece.truncated == 1

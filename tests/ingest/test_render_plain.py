@@ -7,12 +7,13 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from preshard.packer_service.ingest import render_plain
+from preshard.packer_service.ingest import render as rendering
 from preshard.packer_service.ingest.document import Document, Message
 from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.model import Renderer
 from preshard.packer_service.ingest.render import render
-from preshard.packer_service.ingest.renderer import Renderer
-from preshard.packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
+from preshard.packer_service.ingest.text.load import load_tokenizer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.config import PackConfig, SpecialTokensConfig
 from preshard.schemas.errors import DocumentError
 
@@ -37,7 +38,7 @@ def test_a_text_alone_has_the_arrays_that_the_stream_writes(
     monkeypatch: pytest.MonkeyPatch, family: type[SquareFamily], has_bos: bool
 ) -> None:
     """Fails when a corpus of text is packed in another way than a text with an (empty) prompt in front of it."""
-    monkeypatch.setattr(render_plain, "SHARED_TOKENS", 100)  # the longest text has arrays of its own
+    monkeypatch.setattr(rendering, "SHARED_TOKENS", 100)  # the longest text has arrays of its own
     tokenizer = load_tokenizer("tekken", SpecialTokensConfig())
     if not has_bos:
         tokenizer = replace(tokenizer, entry=tokenizer.entry.model_copy(update={"bos_id": None}))

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from preshard.packer_service.job import contents
-from preshard.packer_service.job.contents import ReadDocument, aside, decode_documents, read_documents
+from preshard.packer_service.job.contents import aside, decode_documents, read_documents
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.plan import PlannedDocument
+from preshard.packer_service.job.read import ShardDocument
 from preshard.packer_service.job.videos import ShardVideos
 from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify.dataset import verify_dataset
 from preshard.schemas.config import PackConfig
@@ -31,21 +32,21 @@ def test_no_pixels_of_two_packs_are_in_memory(
 ) -> None:
     """Fails when the next pack is decoded while crops of the one before still wait to be written."""
     found: list[tuple[str, set[str]]] = []
-    planned_crops = contents.planned_crops
+    decode_crops = contents.decode_crops
     gc.collect()
     # Crops that other tests of this process still hold; held here, too, so that no new one gets the id of an old one.
     others = {id(thing): thing for thing in gc.get_objects() if isinstance(thing, Crop)}
 
-    def watched(planned: PlannedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
+    def watched(rendered: RenderedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
         for thread in threading.enumerate():  # one that has given its crops away may not have let go of them yet
             if thread.name == "aside" and thread is not threading.current_thread():
                 thread.join(LONG)
         gc.collect()
         alive = {thing.doc_id for thing in gc.get_objects() if isinstance(thing, Crop) and id(thing) not in others}
-        found.append((planned.doc_id, alive))
-        return planned_crops(planned, *given, **options)
+        found.append((options["doc_id"], alive))
+        return decode_crops(rendered, *given, **options)
 
-    monkeypatch.setattr(contents, "planned_crops", watched)
+    monkeypatch.setattr(contents, "decode_crops", watched)
     config = tiny_config.model_copy(update={"packs_per_shard": 1000})
     pack([str(tiny_source)], str(tmp_path / "out"), config, PlainExecutor(), progress)
     documents = pq.read_table(tmp_path / "out" / "documents.parquet").to_pylist()
@@ -61,19 +62,19 @@ def test_a_pack_that_loses_a_document_late_is_sound(
 ) -> None:
     """Fails when units, loads or layouts still count a document whose image could not be decoded after all."""
     source = shutil.copytree(tiny_source, tmp_path / "tiny")
-    planned_crops, broken = contents.planned_crops, set[str]()
+    decode_crops, broken = contents.decode_crops, set[str]()
 
-    def breaking(planned: PlannedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
+    def breaking(rendered: RenderedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
         if len(broken) < 2:
-            broken.add(planned.doc_id)
+            broken.add(options["doc_id"])
             (source / "0.png").rename(tmp_path / "away.png")
             try:
-                return iter(list(planned_crops(planned, *given, **options)))
+                return iter(list(decode_crops(rendered, *given, **options)))
             finally:
                 (tmp_path / "away.png").rename(source / "0.png")
-        return planned_crops(planned, *given, **options)
+        return decode_crops(rendered, *given, **options)
 
-    monkeypatch.setattr(contents, "planned_crops", breaking)
+    monkeypatch.setattr(contents, "decode_crops", breaking)
     out = tmp_path / "out"
     manifest = pack([str(source)], str(out), tiny_config, PlainExecutor(), progress).manifest
     late = [row for row in pq.read_table(out / "rejects.parquet").to_pylist() if row["stage"] == "write"]
@@ -99,6 +100,8 @@ def test_nothing_more_is_read_or_decoded_when_nobody_waits(tiny_config: PackConf
         pass
     assert other.ended.is_set()
     videos = ShardVideos([], tiny_config, other.ended)
-    assert read_documents([None], tiny_config, videos, other.ended) == []  # type: ignore[list-item]
-    document = ReadDocument(planned=None, rendered=None)  # type: ignore[arg-type]
-    assert decode_documents([document], tiny_config, videos, other.ended) == []
+    document = ShardDocument(row={}, file=None, source="")  # type: ignore[arg-type]
+    read_documents([document], tiny_config, videos, other.ended)
+    decode_documents([document], tiny_config, videos, other.ended)
+    assert document.rendered is document.error is None
+    assert not document.crops

@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict, Image, List, disable_progress_bars
 from PIL import Image as PillowImage
 
 from preshard.packer_service.config import load_config
-from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.ingest.text.load import load_tokenizer
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.codec import decode_manifest

@@ -11,11 +11,10 @@ from PIL import Image
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.pieces import render_pieces
+from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_document
-from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
 from preshard.packer_service.job.measure import measure_fragment
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
@@ -38,12 +37,11 @@ def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> Non
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS.values())), encoding="utf-8")
     settings = [f"bidirectional={bidirectional}", "seq_len=2048", "vision.image_size=28", "vision.pool_size=1"]
     config = load_config(None, settings)
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
     [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     areas = measure_fragment(fragment, config)[0]["area"].to_pylist()
     expected = []
     for row in ROWS.values():
-        [(piece, _)] = render_pieces(parse_document(row), MediaReach.of(str(tmp_path)), config, tokenizer)
+        [piece] = render_pieces(parse_document(row), MediaReach.of(str(tmp_path)), config)
         mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=piece.group_ids)
         expected.append(int(dense_mask(mask).sum()))
     assert areas == expected

@@ -11,34 +11,37 @@ import pytest
 
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.ingest.text.load import load_tokenizer
 from preshard.packer_service.job import read as read_module
 from preshard.packer_service.job.measure import measure_fragment
-from preshard.packer_service.job.plan import PlannedDocument
-from preshard.packer_service.job.read import read_planned
+from preshard.packer_service.job.read import ShardDocument, read_document
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 
 
-def planned_in(folder: Path, config: PackConfig) -> PlannedDocument:
+def planned_in(folder: Path, config: PackConfig) -> ShardDocument:
     """The first document of a source, as the plan refers to it."""
     [fragment] = list_fragments(list_sources([str(folder)]).files)
     _, reference, _ = next(iter(read_fragment(fragment).rows))
     measured = measure_fragment(fragment, config)[0].to_pylist()[0]
-    return PlannedDocument(
-        file=fragment.file,
-        reference=reference,
-        location="rows.jsonl:1",
-        doc_id=measured["doc_id"] or "rows.jsonl:1",
-        source="default",
-        piece=0,
-        copy_number=0,
-        epoch=0,
-        start=0,
-        length=measured["tokens"],
-        aligned_length=measured["tokens"],
-        truncated=0,
-    )
+    row = {
+        "offset": reference.offset,
+        "size": reference.size,
+        "line": 1,
+        "doc_id": measured["doc_id"] or "rows.jsonl:1",
+        "piece": 0,
+        "length": measured["tokens"],
+    }
+    return ShardDocument(row=row, file=fragment.file, source="default")
+
+
+def tokens_of(document: ShardDocument, config: PackConfig) -> list[int]:
+    """The tokens of a document that is read again; raises why it cannot be."""
+    read_document(document, config)
+    if document.error is not None:
+        raise document.error
+    tokens: list[int] = document.arrays.tokens.tolist()
+    return tokens
 
 
 def write_row(folder: Path, **row: str) -> None:
@@ -49,10 +52,10 @@ def test_a_row_that_became_another_is_not_packed_under_the_old_id(tmp_path: Path
     """Fails when a source rewritten in another order packs a document of the same length under a wrong id."""
     write_row(tmp_path, id="one", text="some words")
     planned = planned_in(tmp_path, tiny_config)
-    assert len(read_planned(planned, tiny_config)) == planned.length
+    assert len(tokens_of(planned, tiny_config)) == planned.row["length"]
     write_row(tmp_path, id="two", text="some words")
     with pytest.raises(DocumentError, match="changed since it was measured: its id is now 'two'") as error:
-        read_planned(planned, tiny_config)
+        tokens_of(planned, tiny_config)
     assert error.value.code == "decode_failed"
 
 
@@ -60,7 +63,7 @@ def test_a_row_without_an_id_is_known_by_its_place(tmp_path: Path, tiny_config: 
     """Fails when the id that the packer gave a row is taken for a changed one."""
     write_row(tmp_path, text="some words")
     planned = planned_in(tmp_path, tiny_config)
-    assert len(read_planned(planned, tiny_config)) == planned.length
+    assert len(tokens_of(planned, tiny_config)) == planned.row["length"]
 
 
 def test_only_a_missing_file_is_the_documents_fault(
@@ -71,14 +74,14 @@ def test_only_a_missing_file_is_the_documents_fault(
     planned = planned_in(tmp_path, tiny_config)
     gone = replace(planned, file=replace(planned.file, uri=str(tmp_path / "gone.jsonl")))
     with pytest.raises(DocumentError, match="the source file is gone"):
-        read_planned(gone, tiny_config)
+        tokens_of(gone, tiny_config)
 
     def outage(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(read_module, "read_row", outage)
     with pytest.raises(OSError, match="Input/output error"):
-        read_planned(planned, tiny_config)
+        tokens_of(planned, tiny_config)
 
 
 def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
@@ -92,17 +95,19 @@ def test_a_split_document_is_rendered_once_for_all_of_its_pieces(
     [fragment] = list_fragments(list_sources([str(tmp_path)]).files)
     lengths = measure_fragment(fragment, config)[0]["tokens"].to_pylist()
     assert len(lengths) > 3
-    rendered: list[PlannedDocument] = []
-    render_pieces = read_module.render_pieces
+    rendered: list[ShardDocument] = []
+    render_row = read_module.render_row
 
     def counted(*arguments: Any) -> Any:
         rendered.append(first)
-        return render_pieces(*arguments)
+        return render_row(*arguments)
 
-    monkeypatch.setattr(read_module, "render_pieces", counted)
-    planned = [replace(first, piece=piece, length=length) for piece, length in enumerate(lengths)]
-    parts = [read_planned(each, config) for each in planned]
+    monkeypatch.setattr(read_module, "render_row", counted)
+    planned = [
+        replace(first, row={**first.row, "piece": piece, "length": length}) for piece, length in enumerate(lengths)
+    ]
+    parts = [tokens_of(each, config) for each in planned]
     assert len(rendered) == 1
     assert [len(part) for part in parts] == lengths
-    whole = [token for part in parts for token in part.tokens.tolist()]
+    whole = [token for part in parts for token in part]
     assert whole == [*tokenizer.bos, *tokenizer.encode("words " * 3 * config.seq_len), tokenizer.entry.eos_id]

@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "render": (
         [
-            *("packer_service/ingest/render.py", "packer_service/ingest/stream.py", "packer_service/ingest/written.py"),
+            *("packer_service/ingest/render.py", "packer_service/ingest/stream.py"),
             *("packer_service/ingest/oversize.py", "packer_service/ingest/text/encoded.py"),
             "packer_service/ingest/text/marks.py",
         ],

@@ -6,7 +6,7 @@ import numpy as np
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.packs.balance import BalanceRows
-from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.packer_service.packs.pack import image_boundaries
 from preshard.schemas.layout import TILE, TokenLayout
 from preshard.schemas.sequence import MaskArrays
 

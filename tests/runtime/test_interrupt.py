@@ -93,8 +93,8 @@ def test_one_signal_ends_a_command_whose_main_thread_waits_in_c_code(
 def test_a_store_that_does_not_answer_is_one_line(silent: Silent, tmp_path: Path, words: tuple[str, ...]) -> None:
     """Fails when a command waits for ever for its first answer, or for threads that still wait when it ends."""
     run = (
-        "from preshard.packer_service.shards import reach; from preshard.packer_service.cli import main\n"
-        "reach.require_answer.__defaults__ = (0.5,)\n"
+        "from preshard.packer_service.shards import store; from preshard.packer_service.cli import main\n"
+        "store.require_answer.__defaults__ = (0.5,)\n"
         f"main({[{'URI': uris(silent.address)[0], 'OUT': f'{tmp_path}/out'}.get(word, word) for word in words]!r})"
     )
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=LONG, check=False)

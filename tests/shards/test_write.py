@@ -6,20 +6,41 @@ import hashlib
 import io
 import struct
 import tarfile
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.sample import EncodedSample, encode_sample
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.shards.write import WRITTEN_BYTES, Sample, encode_sample, write_shard
+from preshard.packer_service.shards.write import WRITTEN_BYTES, write_shard
 from preshard.schemas.checksum import crc32c
 from preshard.schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a sample is made of."""
+
+    head: SampleHead
+    sequence: PackedSequence
+    layouts: list[TokenLayout]
+    crops: list[Crop]
+
+    def encoded(self, image_format: str) -> EncodedSample:
+        return encode_sample(self.head, self.sequence, self.layouts, self.crops, image_format)
+
+
+def parts(samples: list[Sample], image_format: str) -> Iterator[list[bytes]]:
+    for each in samples:
+        encoded = each.encoded(image_format)
+        yield [encoded.header, *encoded.crops]
 
 
 def sample(pack_id: int, sizes: list[int]) -> Sample:
@@ -63,7 +84,7 @@ def samples() -> list[Sample]:
 def test_crops_of_any_size_are_written_once_and_in_order(tmp_path: Path) -> None:
     """Fails when crops are lost, doubled or moved where some are written together and others are longer than that."""
     given = sample(3, [WRITTEN_BYTES // 2, WRITTEN_BYTES // 2, 3 * WRITTEN_BYTES, 5, 0, 7])
-    written = write_shard(Folder(str(tmp_path)), "s.tar", [given], "png")
+    written = write_shard(Folder(str(tmp_path)), "s.tar", parts([given], "png"))
     data = (tmp_path / "s.tar").read_bytes()
     assert written.sha256 == hashlib.sha256(data).hexdigest()
     found = [data[member.offset_data :][: member.size] for member in members_of(data) if member.name.endswith(".png")]
@@ -72,26 +93,26 @@ def test_crops_of_any_size_are_written_once_and_in_order(tmp_path: Path) -> None
 
 def test_a_checksum_that_is_known_is_the_one_that_is_stored(tmp_path: Path, samples: list[Sample]) -> None:
     """Fails when crops of a packed dataset get another checksum than the same crops from the source."""
-    anew = encode_sample(samples[0], "jpeg")
+    anew = samples[0].encoded("jpeg")
     crops = [crop._replace(crc32c=crc32c(crop.data)).moved(0) for crop in samples[0].crops]
-    assert encode_sample(replace(samples[0], crops=crops), "jpeg") == anew
+    assert replace(samples[0], crops=crops).encoded("jpeg") == anew
 
 
 def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -> None:
     """Fails when padding to whole blocks is counted wrongly anywhere."""
     folder = Folder(str(tmp_path))
-    written = write_shard(folder, "s.tar", samples, "jpeg")
+    written = write_shard(folder, "s.tar", parts(samples, "jpeg"))
     data = (tmp_path / "s.tar").read_bytes()
     assert written.size == len(data)
     assert written.sha256 == hashlib.sha256(data).hexdigest()
-    starts = [place.offset for place in written.places]
+    starts = written.offsets
     assert decode_index((tmp_path / "s.tar.idx").read_bytes()).tolist() == [*starts, len(data) - 1024]
     members = members_of(data)
     assert [m.offset for m in members if m.name.endswith(".json")] == starts
-    for given, place in zip(samples, written.places, strict=True):
-        inside = [m for m in members if place.offset <= m.offset < place.offset + place.size]
+    for given, start, size in zip(samples, starts, written.sizes, strict=True):
+        inside = [m for m in members if start <= m.offset < start + size]
         head = decode_head(data[inside[0].offset_data :][: inside[0].size], "head")
-        images_at = place.offset + place.header_size
+        images_at = start + len(given.encoded("jpeg").header)
         assert len(head.images) == len(given.crops) == len(inside) - 3
         for stored, crop, member in zip(head.images, given.crops, inside[3:], strict=True):
             assert images_at + stored.offset == member.offset
@@ -104,8 +125,8 @@ def test_offsets_lead_to_what_they_name(tmp_path: Path, samples: list[Sample]) -
 
 def test_the_same_samples_give_the_same_bytes(tmp_path: Path, samples: list[Sample]) -> None:
     """Fails when a time, an owner or a random name gets into the tar."""
-    first = write_shard(Folder(str(tmp_path / "a")), "s.tar", samples, "png")
-    second = write_shard(Folder(str(tmp_path / "b")), "s.tar", samples, "png")
+    first = write_shard(Folder(str(tmp_path / "a")), "s.tar", parts(samples, "png"))
+    second = write_shard(Folder(str(tmp_path / "b")), "s.tar", parts(samples, "png"))
     assert first == second
     members = members_of((tmp_path / "a" / "s.tar").read_bytes())
     assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, 0, "", "")}
@@ -115,12 +136,12 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path, samples: list[Samp
 def test_a_sample_that_fails_leaves_no_shard(tmp_path: Path, samples: list[Sample]) -> None:
     """Fails when a shard with some of its packs gets its final name."""
 
-    def failing() -> object:
-        yield samples[0]
+    def failing() -> Iterator[list[bytes]]:
+        yield from parts(samples[:1], "jpeg")
         raise RuntimeError("decoder died")
 
     with pytest.raises(RuntimeError, match="decoder died"):
-        write_shard(Folder(str(tmp_path)), "s.tar", failing(), "jpeg")
+        write_shard(Folder(str(tmp_path)), "s.tar", failing())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,7 +150,7 @@ def test_the_index_is_what_energon_writes(tmp_path: Path, samples: list[Sample])
 
     It appends the offset of the first member of each name, and where tarfile stands after the last one.
     """
-    write_shard(Folder(str(tmp_path)), "s.tar", samples, "jpeg")
+    write_shard(Folder(str(tmp_path)), "s.tar", parts(samples, "jpeg"))
     offsets, last = [], None
     with tarfile.open(tmp_path / "s.tar") as tar:
         for member in tar:
@@ -142,14 +163,14 @@ def test_the_index_is_what_energon_writes(tmp_path: Path, samples: list[Sample])
 
 def test_checksums_are_those_of_the_members(tmp_path: Path, samples: list[Sample]) -> None:
     """Fails when a checksum covers other bytes than the member's content, or is another kind of CRC."""
-    written = write_shard(Folder(str(tmp_path)), "s.tar", samples, "jpeg")
+    write_shard(Folder(str(tmp_path)), "s.tar", parts(samples, "jpeg"))
     assert crc32c(b"123456789") == 0xE3069283, "the check value of the polynomial"
     assert crc32c(bytes(32)) == 0x8A9136AA, "of RFC 3720, appendix B.4"
     with tarfile.open(tmp_path / "s.tar") as tar:
         content = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-    for place, key in zip(written.places, ("0000000007", "0000000008", "0000000009"), strict=True):
+    for given, key in zip(samples, ("0000000007", "0000000008", "0000000009"), strict=True):
         head = decode_head(content[f"{key}.json"], "head")
-        assert place.head_crc32c == crc32c(content[f"{key}.json"])
+        assert given.encoded("jpeg").head_crc32c == crc32c(content[f"{key}.json"])
         assert head.crc32c == {name: crc32c(content[f"{key}.{name}"]) for name in ("sequence.npz", "layouts.npz")}
         assert [image.crc32c for image in head.images] == [
             crc32c(content[f"{key}.{i:04d}.jpg"]) for i in range(len(head.images))

@@ -18,8 +18,7 @@ from preshard.packer_service.http.dataset.unfinished import Unfinished, look_at_
 from preshard.packer_service.http.models.datasets import name_below_root
 from preshard.packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
 from preshard.packer_service.http.settings import ServiceSettings
-from preshard.packer_service.shards.reach import require_answer
-from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.filesystem import split_query
 from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK

@@ -30,7 +30,7 @@ def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
     """
     wanted = dataset.manifest.tokenizer
     # takes a second, which only questions about text should pay
-    from preshard.packer_service.ingest.text.tokenizer import load_decoder, parse_decoder
+    from preshard.packer_service.ingest.text.load import load_decoder, parse_decoder
 
     if wanted.name != "tekken":
         decode = dataset.kept(("decoder",), lambda: _carried(dataset, parse_decoder), lambda _: DECODER_BYTES)

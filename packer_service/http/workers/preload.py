@@ -16,7 +16,7 @@ MODULES = (
     "pyarrow.compute",
     "pyarrow.parquet",
     "preshard.packer_service.layout.measures",
-    "preshard.packer_service.ingest.text.tokenizer",
+    "preshard.packer_service.ingest.text.load",
 )
 
 
@@ -46,7 +46,7 @@ def preload_slowly() -> Iterator[None]:
     importlib.import_module("preshard.packer_service.report.what_if")
     settle()
     yield
-    importlib.import_module("preshard.packer_service.ingest.text.tokenizer").load_decoder("tekken").decode([])
+    importlib.import_module("preshard.packer_service.ingest.text.load").load_decoder("tekken").decode([])
     settle()
 
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from preshard.packer_service.ingest.background import started
 from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.fetch import started
 from preshard.packer_service.ingest.media.open import resolve
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.schemas.errors import DocumentError, PreshardError

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from cachetools import LRUCache
 from jaxtyping import Int64
 
-from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges, recent_values
 from preshard.packer_service.ingest.packed.manifest import manifest_of
-from preshard.packer_service.ingest.packed.numbers import OwnNumbers
-from preshard.packer_service.ingest.packed.tables import StoredTable
-from preshard.packer_service.ingest.packed.units import StoredUnits
-from preshard.packer_service.ingest.ranges import Range, read_range, read_ranges
-from preshard.packer_service.ingest.source.file import RowReference, SourceFile
+from preshard.packer_service.ingest.packed.pack import StoredPack
+from preshard.packer_service.ingest.source.file import RowReference, SourceFile, SourceRow
 from preshard.schemas.checksum import check_member
 from preshard.schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key, shard_name
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
-from preshard.schemas.filesystem import join
+from preshard.schemas.filesystem import join, locate
 from preshard.schemas.header import read_member, stored_checksum
-from preshard.schemas.manifest import SHARDS, ManifestHead, SampleHead
-from preshard.schemas.sequence import PackedSequence
+from preshard.schemas.manifest import SHARDS, ManifestHead, TableEntry
 from preshard.schemas.tables import DOCUMENTS, PACKS
 
 CACHED_TOKENS = 2**22
@@ -40,57 +38,69 @@ _PLACES = ("offset", "header_size", "head_crc32c")
 _ROWS = ("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "truncated_tokens")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredPack:
-    """The header part of a pack, and where its crops lie: the file and the byte of the first.
+_BUFFER = 8 << 20
+"""Bytes that are asked of an object store at a time while a table is hashed."""
 
-    ``encoded_sequence`` is the member that holds the arrays, ``behind`` the tar member after it, not
-    checked yet: the layouts. ``dataset`` is what the pack is of, ``where`` names it in errors.
+_ANY_PACK = (0, np.iinfo(np.int64).max)
+"""What may be in a row group that does not say: one without rows."""
+
+
+class StoredTable:
+    """A Parquet file whose bytes are those that the manifest names. Not for several threads.
+
+    Args:
+        dataset: the dataset's URI.
+        label: how errors name the dataset.
+        entry: the table in the manifest.
+        columns: those that are read.
+
+    Raises:
+        ConfigError: it is gone, or is not what the manifest says.
+        OSError: it cannot be read.
     """
 
-    head: SampleHead
-    units: StoredUnits
-    numbers: OwnNumbers
-    sequence: PackedSequence
-    encoded_sequence: bytes
-    behind: bytes
-    shard: str
-    crops_at: int
-    dataset: PackedDatasetSource
-    where: str
+    def __init__(self, dataset: str, label: str, entry: TableEntry, columns: Sequence[str]) -> None:
+        self.columns = list(columns)
+        filesystem, path = locate(join(dataset, entry.name))
+        try:
+            with filesystem.open_input_stream(path, compression=None, buffer_size=_BUFFER) as stream:
+                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise ConfigError(f"SOURCE {label}: {entry.name} is missing; put the file back") from None
+        if sha256 != entry.sha256:
+            raise ConfigError(f"SOURCE {label}: {entry.name} is damaged (its SHA-256 is another than stored)")
+        self._opened = filesystem.open_input_file(path)
+        self._file = pq.ParquetFile(self._opened)
+        self._last: tuple[list[int], pa.Table] = ([], self._file.schema_arrow.empty_table().select(self.columns))
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the columns that are read."""
+        return pa.schema([self._file.schema_arrow.field(name) for name in self.columns])
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRow:
-    """A row of ``documents.parquet``.
+    def read(self) -> pa.Table:
+        """All rows."""
+        return self._file.read(columns=self.columns)
 
-    ``is_first`` says that the document has no place before this one. ``truncated`` counts the tokens that it lost when
-    it was packed; of a document in :attr:`PackedDatasetSource.repeated`, its pieces have them.
-    """
+    def rows_of(self, first_pack: int, end_pack: int) -> pa.Table:
+        """The rows of some packs, in order, from the row groups that have some; ``pack_id`` ascends in the table."""
+        least, largest = self._ranges
+        groups: list[int] = np.flatnonzero((largest >= first_pack) & (least < end_pack)).tolist()
+        if groups != self._last[0]:  # the next packs are often in the same ones
+            self._last = (groups, self._file.read_row_groups(groups, columns=self.columns))
+        table = self._last[1]
+        start, end = np.searchsorted(table["pack_id"].to_numpy(), (first_pack, end_pack))
+        return table.slice(start, end - start)
 
-    file: SourceFile
-    place: RowReference
-    doc_id: str
-    source: str
-    truncated: int
-    is_first: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredPiece:
-    """Where a document, or a piece of one, lies: its pack, its number in it, and the tokens lost after it."""
-
-    piece: int
-    place: RowReference
-    truncated: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredPieces:
-    """The pieces of one document, from its first copy. ``missing`` says that one was not written."""
-
-    pieces: tuple[StoredPiece, ...]
-    missing: bool
+    @cached_property
+    def _ranges(self) -> tuple[Int64[np.ndarray, "groups"], Int64[np.ndarray, "groups"]]:
+        """The smallest and the largest ``pack_id`` of each row group, as its footer has them."""
+        metadata = self._file.metadata
+        place = metadata.schema.names.index("pack_id")
+        found = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
+        ranges = [(each.min, each.max) if each is not None and each.has_min_max else _ANY_PACK for each in found]
+        least, largest = np.array(ranges, np.int64).reshape(-1, 2).T
+        return least, largest
 
 
 @dataclass(kw_only=True)
@@ -141,43 +151,69 @@ class PackedDatasetSource:
     def _documents(self) -> StoredTable:
         return self._table("documents.parquet", _ROWS)
 
-    def rows(self, first_pack: int, end_pack: int) -> list[StoredRow]:
-        """The rows of ``documents.parquet`` of some packs."""
-        found = self._documents.rows_of(first_pack, end_pack)
-        return [self._row(place, row) for place, row in zip(_places(found), found.to_pylist(), strict=True)]
+    def rows(self, first_pack: int, end_pack: int) -> list[SourceRow]:
+        """The rows of ``documents.parquet`` of some packs, numbered from 0."""
+        return self._rows(self._documents.rows_of(first_pack, end_pack))
 
-    def _row(self, place: RowReference, row: dict[str, Any]) -> StoredRow:
-        several = self.repeated.get(row["doc_id"])
-        return StoredRow(
-            file=self.file,
-            place=place,
-            doc_id=row["doc_id"],
-            source=row["source"],
-            truncated=row["truncated_tokens"] if several is None else 0,
-            is_first=several is None or several.pieces[0].place == place,
-        )
+    def _rows(self, documents: pa.Table, wanted: Int64[np.ndarray, "some"] | None = None) -> list[SourceRow]:
+        """Some rows of ``documents.parquet``. The rows of a pack are all in the table, or none."""
+        packs = documents["pack_id"].to_numpy()
+        in_pack = np.arange(len(packs)) - np.searchsorted(packs, packs)
+        wanted = np.arange(len(packs)) if wanted is None else wanted
+        columns = [documents[name].take(wanted).to_pylist() for name in ("doc_id", "source", "truncated_tokens")]
+        return [
+            SourceRow(
+                file=self.file,
+                number=number,
+                reference=RowReference(offset=pack, size=place),
+                doc_id=doc_id,
+                source=source,
+                truncated=truncated,
+            )
+            for number, (pack, place, doc_id, source, truncated) in enumerate(
+                zip(packs[wanted].tolist(), in_pack[wanted].tolist(), *columns, strict=True)
+            )
+        ]
+
+    def is_first(self, row: SourceRow) -> bool:
+        """Whether the document has no place before this one."""
+        pieces = self.repeated.get(row.doc_id or "")
+        return pieces is None or pieces[0].reference == row.reference
 
     @cached_property
-    def repeated(self) -> dict[str, StoredPieces]:
-        """The documents that lie in several places, or that were split and of which something is lost, by id."""
+    def repeated(self) -> dict[str, list[SourceRow]]:
+        """The pieces of documents that lie in several places, or that were split and of which something is lost.
+
+        By the documents' ids; those of the first copy, in order.
+        """
         counts, was_split = self.manifest.counts, self.config.oversize == "split"
         if counts.pieces == counts.documents and not (was_split and (counts.rejected or counts.truncated_tokens)):
             return {}
-        documents, lost = self._documents.read(), pa.array([], pa.string())
+        documents = self._documents.read()
         ids = documents["doc_id"]
         counted = pc.value_counts(ids)
         wanted = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
         if was_split:
             cut = documents.filter(pc.greater(documents["truncated_tokens"], 0))["doc_id"]
-            lost = self._lost()
-            wanted = pa.concat_arrays([wanted, cut.combine_chunks(), lost])
-        wanted = pc.is_in(ids, wanted)
-        places = _places(documents, np.flatnonzero(wanted.to_numpy()))
-        found: dict[str, list[tuple[RowReference, dict[str, Any]]]] = {}
-        for place, row in zip(places, documents.filter(wanted).to_pylist(), strict=True):
-            found.setdefault(row["doc_id"], []).append((place, row))
-        incomplete = set(lost.to_pylist())
-        return {doc_id: _first_copy(own, doc_id in incomplete) for doc_id, own in found.items()}
+            wanted = pa.concat_arrays([wanted, cut.combine_chunks(), self._lost()])
+        places = np.flatnonzero(pc.is_in(ids, wanted).to_numpy())
+        order = documents.select(["epoch", "copy_number", "piece"]).take(places).to_pylist()
+        found: dict[str, list[tuple[tuple[int, ...], SourceRow]]] = {}
+        for numbers, row in zip(order, self._rows(documents, places), strict=True):
+            found.setdefault(row.doc_id or "", []).append((tuple(numbers.values()), row))
+        copies: dict[str, list[SourceRow]] = {}
+        for doc_id, rows in found.items():
+            rows.sort(key=lambda item: item[0])
+            own = [(numbers, row) for numbers, row in rows if numbers[:2] == rows[0][0][:2]]
+            if [piece for (*_, piece), _ in own] != list(range(len(own))):
+                self.incomplete.add(doc_id)
+            copies[doc_id] = [row for _, row in own]
+        return copies
+
+    @cached_property
+    def incomplete(self) -> set[str]:
+        """Ids of documents that were split and of which a piece was not written. Asked after :attr:`repeated`."""
+        return set(self._lost().to_pylist()) if self.config.oversize == "split" else set()
 
     def reject_codes(self) -> dict[str, int]:
         """How many documents were rejected for what."""
@@ -242,19 +278,16 @@ class PackedDatasetSource:
         check_member(arrays, stored_checksum(head, SEQUENCE, where), f"{where}.{SEQUENCE}")
         if head.pack_id != place.pack_id:
             raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {place.pack_id}")
-        sequence = decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes)
-        units = StoredUnits.of(head, where)
-        return StoredPack(
-            head=head,
-            units=units,
-            numbers=OwnNumbers.of(head, sequence, units, where),
-            sequence=sequence,
+        return StoredPack.of(
+            head,
+            decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes),
+            where,
             encoded_sequence=arrays,
             behind=data[end:],
             shard=place.header.uri,
             crops_at=place.header.end,
-            dataset=self,
-            where=where,
+            manifest=self.manifest,
+            config=self.config,
         )
 
 
@@ -265,27 +298,6 @@ class _Place(NamedTuple):
     header: Range
     head_crc32c: int
     where: str
-
-
-def _places(documents: pa.Table, wanted: Int64[np.ndarray, "some"] | slice = slice(None)) -> list[RowReference]:
-    """Where documents lie: the pack of each and its number in it. The rows of a pack are all in the table, or none."""
-    packs = documents["pack_id"].to_numpy()
-    numbers = np.arange(len(packs)) - np.searchsorted(packs, packs)
-    pairs = zip(packs[wanted].tolist(), numbers[wanted].tolist(), strict=True)
-    return [RowReference(offset=pack, size=number) for pack, number in pairs]
-
-
-def _first_copy(rows: list[tuple[RowReference, dict[str, Any]]], is_incomplete: bool) -> StoredPieces:
-    first = min((row["epoch"], row["copy_number"]) for _, row in rows)
-    own = sorted(
-        ((place, row) for place, row in rows if (row["epoch"], row["copy_number"]) == first),
-        key=lambda item: int(item[1]["piece"]),
-    )
-    pieces = tuple(
-        StoredPiece(piece=row["piece"], place=place, truncated=row["truncated_tokens"]) for place, row in own
-    )
-    gap = [piece.piece for piece in pieces] != list(range(len(pieces)))
-    return StoredPieces(pieces=pieces, missing=gap or is_incomplete)
 
 
 assert set(_ROWS) <= set(DOCUMENTS.names)

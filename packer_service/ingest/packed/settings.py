@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from preshard.packer_service.ingest.model import PackedFor, packed_for
+from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.packed.defaults import FILES
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
@@ -81,3 +83,32 @@ def _padded(one: Any, other: Any) -> Any:
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return one
     return {key: _padded(one.get(key), other.get(key)) for key in {**one, **other}}
+
+
+OF_SIZE = ("too_long", "too_many_images", "too_many_patches")
+"""Codes of documents that were above a budget."""
+
+
+def dataset_notes(files: Sequence[SourceFile]) -> Iterator[str]:
+    """One line for each thing that packing a dataset again cannot give back.
+
+    Raises:
+        ConfigError: a table of a dataset is damaged.
+    """
+    for file in files:
+        if file.kind != DATASET:
+            continue
+        source = open_dataset(file)
+        counts, found = source.manifest.counts, Counter(source.reject_codes())
+        above = ", ".join(f"{code} {found[code]}" for code in OF_SIZE if found[code])
+        if above:
+            yield (
+                f"{file.label}: documents that it rejected for their size are not in it ({above}); "
+                "to have them at another size, pack its source"
+            )
+        if counts.truncated_tokens:
+            was = "split with tokens in no piece stay in these pieces, or are rejected at another size"
+            stays = was if source.config.oversize == "split" else "cut short stay so"
+            yield f"{file.label}: documents that were {stays} ({counts.truncated_tokens:,} tokens are gone)"
+        if counts.left_out:
+            yield f"{file.label}: documents that its mixture left out are not in it ({counts.left_out:,})"

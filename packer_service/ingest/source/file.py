@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.schemas.errors import DocumentError
 from preshard.schemas.filesystem import is_remote, split_query
 
 DATASET = "dataset"
@@ -87,6 +89,23 @@ class RowReference:
 
     offset: int
     size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRow:
+    """A row of a source, whatever container it lies in: its place, what identifies it, and what it says.
+
+    ``number`` counts from 0 in what was read. ``document`` is None for a document of a packed dataset, which holds it
+    as it was rendered, without the ``truncated`` tokens that it lost when it was packed.
+    """
+
+    file: SourceFile
+    number: int
+    reference: RowReference
+    doc_id: str | None
+    source: str
+    document: Document | DocumentError | None = None
+    truncated: int = 0
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from cachetools import LRUCache
 
+from preshard.packer_service.ingest.fetch import Range, read_ranges
 from preshard.packer_service.ingest.packed.manifest import manifest_of
-from preshard.packer_service.ingest.ranges import Range, read_ranges
 from preshard.packer_service.ingest.source.containers.compressed import kept_copy, spooled
 from preshard.packer_service.ingest.source.containers.registry import SCANNED, TABLES
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError, row_at

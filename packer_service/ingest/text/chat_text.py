@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from preshard.packer_service.ingest.text.chat_render import render_turns
-from preshard.packer_service.ingest.text.chat_shape import in_shape
+from preshard.packer_service.ingest.text.chat_render import in_shape, render_turns
 from preshard.packer_service.ingest.text.chat_spans import answer_spans, shown_fields
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, LossSpan, Span, Turn
 from preshard.schemas.errors import DocumentError

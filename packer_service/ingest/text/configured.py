@@ -7,11 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from preshard.packer_service.ingest.text.chat_process import check_in_process, load_folder
+from preshard.packer_service.ingest.text.chat_process import (
+    TOKENIZER_FILE,
+    FolderTokenizer,
+    check_in_process,
+    load_folder,
+)
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
-from preshard.packer_service.ingest.text.hugging_face import hugging_face
-from preshard.packer_service.ingest.text.model_tokenizer import TOKENIZER_FILE, FolderTokenizer
-from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer, load_tokenizer
+from preshard.packer_service.ingest.text.load import load_tokenizer, parse_tokenizer
+from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
 from preshard.schemas.config import PackConfig, SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
 
@@ -61,7 +65,7 @@ def folder_tokenizer(folder: str, special: SpecialTokensConfig, given: FolderTok
         ConfigError: a special token is not in it.
     """
     content = (Path(folder) / TOKENIZER_FILE).read_bytes()
-    tokenizer = hugging_face(
+    tokenizer = parse_tokenizer(
         given.tokenizer,
         special,
         name=TOKENIZER_FILE,

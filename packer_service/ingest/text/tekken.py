@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int32
 
-from preshard.packer_service.ingest.text.marks import chat_format, image_format
-from preshard.packer_service.ingest.text.special_ids import find_special_ids
+from preshard.packer_service.ingest.text.marks import chat_format, find_special_ids, image_format
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
 from preshard.schemas.config import SpecialTokensConfig
 

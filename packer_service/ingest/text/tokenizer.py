@@ -1,12 +1,9 @@
-"""Text to tokens: Tekken as mistral-common ships it, or any Hugging Face ``tokenizer.json``."""
+"""Text to tokens and back, and the marks around text: what is known of a tokenizer. ``load`` makes them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
@@ -14,7 +11,6 @@ from jaxtyping import Int32
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
 from preshard.packer_service.ingest.text.encoded import EncodedText
 from preshard.packer_service.ingest.text.marks import ChatFormat, ImageFormat
-from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import TokenizerEntry
 
@@ -86,55 +82,3 @@ class Tokenizer:
         if not names:
             raise ConfigError(f"tokenizer: token {token} has no spelling that a chat template could write")
         return names[0]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenDecoder:
-    """What turns ids into text, special tokens spelled out, and the SHA-256 of its file."""
-
-    decode: Callable[[Sequence[int]], str]
-    sha256: str
-
-
-@lru_cache(maxsize=2)
-def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
-    """Loads ``tekken`` or the ``tokenizer.json`` at a path, each once per process.
-
-    Raises:
-        ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
-    """
-    if name == TEKKEN:
-        from preshard.packer_service.ingest.text.tekken import load_tekken
-
-        return load_tekken(special)
-    from preshard.packer_service.ingest.text.hugging_face import load_file
-
-    return load_file(Path(name), special)
-
-
-@lru_cache(maxsize=2)
-def load_decoder(name: str) -> TokenDecoder:
-    """Loads what ``tekken`` or the ``tokenizer.json`` at a path needs to decode, each once per process.
-
-    Raises:
-        ConfigError: the file is missing or is not a tokenizer.
-    """
-    if name == TEKKEN:
-        tekken = load_tokenizer(name, SpecialTokensConfig())
-        return TokenDecoder(decode=tekken.decode, sha256=tekken.entry.sha256)
-    from preshard.packer_service.ingest.text.hugging_face import file_content
-
-    content = file_content(Path(name)).encode()
-    return TokenDecoder(decode=parse_decoder(content), sha256=hashlib.sha256(content).hexdigest())
-
-
-def parse_decoder(content: bytes) -> Callable[[Sequence[int]], str]:
-    """What turns ids into text, from the bytes of a ``tokenizer.json``.
-
-    Raises:
-        ConfigError: it is not a tokenizer.
-    """
-    from preshard.packer_service.ingest.text.hugging_face import parsed
-
-    loaded = parsed(content.decode(errors="replace"), "tokenizer.json")
-    return lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False)

@@ -225,7 +225,7 @@ def _cut(documents: Sequence[RenderedDocument], config: PackConfig) -> list[Rend
     for document in documents:
         try:
             limits = {name: getattr(config, name) for name in ("seq_len", "max_images", "max_patches", "oversize")}
-            found += [piece for piece, _ in fit(document, **limits)]
+            found += fit(document, **limits)
         except DocumentError:
             continue
     return found

@@ -8,18 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredPack, open_dataset
-from preshard.packer_service.ingest.packed.known import known_pack
+from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, open_dataset
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from preshard.packer_service.ingest.packed.numbers import OwnNumbers
-from preshard.packer_service.ingest.packed.take import taken_document
-from preshard.packer_service.ingest.packed.units import StoredUnits
-from preshard.packer_service.packs.known import KnownPack
-from preshard.packer_service.packs.pack import Pack, build_pack
+from preshard.packer_service.ingest.packed.pack import StoredPack, find_known_pack
+from preshard.packer_service.packs.pack import KnownPack, Pack, build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import SampleHeadInvalid
+from preshard.schemas.manifest import SampleHead
 
 
 @pytest.fixture
@@ -30,9 +27,7 @@ def source(tiny_dataset: Path) -> PackedDatasetSource:
 
 
 def documents(stored: StoredPack) -> list[RenderedDocument]:
-    model = stored.dataset.manifest.model
-    merge = 1 if model is None else model.merge
-    return [taken_document(stored, number, merge=merge) for number in range(len(stored.head.documents))]
+    return [stored.document(number) for number in range(len(stored.head.documents))]
 
 
 def built(stored: StoredPack, known: KnownPack | None, config: PackConfig) -> Pack:
@@ -44,10 +39,16 @@ def built(stored: StoredPack, known: KnownPack | None, config: PackConfig) -> Pa
         [span.start for span in spans],
         [span.aligned_length for span in spans],
         config=config,
-        pad_id=stored.dataset.manifest.tokenizer.pad_id,
-        axes=stored.dataset.manifest.axes,
+        pad_id=stored.manifest.tokenizer.pad_id,
+        axes=stored.manifest.axes,
         known=known,
     )
+
+
+def made_again(stored: StoredPack, head: SampleHead) -> StoredPack:
+    """The pack with another head."""
+    names = ("encoded_sequence", "behind", "shard", "crops_at", "manifest", "config")
+    return StoredPack.of(head, stored.sequence, "pack 0", **{name: getattr(stored, name) for name in names})
 
 
 def members(pack: Pack) -> tuple[bytes, bytes]:
@@ -63,7 +64,7 @@ def test_a_pack_that_stays_has_the_bytes_that_it_would_have(source: PackedDatase
     other = config.model_copy(update={"ring_degrees": config.ring_degrees[:1], "cp_sizes": (1, 3)})
     for pack_id in range(source.n_packs):
         stored = source.pack(pack_id)
-        known = known_pack(documents(stored))
+        known = find_known_pack(documents(stored))
         again = built(stored, known, config)
         assert again.encoded.keys() == {SEQUENCE, LAYOUTS}
         assert members(again) == members(built(stored, None, config))
@@ -75,7 +76,7 @@ def test_a_pack_that_stays_has_the_bytes_that_it_would_have(source: PackedDatase
 def test_a_pack_that_changes_is_made_anew(source: PackedDatasetSource) -> None:
     """Fails when arrays or layouts are kept of a pack whose documents lie elsewhere, or of other blocks."""
     config, stored = source.config, source.pack(0)
-    known = known_pack(documents(stored))
+    known = find_known_pack(documents(stored))
     assert known is not None
     smaller = config.model_copy(update={"block_size": config.block_size // 2})
     assert built(stored, known, smaller).encoded.keys() == {SEQUENCE}
@@ -89,18 +90,18 @@ def test_a_pack_that_changes_is_made_anew(source: PackedDatasetSource) -> None:
 def test_only_all_documents_of_one_pack_make_it_known(source: PackedDatasetSource) -> None:
     """Fails when a pack that lost a document, or got one of another pack, is taken for what it was."""
     first, second = (documents(source.pack(pack_id)) for pack_id in (0, 1))
-    assert known_pack([]) is None
-    assert known_pack([*first, *second]) is None
-    assert known_pack(first[:-1]) is None or len(first) == 1
-    assert known_pack([*first[:-1], second[0]]) is None
-    assert known_pack([replace(document, origin=None) for document in first]) is None
+    assert find_known_pack([]) is None
+    assert find_known_pack([*first, *second]) is None
+    assert find_known_pack(first[:-1]) is None or len(first) == 1
+    assert find_known_pack([*first[:-1], second[0]]) is None
+    assert find_known_pack([replace(document, origin=None) for document in first]) is None
 
 
 def test_damaged_layouts_are_searched_for_again(source: PackedDatasetSource) -> None:
     """Fails when a damaged member of layouts is copied, or stops the job."""
     stored = source.pack(0)
     damaged = replace(stored, behind=stored.behind[:600] + b"\0\1\2" + stored.behind[603:])
-    pack = built(damaged, known_pack(documents(damaged)), source.config)
+    pack = built(damaged, find_known_pack(documents(damaged)), source.config)
     assert pack.encoded.keys() == {SEQUENCE}
     assert members(pack) == members(built(stored, None, source.config))
 
@@ -128,10 +129,11 @@ def test_packs_that_are_loaded_together_are_those_that_are_read_alone(source: Pa
 
 def test_units_out_of_the_order_of_their_documents_are_refused(source: PackedDatasetSource) -> None:
     """Fails when documents of a damaged head are given the units of others."""
-    head = next(stored.head for stored in map(source.pack, range(source.n_packs)) if stored.head.units)
+    stored = next(each for each in map(source.pack, range(source.n_packs)) if each.head.units)
+    head = stored.head
     other = head.units[0].model_copy(update={"document": head.units[-1].document + 1})
     with pytest.raises(SampleHeadInvalid, match="order of their documents"):
-        StoredUnits.of(head.model_copy(update={"units": [other, *head.units[1:], head.units[0]]}), "pack 0")
+        made_again(stored, head.model_copy(update={"units": [other, *head.units[1:], head.units[0]]}))
 
 
 def test_documents_out_of_the_order_of_their_places_are_refused(source: PackedDatasetSource) -> None:
@@ -139,12 +141,12 @@ def test_documents_out_of_the_order_of_their_places_are_refused(source: PackedDa
     stored = next(each for each in map(source.pack, range(source.n_packs)) if len(each.head.documents) > 1)
     turned = stored.head.model_copy(update={"documents": stored.head.documents[::-1]})
     with pytest.raises(SampleHeadInvalid, match="order of their places"):
-        OwnNumbers.of(turned, stored.sequence, stored.units, "pack 0")
+        made_again(stored, turned)
 
 
 def test_units_of_other_rows_than_the_arrays_have_are_refused(source: PackedDatasetSource) -> None:
     """Fails when tokens of a damaged head are given to units that they do not belong to."""
     stored = next(each for each in map(source.pack, range(source.n_packs)) if each.head.units)
-    longer = replace(stored.units, units=replace(stored.units.units, rows=stored.units.units.rows + 1))
+    longer = [unit.model_copy(update={"rows": unit.rows + 1}) for unit in stored.head.units]
     with pytest.raises(SampleHeadInvalid, match=r"units have \d+ pooled rows, and the pack \d+"):
-        OwnNumbers.of(stored.head, stored.sequence, longer, "pack 0")
+        made_again(stored, stored.head.model_copy(update={"units": longer}))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.packer_service.ingest.packed.tables import StoredTable
+from preshard.packer_service.ingest.packed.dataset import StoredTable
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import TableEntry
 

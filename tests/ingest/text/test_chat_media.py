@@ -194,14 +194,14 @@ def test_long_conversations_are_encoded_in_parts_with_the_same_tokens(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when a cut goes through a special token, or changes the tokens beside it."""
-    from preshard.packer_service.ingest.text import encoded, long_text
+    from preshard.packer_service.ingest.text import encoded
 
     tokenizer = load("mistral")
     turns = [turn for n in range(9) for turn in (user(f"one two three {n} " * 4), assistant("four, five " * 6))]
     whole = rendered(tokenizer, chat(*turns))
     for size in (40, 100, 333):
         monkeypatch.setattr(encoded, "PART", size)
-        monkeypatch.setattr(long_text, "PART", size)
+        monkeypatch.setattr(encoded, "PART", size)
         parts = rendered(tokenizer, chat(*turns))
         np.testing.assert_array_equal(parts.tokens, whole.tokens)
         np.testing.assert_array_equal(parts.labels, whole.labels)

@@ -10,14 +10,15 @@ from chats import renderer_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preshard.packer_service.ingest import stream, written
+from preshard.packer_service.ingest import stream
 from preshard.packer_service.ingest.document import Document, Message
 from preshard.packer_service.ingest.render import Renderer, render
-from preshard.packer_service.ingest.text import long_text
-from preshard.packer_service.ingest.text.encoded import EncodedText
-from preshard.packer_service.ingest.text.long_text import PART, text_parts
-from preshard.packer_service.ingest.text.tokenizer import Tokenizer, load_tokenizer
-from preshard.packer_service.ingest.written import MarkedPlace, WrittenText, run_of
+from preshard.packer_service.ingest.stream import MarkedPlace, run_of
+from preshard.packer_service.ingest.text import encoded
+from preshard.packer_service.ingest.text.chat_template import ChatText
+from preshard.packer_service.ingest.text.encoded import PART, EncodedText, text_parts
+from preshard.packer_service.ingest.text.load import load_tokenizer
+from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import DocumentError
 
@@ -47,7 +48,7 @@ def test_parts_give_the_tokens_of_the_whole(tekken: Tokenizer, words: list[str],
     """Fails when an edge goes through what the tokenizer makes one token."""
     text = " ".join(words)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_text, "PART", size)
+        patch.setattr(encoded, "PART", size)
         parts = list(text_parts(text))
     edges = [part[-1] + next_part[:2] for part, next_part in pairwise(parts)]
     if all(edge[1] == " " and edge[::2].isalnum() for edge in edges):  # else there was no place for an edge
@@ -65,7 +66,6 @@ def test_a_long_document_is_its_parts(tekken: Tokenizer, renderer: Renderer) -> 
 def test_a_document_beyond_a_tasks_memory_is_too_long(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when memory grows with a text, or each of a document's texts is counted by itself."""
     monkeypatch.setattr(stream, "MAX_TOKENS", 50)
-    monkeypatch.setattr(written, "MAX_TOKENS", 50)
     turns = tuple(Message(role=role, parts=("one two three " * 6,)) for role in ("user", "assistant", "user"))
     assert len(render(renderer, Document(branches=(turns[:2],)), [])) > 30
     with pytest.raises(DocumentError, match="tokens, more than the limit of 50") as caught:
@@ -76,6 +76,6 @@ def test_a_document_beyond_a_tasks_memory_is_too_long(renderer: Renderer, monkey
 def test_rows_of_images_count_before_they_are_written_out() -> None:
     """Fails when only the first token's repetitions are held against the limit."""
     text = EncodedText(ids=np.array([7, 8], np.int32), starts=np.array([0, 1]), ends=np.array([1, 2]))
-    place = MarkedPlace(start=1, end=2, token="x", unit=0, count=written.MAX_TOKENS, is_row=True)
-    with pytest.raises(DocumentError, match=f"has at least {written.MAX_TOKENS + 1} tokens"):
-        run_of(WrittenText(text="ax", loss=(), places=(place,)), text, as_marked=False)
+    place = MarkedPlace(start=1, end=2, token="x", unit=0, count=stream.MAX_TOKENS, is_row=True)
+    with pytest.raises(DocumentError, match=f"has at least {stream.MAX_TOKENS + 1} tokens"):
+        run_of(ChatText(text="ax", loss=(), marked=False), [place], text)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chats import STYLES, make_folder, our_tokenizer, renderer_of
 
-from preshard.packer_service.ingest import pieces
+from preshard.packer_service.ingest import render as rendering
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.source.rows import parse_document
@@ -46,10 +46,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture
 def packed(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Renders a document as a job with this value of ``turns`` does."""
-    monkeypatch.setattr(pieces, "configured_renderer", lambda _config, tokenizer: renderer_of(tokenizer))
+    monkeypatch.setattr(rendering, "configured_renderer", lambda _config: renderer_of(tokenizer))
 
     def one(document: Document, turns: Any) -> RenderedDocument:
-        [(piece, _)] = pieces.render_pieces(document, MediaReach.of(str(tmp_path)), PackConfig(turns=turns), tokenizer)
+        [piece] = rendering.render_pieces(document, MediaReach.of(str(tmp_path)), PackConfig(turns=turns))
         return piece
 
     return one

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preshard.packer_service.packs.boundaries import image_boundaries
+from preshard.packer_service.packs.pack import image_boundaries
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import LayoutsInvalid
 from preshard.schemas.header import SampleHeader

@@ -8,7 +8,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 from pyarrow import fs, ipc
 
-from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
 from preshard.schemas.errors import ConfigError

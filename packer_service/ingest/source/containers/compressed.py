@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
-from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
 from preshard.schemas.filesystem import locate
 

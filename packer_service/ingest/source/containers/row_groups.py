@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
-from preshard.packer_service.ingest.cache import recent_values
+from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.file import SourceFile, Watched, reason_of
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.filesystem import locate

@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from preshard.packer_service.config import load_config
-from preshard.packer_service.ingest.decode import decode_crops
+from preshard.packer_service.ingest.crops import decode_crops
 from preshard.packer_service.ingest.document import Document, Medium, Message
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.pieces import render_pieces
-from preshard.packer_service.ingest.text.tokenizer import load_tokenizer
+from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument, cut
 from preshard.schemas.config import PackConfig
@@ -43,10 +42,9 @@ def rendered(tmp_path: Path, make_video: Callable[..., Path], config: PackConfig
     image = Medium(kind="image", uri="wide.png")
     parts = (image, Medium(kind="video", uri="v.mp4"), image, "What is it?")
     turns = (Message(role="user", parts=parts), Message(role="assistant", parts=("A test.",)))
-    tokenizer = load_tokenizer(config.tokenizer, config.special_tokens)
-    [(piece, lost)] = render_pieces(Document(branches=(turns,)), MediaReach.of(str(tmp_path)), config, tokenizer)
+    [piece] = render_pieces(Document(branches=(turns,)), MediaReach.of(str(tmp_path)), config)
     assert piece.units.crops.tolist() == [3, 1, 1, 1, 3]
-    assert lost == 0
+    assert piece.truncated == 0
     return piece
 
 

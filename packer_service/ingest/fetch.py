@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from threading import Lock
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock, Thread
+from typing import Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 
-from preshard.packer_service.ingest.background import several
 from preshard.schemas.filesystem import locate
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def recent_values(limit: int, weigh: Callable[[V], int]) -> LRUCache[K, V]:
+    """A cache that drops its least recently used values while all together weigh more than the limit.
+
+    The newest value is kept whatever it weighs; ``LRUCache`` would refuse it, and it would be made again for each use.
+    """
+    limit = max(limit, 1)
+    return LRUCache(limit, getsizeof=lambda value: min(max(weigh(value), 1), limit))
+
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def started(function: Callable[[], T], name: str) -> Future[T]:
+    """The result of a call, as soon as it is there.
+
+    The thread is a daemon's: a process that is told to end does not wait for a decoder or a store.
+
+    Args:
+        function: what is called.
+        name: of the thread.
+    """
+    future: Future[T] = Future()
+    Thread(target=partial(_fulfil, future, function), daemon=True, name=name).start()
+    return future
+
+
+def several(function: Callable[[S], T], items: Iterable[S], most: int, name: str) -> Iterator[T]:
+    """What a function gives for items, in their order, of which so many are worked on at the same time."""
+    running = deque[Future[T]]()
+    for item in items:
+        if len(running) == most:
+            yield running.popleft().result()
+        running.append(started(partial(function, item), name))
+    while running:
+        yield running.popleft().result()
+
+
+def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # the thread that waits raises it
+        future.set_exception(error)
+
 
 OPEN_FILES = 64
 """Most files that stay open."""

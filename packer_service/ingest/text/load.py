@@ -1,22 +1,72 @@
-"""Tokenizers of the ``tokenizers`` library, from a file or from the JSON text of one."""
+"""Loads tokenizers: Tekken, or those of the ``tokenizers`` library, from a file or from the JSON text of one."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int32
-from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from preshard.packer_service.ingest.text.encoded import encode_with_specials
-from preshard.packer_service.ingest.text.marks import MARKS, chat_format, image_format
-from preshard.packer_service.ingest.text.special_ids import find_special_ids
-from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.ingest.text.marks import MARKS, chat_format, find_special_ids, image_format
+from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
 from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenDecoder:
+    """What turns ids into text, special tokens spelled out, and the SHA-256 of its file."""
+
+    decode: Callable[[Sequence[int]], str]
+    sha256: str
+
+
+@lru_cache(maxsize=2)
+def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
+    """Loads ``tekken`` or the ``tokenizer.json`` at a path, each once per process.
+
+    Raises:
+        ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
+    """
+    if name == TEKKEN:
+        from preshard.packer_service.ingest.text.tekken import load_tekken
+
+        return load_tekken(special)
+    return load_file(Path(name), special)
+
+
+@lru_cache(maxsize=2)
+def load_decoder(name: str) -> TokenDecoder:
+    """Loads what ``tekken`` or the ``tokenizer.json`` at a path needs to decode, each once per process.
+
+    Raises:
+        ConfigError: the file is missing or is not a tokenizer.
+    """
+    if name == TEKKEN:
+        tekken = load_tokenizer(name, SpecialTokensConfig())
+        return TokenDecoder(decode=tekken.decode, sha256=tekken.entry.sha256)
+    content = read_tokenizer(Path(name)).encode()
+    return TokenDecoder(decode=parse_decoder(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def parse_decoder(content: bytes) -> Callable[[Sequence[int]], str]:
+    """What turns ids into text, from the bytes of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: it is not a tokenizer.
+    """
+    loaded = parse_library(content.decode(errors="replace"), "tokenizer.json")
+    return lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False)
 
 
 def load_file(path: Path, special: SpecialTokensConfig) -> Tokenizer:
@@ -25,11 +75,11 @@ def load_file(path: Path, special: SpecialTokensConfig) -> Tokenizer:
     Raises:
         ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
     """
-    content = file_content(path)
-    return hugging_face(content, special, name=path.name, sha256=hashlib.sha256(content.encode()).hexdigest())
+    content = read_tokenizer(path)
+    return parse_tokenizer(content, special, name=path.name, sha256=hashlib.sha256(content.encode()).hexdigest())
 
 
-def hugging_face(
+def parse_tokenizer(
     content: str, special: SpecialTokensConfig, *, name: str, sha256: str, special_tokens: str | None = None
 ) -> Tokenizer:
     """A tokenizer from the JSON text of the library.
@@ -45,9 +95,9 @@ def hugging_face(
     Raises:
         ConfigError: it is not a tokenizer, or a special token is not in it.
     """
-    plain = parsed(content, name)
+    plain = parse_library(content, name)
     plain.encode_special_tokens = True
-    marked = cache(lambda: parsed(content, name))  # only chat templates need it
+    marked = cache(lambda: parse_library(content, name))  # only chat templates need it
     added = plain.get_added_tokens_decoder()
     ids = {token.content: i for i, token in added.items()}
     # A file may list its marks as plain added tokens, and text that spells one would then be encoded as one. Tokens
@@ -75,7 +125,7 @@ def hugging_face(
     )
 
 
-def file_content(path: Path) -> str:
+def read_tokenizer(path: Path) -> str:
     """The text of a ``tokenizer.json``.
 
     Raises:
@@ -91,12 +141,14 @@ def file_content(path: Path) -> str:
         raise ConfigError(f"tokenizer: {str(path)!r} is not a Hugging Face tokenizer.json") from None
 
 
-def parsed(content: str, name: str) -> HuggingFaceTokenizer:
+def parse_library(content: str, name: str) -> HuggingFaceTokenizer:
     """The library's tokenizer, which neither cuts nor pads.
 
     Raises:
         ConfigError: the text is not a tokenizer.
     """
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
     try:
         loaded = HuggingFaceTokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exception for every fault in the text

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preshard.packer_service.ingest import ranges
-from preshard.packer_service.ingest.ranges import Range, read_range, read_ranges
+from preshard.packer_service.ingest import fetch
+from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def test_every_range_is_what_it_names(
 
     Some reach past the end of their file, as those of a shard that was cut short do.
     """
-    monkeypatch.setattr(ranges, "GAP", gap)
-    monkeypatch.setattr(ranges, "PART", part)
+    monkeypatch.setattr(fetch, "GAP", gap)
+    monkeypatch.setattr(fetch, "PART", part)
     drawn = random.Random(7)
     for count in (0, 1, 2, 40):
         wanted = [
