@@ -37,8 +37,8 @@ from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.job.plan import (  # noqa: E402
     PLAN_FOLDER,
     PlannedShardRef,
-    read_shard,
 )
+from preshard.packer_service.job.read import read_shard  # noqa: E402
 from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name  # noqa: E402
 from preshard.packer_service.runtime.executors import TaskCounts  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
@@ -110,24 +110,24 @@ class Sham:
         return keep_measured(Folder(str(self.out / WORK)), index, found, 0.1)
 
     def _build(self, ref: PlannedShardRef, files: Sequence[Any], sources: Sequence[str], **_: object) -> None:
-        task = read_shard(ref, Folder(str(self.out / WORK / PLAN_FOLDER)), files, sources)
+        planned = read_shard(ref, Folder(str(self.out / WORK / PLAN_FOLDER)), files, sources)
         documents = [
-            {"doc_id": each.doc_id, "piece": 0, "source": each.source, "pack_id": task.first_pack + i,
-             "start": each.start, "length": each.length, "aligned_length": each.aligned_length,
+            {"doc_id": each.row["doc_id"], "piece": 0, "source": each.source, "pack_id": ref.first_pack + i,
+             **{name: each.row[name] for name in ("start", "length", "aligned_length")},
              **dict.fromkeys(("copy_number", "epoch", "n_units", "n_images", "n_patches", "load"), 0),
              "truncated_tokens": 0}
-            for i, pack in enumerate(task.packs) for each in pack
+            for i, pack in enumerate(planned) for each in pack
         ]  # fmt: skip
         packs = [
-            {"pack_id": task.first_pack + i, "key": f"{task.first_pack + i:010d}", "shard": task.name, "n_tokens": 1}
-            for i in range(len(task.packs))
+            {"pack_id": ref.first_pack + i, "key": f"{ref.first_pack + i:010d}", "shard": ref.name, "n_tokens": 1}
+            for i in range(len(planned))
         ]
         tables = {name: schema.empty_table() for name, schema in TABLES.items()}
         tables["packs.parquet"] = pa.Table.from_pylist(packs, schema=PACKS)
         tables["documents.parquet"] = pa.Table.from_pylist(documents, schema=DOCUMENTS)
-        entry = ShardEntry(name=task.name, bytes=1, sha256="0" * 64, packs=len(packs), first_pack=task.first_pack)
+        entry = ShardEntry(name=ref.name, bytes=1, sha256="0" * 64, packs=len(packs), first_pack=ref.first_pack)
         data = encode_record(ShardRecord(entry=entry, seconds=0.1, tables=tables))
-        Folder(str(self.out / WORK)).write(record_name(task.first_pack // PackConfig().packs_per_shard), data)
+        Folder(str(self.out / WORK)).write(record_name(ref.first_pack // PackConfig().packs_per_shard), data)
 
 
 class Quiet:

@@ -58,9 +58,8 @@ from preshard.packer_service.job.partitions import PartitionPlanner  # noqa: E40
 from preshard.packer_service.job.plan import (  # noqa: E402
     PLAN_FOLDER,
     Planned,
-    PlannedShard,
-    read_shard,
 )
+from preshard.packer_service.job.read import ShardDocument, read_shard  # noqa: E402
 from preshard.packer_service.job.records import build_and_keep  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
@@ -81,12 +80,12 @@ Clip = tuple[str, list[int]]
 """A video's path and the ticks of its frames."""
 
 
-def clips_of(task: PlannedShard, config: PackConfig) -> list[Clip]:
+def clips_of(packs: list[list[ShardDocument]], config: PackConfig) -> list[Clip]:
     """What the bare loop is told of a shard: it does not look for frames itself."""
     clips = []
-    for planned in (document for pack in task.packs for document in pack):
-        for medium in parse_document(read_row(planned.file, planned.reference)).media():
-            shape: Any = probe(medium, planned.file.folder, config)
+    for document in (document for pack in packs for document in pack):
+        for medium in parse_document(read_row(document.file, document.reference)).media():
+            shape: Any = probe(medium, document.file.folder, config)
             clips.append((str(medium.uri), shape.pts.tolist()))
     return clips
 

@@ -19,8 +19,9 @@ from preshard.packer_service.job.measured import KeptFragment, find_measured, ke
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.partition import Partition, count_partitions
 from preshard.packer_service.job.partitions import PartitionPlanner
-from preshard.packer_service.job.plan import Planned, read_shard
+from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.preview_lengths import plan_lengths
+from preshard.packer_service.job.read import read_shard
 from preshard.packer_service.job.runs import cut_runs
 from preshard.packer_service.plan.order import straggler_ratio
 from preshard.packer_service.report.what_if import plan_table
@@ -219,11 +220,12 @@ def test_shards_refer_to_the_rows_of_the_plan(tmp_path: Path, progress: Progress
     assert sum(shard.n_packs for shard in shards) == plan.n_packs
     documents = list[Any]()
     for number, shard in enumerate(shards):
-        task = read_shard(shard, plan.folder, plan.files, plan.sources)
-        assert (task.name, task.first_pack) == (f"preshard-{number:06d}.tar", 3 * number)
-        documents += [(task.first_pack + i, each) for i, pack in enumerate(task.packs) for each in pack]
+        packs = read_shard(shard, plan.folder, plan.files, plan.sources)
+        assert (shard.name, shard.first_pack) == (f"preshard-{number:06d}.tar", 3 * number)
+        documents += [(shard.first_pack + i, each) for i, pack in enumerate(packs) for each in pack]
     assert [
-        (pack_id, each.doc_id, each.start, each.length, each.location, each.reference.offset, each.source)
+        (pack_id, *(each.row[name] for name in ("doc_id", "start", "length")), each.location, each.reference.offset,
+         each.source)
         for pack_id, each in documents
     ] == [
         (row["pack_id"], row["doc_id"], row["start"], row["length"], plan.files[row["file"]].location(row["line"]),
