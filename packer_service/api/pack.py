@@ -17,7 +17,7 @@ from preshard.packer_service.report.console import too_many_rejects
 from preshard.packer_service.report.dataset import dataset_reject_reasons
 from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
-from preshard.packer_service.shards.reach import require_answer
+from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.errors import PreshardError, TooManyRejectsError
 from preshard.schemas.manifest import ManifestHead
 

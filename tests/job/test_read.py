@@ -73,7 +73,7 @@ def test_only_a_missing_file_is_the_documents_fault(
     write_row(tmp_path, id="one", text="some words")
     planned = planned_in(tmp_path, tiny_config)
     gone = replace(planned, file=replace(planned.file, uri=str(tmp_path / "gone.jsonl")))
-    with pytest.raises(DocumentError, match="the source file is gone"):
+    with pytest.raises(DocumentError, match="the source file was removed"):
         tokens_of(gone, tiny_config)
 
     def outage(*_: object) -> None:
