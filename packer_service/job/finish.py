@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.job.document_count import PLACE, DocumentCount
-from preshard.packer_service.job.joined import join_group, joined_entries, joined_rows
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.record_file import GROUP
+from preshard.packer_service.job.record_file import GROUP, join_group, joined_entries, joined_rows
 from preshard.packer_service.job.tables import Sums, write_table
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress

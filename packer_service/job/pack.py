@@ -19,9 +19,8 @@ from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.finish import Finished, finish, write_carried
-from preshard.packer_service.job.finished import finished_before
 from preshard.packer_service.job.job_record import job_record
-from preshard.packer_service.job.ownership import claimed, now
+from preshard.packer_service.job.ownership import claimed, finished_before, now
 from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.resume import FEW_BYTES
 from preshard.packer_service.job.stages import PackingJob, plan, with_copies, write_missing

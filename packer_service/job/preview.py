@@ -17,7 +17,7 @@ from preshard.packer_service.job.measure import measure_fragment
 from preshard.packer_service.job.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.partitions import PartitionPlanner
-from preshard.packer_service.job.preview_figures import planned_report
+from preshard.packer_service.job.preview_lengths import planned_report
 from preshard.packer_service.job.read import ShardDocument, read_document, read_shard
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.balance import BalanceRows

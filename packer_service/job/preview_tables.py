@@ -15,7 +15,7 @@ from preshard.packer_service.ingest.packed.settings import dataset_notes, packed
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.partition import PARTITION_ROWS
-from preshard.packer_service.job.preview_runs import READ_ROWS, SizeRuns, sized_report
+from preshard.packer_service.job.preview_lengths import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.job.runs import sorting
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.records import PlanReport

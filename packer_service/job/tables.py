@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from preshard.packer_service.job.joined import in_batches
+from preshard.packer_service.job.record_file import in_batches
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder, Sink
 from preshard.schemas.balance import BalanceOrder

@@ -10,9 +10,9 @@ import pytest
 from counting_executor import Counting
 from made_records import TARGET, MadeRecords
 
-from preshard.packer_service.job import finished as finishing
+from preshard.packer_service.job import ownership as finishing
 from preshard.packer_service.job.finish import finish
-from preshard.packer_service.job.finished import DatasetDamagedError, finished_before
+from preshard.packer_service.job.ownership import DatasetDamagedError, finished_before
 from preshard.packer_service.job.resume import kept_shards
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder

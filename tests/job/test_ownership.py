@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from preshard.packer_service.job.finished import finished_before
 from preshard.packer_service.job.job_record import refuse_difference
-from preshard.packer_service.job.ownership import claimed
+from preshard.packer_service.job.ownership import claimed, finished_before
 from preshard.packer_service.shards.lock import FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import ConfigError, PreshardError

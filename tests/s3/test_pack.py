@@ -20,7 +20,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.job.finished import DatasetDamagedError
+from preshard.packer_service.job.ownership import DatasetDamagedError
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
@@ -71,7 +71,7 @@ def test_a_stopped_job_goes_on(
     assert again.already_done
     first.delete("shards/preshard-000001.tar.idx")
     for listed in (50_000, 1):  # where there are more shards than that, some are asked for one by one
-        monkeypatch.setattr("preshard.packer_service.job.finished.LISTED_SHARDS", listed)
+        monkeypatch.setattr("preshard.packer_service.job.ownership.LISTED_SHARDS", listed)
         with pytest.raises(DatasetDamagedError, match=r"shards/preshard-000001\.tar\.idx is missing"):
             pack([remote_source], out, tiny_config, stopping(0), progress)
 
