@@ -1,8 +1,8 @@
 """The record of a written shard: its entry of the manifest and its rows of every table, in one file.
 
 A line of JSON comes first, with the hash of what follows: one Arrow stream for each table. The records of
-:data:`GROUP` shards lie in one folder, so that no listing grows with the dataset, and are joined into a few files before
-the job finishes.
+:data:`GROUP` shards lie in one folder, so that no listing grows with the dataset. Before the job finishes, they are
+joined into a few files, so that finishing reads none per shard.
 """
 
 from __future__ import annotations
