@@ -30,7 +30,7 @@ def stored_lengths(documents: pa.Table, config: PackConfig) -> pa.Table:
         config: what the dataset was packed with. Where no model says what the encoder's work is, it follows from the
             configuration of the plan.
     """
-    documents = documents.filter(first_copies(documents))
+    documents = documents.filter(_first_copies(documents))
     wanted = {"doc_id": "doc_id", "source": "source"} | STORED_SIZES
     if config.model is None:
         del wanted["load"]
@@ -45,6 +45,6 @@ def stored_lengths(documents: pa.Table, config: PackConfig) -> pa.Table:
     return documents.select(list(wanted)).rename_columns(list(wanted.values()))
 
 
-def first_copies(documents: pa.Table) -> pa.ChunkedArray:
+def _first_copies(documents: pa.Table) -> pa.ChunkedArray:
     """Whether a row is of the first copy of its document in the first epoch, which every document has."""
     return pc.and_(pc.equal(documents["copy_number"], 0), pc.equal(documents["epoch"], 0))
