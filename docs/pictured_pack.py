@@ -13,7 +13,7 @@ from preshard.schemas.config import stored_config
 from preshard.schemas.layout import SCHEMES, TokenLayout, layout_name
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.data.files import DatasetFiles
-from preshard.trainer.data.header import read_header
+from preshard.trainer.data.split import read_header
 
 KINDS = {"padding": "#dddddd", "text": "#56b4e9", "images": "#e69f00", "video": "#009e73"}
 """Kinds of document and their colours: Okabe and Ito's palette, which colour-blind readers tell apart."""

@@ -1,6 +1,6 @@
 """Hugging Face models on packs: loaded, sharded, called with one rank's part, and trained in less memory."""
 
-from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.distributed.mesh import shard_model
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.features import bind_features
 from preshard.trainer.models.load import load_sharded

@@ -12,7 +12,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.memory import Recompute
 from preshard.schemas.validation import first_violation
 from preshard.trainer.attention.bind import Kind
-from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.data.mixture import parse_weighted
 from preshard.trainer.distributed.mesh import CpFsdp
 from preshard.trainer.models.features import Way

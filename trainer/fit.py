@@ -18,7 +18,7 @@ from preshard.schemas.layout import BLOCK_SCHEMES
 from preshard.schemas.memory import RECOMPUTE, STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory
 from preshard.trainer.config import DTYPES, TrainConfig, option
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.pack_table import PackTable
+from preshard.trainer.data.pack_index import PackTable
 from preshard.trainer.distributed.mesh import SHARDING_AXES
 
 GIB = 2**30

@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.distributed.sharding import shard_model
-from preshard.trainer.evaluate import evaluate
-from preshard.trainer.metrics import StepFigures
+from preshard.trainer.distributed.mesh import Mesh, shard_model
+from preshard.trainer.export import export_model
+from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.export import export_model
 from preshard.trainer.models.load import load_sharded
 from preshard.trainer.models.memory import save_memory
 from preshard.trainer.setup import Job
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
-from preshard.trainer.throughput import StepWork, imbalance, profiled
 
 
 def run(
@@ -210,3 +210,42 @@ def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:
         for _ in range(left % job.packs_per_step // job.dataset.dp_size):
             next(batches)
         position = 0
+
+
+def evaluate(model: PackedModel, dataset: PackedDataset, mesh: Mesh, **exchanges: Any) -> float | None:
+    """The mean loss over every pack of a dataset, each token by its weight. All ranks call this.
+
+    Every pack counts once, however many are taken at a time: where the last round has fewer packs than data-parallel
+    ranks, those without one repeat an earlier pack and do not count it, as all must run the same collectives.
+
+    Args:
+        model: stays as it is.
+        dataset: opened with ``dp_size`` 1; the packs are dealt here.
+        mesh: of all ranks.
+        exchanges: as for ``PackedModel``.
+
+    Returns:
+        The same on all ranks. None if no token of the dataset has a loss.
+    """
+    device = torch.device(mesh.world.device_type)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    model.eval()
+    with torch.no_grad():
+        for batch, counts in _rounds(dataset, mesh):
+            loss = model(batch, mesh.cp, **exchanges)
+            if counts:
+                sums += torch.stack([loss.double(), batch.loss_weights.double().sum().to(device)])
+    model.train()
+    dist.all_reduce(sums)
+    total, weight = sums.tolist()
+    return total / weight if weight > 0 else None
+
+
+def _rounds(dataset: PackedDataset, mesh: Mesh) -> Iterator[tuple[RankBatch, bool]]:
+    """This rank's packs of each round, and whether they count here."""
+    dataset.set_epoch(0)
+    rounds = -(-dataset.n_packs // mesh.dp_size)
+    mine = ((batch, True) for batch in dataset.steps(mesh.dp_rank, mesh.dp_size))
+    first = ((batch, False) for batch in dataset.steps(0, dataset.n_packs))
+    yield from islice(chain(mine, first), rounds)
+    dataset.set_epoch(0)

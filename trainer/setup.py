@@ -13,8 +13,8 @@ from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
+from preshard.trainer.export import check_export
 from preshard.trainer.fit import FitEstimate, resolve
-from preshard.trainer.models.export import check_export
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 from preshard.trainer.models.memory import check_saving
 

@@ -34,7 +34,7 @@ from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
 from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, slice_positions
 from preshard.schemas.sequence import MaskArrays, dense_mask
 from preshard.trainer.attention import MaskTensors, bind
-from preshard.trainer.attention.exchange import plan_exchange
+from preshard.trainer.attention.gather import plan_exchange
 from preshard.trainer.attention.tiles import list_tiles
 from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
 

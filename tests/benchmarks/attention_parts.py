@@ -29,8 +29,8 @@ from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
-from preshard.trainer.attention.kernels.flex import Flex
-from preshard.trainer.attention.merge import merge, share
+from preshard.trainer.attention.kernels.flex import Flex, share
+from preshard.trainer.attention.ring import merge
 
 TOKENS, DOCUMENT = 2048, 512
 MERGED = (8, 8192, 128)

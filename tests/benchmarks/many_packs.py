@@ -25,8 +25,7 @@ import time
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
@@ -36,15 +35,18 @@ from machine import hardware  # noqa: E402
 from opening import in_s3, write_dataset  # noqa: E402
 
 from preshard.packer_service.packs.crop import Crop  # noqa: E402
-from preshard.packer_service.packs.sample import EncodedSample, encode_sample  # noqa: E402
+from preshard.packer_service.shards.write import Sample, SamplePlace, encode_sample  # noqa: E402
 from preshard.schemas.codec import image_member, shard_name  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
-from preshard.schemas.manifest import SHARDS, SampleHead  # noqa: E402
+from preshard.schemas.manifest import SHARDS  # noqa: E402
 from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
-from preshard.trainer.data.header import SampleHeader, crop_edges, read_header  # noqa: E402
 from preshard.trainer.data.loader import PREFETCH, make_loader  # noqa: E402
 from preshard.trainer.data.order import EpochOrder  # noqa: E402
-from preshard.trainer.data.split import plan_split  # noqa: E402
+from preshard.trainer.data.split import (  # noqa: E402
+    crop_edges,
+    plan_split,
+    read_header,
+)
 from tests.support.served import processor_seconds  # noqa: E402
 
 FEW = 1_000
@@ -52,17 +54,6 @@ PER_SHARD = 256
 CP_SIZE, CP_RANK = 8, 4
 BATCHES_BEFORE = 16
 """Not timed: enough that each of four workers has given what it read ahead, ``PREFETCH`` batches each, twice."""
-
-
-class Sample(NamedTuple):
-    """What is stored of a pack."""
-
-    header: SampleHeader
-    crops: list[Crop]
-
-    def encoded(self, head: SampleHead, config: PackConfig) -> EncodedSample:
-        layouts = list(self.header.layouts.values())
-        return encode_sample(head, self.header.sequence, layouts, self.crops, config.image_format)
 
 
 def taken_sample(dataset: Path) -> tuple[Sample, PackConfig]:
@@ -89,28 +80,24 @@ def taken_sample(dataset: Path) -> tuple[Sample, PackConfig]:
             )
             for number, image in enumerate(header.head.images)
         ]
-    return Sample(header, crops), config
+    sample = Sample(head=header.head, sequence=header.sequence, layouts=list(header.layouts.values()), crops=crops)
+    return sample, config
 
 
 def write_copies(folder: Path, sample: Sample, config: PackConfig, packs: int, steps: int) -> None:
     """A dataset in which the packs of an epoch's first steps are copies of the rank's part of the sample."""
     split = plan_split(config, layout="contiguous", ring_degree=1, ulysses_degree=CP_SIZE)
-    mine = crop_edges(sample.header.head, split, "the sample").crops[CP_RANK : CP_RANK + 2]
-    begin, end = (sample.header.head.images[number].offset for number in mine)  # a rank in the middle, so one follows
+    mine = crop_edges(sample.head, split, "the sample").crops[CP_RANK : CP_RANK + 2]
+    begin, end = (sample.head.images[number].offset for number in mine)  # a rank in the middle, so one follows
     order = EpochOrder(packs, window=config.order.window, seed=0, epoch=0)
-    places: dict[int, SimpleNamespace] = {}
+    places: dict[int, SamplePlace] = {}
     (folder / SHARDS).mkdir(parents=True)
-    whole = sample.encoded(sample.header.head, config)
-    slot = len(whole.header) + sum(map(len, whole.crops)) + 2**20
+    slot = encode_sample(sample, config.image_format).place(0).size + 2**20
     for pack_id in order.packs_at(np.arange(min(steps, packs))).tolist():
-        head = sample.header.head.model_copy(update={"pack_id": pack_id})
-        encoded = sample.encoded(head, config)
-        places[pack_id] = SimpleNamespace(
-            offset=pack_id % PER_SHARD * slot,
-            header_size=len(encoded.header),
-            head_crc32c=encoded.head_crc32c,
-            size=len(encoded.header) + sum(map(len, encoded.crops)),
-        )
+        head = sample.head.model_copy(update={"pack_id": pack_id})
+        copy = Sample(head=head, sequence=sample.sequence, layouts=sample.layouts, crops=sample.crops)
+        encoded = encode_sample(copy, config.image_format)
+        places[pack_id] = encoded.place(pack_id % PER_SHARD * slot)
         file = os.open(folder / SHARDS / shard_name(pack_id // PER_SHARD), os.O_WRONLY | os.O_CREAT)
         os.pwrite(file, encoded.header, places[pack_id].offset)
         os.pwrite(file, b"".join(encoded.crops)[begin:end], places[pack_id].offset + len(encoded.header) + begin)

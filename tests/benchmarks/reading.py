@@ -44,9 +44,12 @@ from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E40
 from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
 from preshard.schemas.layout import rank_positions  # noqa: E402
 from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
-from preshard.trainer.data.header import crop_edges, read_header  # noqa: E402
 from preshard.trainer.data.loader import PREFETCH, make_loader  # noqa: E402
-from preshard.trainer.data.split import plan_split  # noqa: E402
+from preshard.trainer.data.split import (  # noqa: E402
+    crop_edges,
+    plan_split,
+    read_header,
+)
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_PER_PACK = 384

@@ -18,7 +18,7 @@ from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
-from preshard.trainer.data.pack_table import RECORD
+from preshard.trainer.data.pack_index import RECORD
 
 SPLIT = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
 

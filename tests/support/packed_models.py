@@ -25,8 +25,8 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.inputs import InputUnit, model_inputs
 from preshard.trainer.models import load_model
-from preshard.trainer.models.compat import has
 from preshard.trainer.models.families import FAMILIES
+from preshard.trainer.models.interface import has_transformers
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
@@ -164,7 +164,7 @@ def _times(model: Any, batch: RankBatch, number: int, own: Tensor) -> dict[str, 
     """
     steps = {unit.medium: unit.time_step for unit in batch.units if unit.document == number and unit.kind != "image"}
     assert set(steps.values()) != {1.0}, "no video whose time matters"
-    if not has(EXACT_SECONDS):
+    if not has_transformers(EXACT_SECONDS):
         return {"position_ids": batch.position_ids[:, own][:, None]}
     seconds = torch.tensor(list(steps.values()), dtype=torch.float64) / model.config.vision_config.tokens_per_second
     return {"second_per_grid_ts": seconds}

@@ -11,14 +11,19 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.trainer.attention.exchange import Exchange
-from preshard.trainer.attention.gather import gather_attention, plan_gather
+from preshard.trainer.attention.gather import (
+    Exchange,
+    gather_attention,
+    plan_gather,
+    plan_overlap,
+    plan_ulysses,
+    ulysses_attention,
+)
+from preshard.trainer.attention.heads import list_pieces, overlapped_attention
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.overlap import list_pieces, overlapped_attention
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.attention.ring import plan_ring, ring_attention
-from preshard.trainer.attention.ulysses import plan_overlap, plan_ulysses, ulysses_attention
 from preshard.trainer.distributed.mesh import ContextParallel
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
@@ -74,16 +79,45 @@ def bind(
             f"layout {layout.name} has ring_degree {layout.ring_degree}; the mesh has {cp.ring_degree}: "
             f"take the layout {layout.scheme} with ring_degree {cp.ring_degree}"
         )
-    if kind == "reference":
-        return partial(reference_attention, mask=mask, positions=slice_positions(layout.runs, 0))
-    if kind == "ulysses":
-        whole = plan_ulysses(layout, mask, cp, kernel=kernel)
-        pieces = plan_overlap(whole) if overlap else None
-        return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
-    if kind == "gather":
-        plan = plan_gather(layout, mask, cp, exchange=exchange, kernel=kernel)
-        return partial(gather_attention, plan=plan)
+    return BINDERS[kind](layout, mask, cp, exchange, overlap, kernel)
+
+
+def _bind_reference(
+    layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, _exchange: Exchange, _overlap: bool, _: Kernel | None
+) -> Attend:
+    return partial(reference_attention, mask=mask, positions=slice_positions(layout.runs, 0))
+
+
+def _bind_ulysses(
+    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, _: Exchange, overlap: bool, kernel: Kernel | None
+) -> Attend:
+    whole = plan_ulysses(layout, mask, cp, kernel=kernel)
+    pieces = plan_overlap(whole) if overlap else None
+    return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
+
+
+def _bind_ring(
+    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, _exchange: Exchange, _: bool, kernel: Kernel | None
+) -> Attend:
     return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=kernel))
+
+
+def _bind_gather(
+    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, exchange: Exchange, _: bool, kernel: Kernel | None
+) -> Attend:
+    return partial(gather_attention, plan=plan_gather(layout, mask, cp, exchange=exchange, kernel=kernel))
+
+
+BINDERS: dict[str, Callable[..., Attend]] = {
+    "reference": _bind_reference,
+    "ulysses": _bind_ulysses,
+    "ring": _bind_ring,
+    "gather": _bind_gather,
+    "hybrid": _bind_ring,
+}
+"""What plans each kind of attention."""
+
+assert set(BINDERS) == set(KINDS)
 
 
 def check_kind(kind: str, cp_size: int) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from preshard.schemas.layout import TILE
 from preshard.trainer.attention.bind import bind
-from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles

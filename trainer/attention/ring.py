@@ -1,7 +1,8 @@
 # ruff: noqa: N803, N806 (shape suffixes)
 """Ring attention: keys and values travel round the ring axis, and each rank merges what its queries see of them.
 
-Shapes: H query heads, K key heads, L tokens of a slice, D head_dim; kv_2KLD holds keys, then values.
+Shapes: H query heads, K key heads, L tokens of a slice, Q queries, D head_dim; kv_2KLD holds keys, then values.
+``lse`` is the log of the sum of exponentials of a row's scores, -inf for a row that sees nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
+from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.merge import accumulation_dtype, merge, nothing_seen
 from preshard.trainer.distributed.mesh import ContextParallel
 
 # Keys and gradients travel between the same two ranks at the same time.
@@ -122,6 +123,29 @@ def _backward(
         if step > 0:
             behind = _Hop(dkv_2KLD, plan.cp, _GRADIENT_TAG)
     return dq, own_2KLD + behind.wait() if behind is not None else own_2KLD
+
+
+def nothing_seen(q_HQD: Float[Tensor, "H Q D"]) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+    """Output and lse of rows that see no key, in the accumulation dtype."""
+    dtype = accumulation_dtype(q_HQD.dtype)
+    return torch.zeros_like(q_HQD, dtype=dtype), q_HQD.new_full(q_HQD.shape[:2], -torch.inf, dtype=dtype)
+
+
+def merge(
+    out_HQD: Float[Tensor, "H Q D"],
+    lse_HQ: Float[Tensor, "H Q"],
+    more_HQD: Float[Tensor, "H Q D"],
+    more_lse_HQ: Float[Tensor, "H Q"],
+) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+    """Output and lse over the keys of two disjoint parts (Dao et al. 2022, FlashAttention, section 3.1).
+
+    The first two tensors are changed and returned: the whole is one pass over the outputs, a linear interpolation by
+    the second part's share of the softmax, ``sigmoid(more_lse - lse)``. A row that sees nothing in either part stays 0
+    and -inf.
+    """
+    more_share = torch.sigmoid(more_lse_HQ - lse_HQ).nan_to_num_(0.0)  # -inf - -inf: the row sees nothing
+    out_HQD.lerp_(more_HQD.to(out_HQD.dtype), more_share.unsqueeze(-1))
+    return out_HQD, torch.logaddexp(lse_HQ, more_lse_HQ, out=lse_HQ)
 
 
 class _Hop:

@@ -26,8 +26,7 @@ from preshard.schemas.filesystem import locate
 from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
 from preshard.schemas.manifest_parts import read_manifest_head
 from preshard.schemas.secrets import without_secrets
-from preshard.trainer.data.pack_index import WHOLE_TABLE, PackIndex
-from preshard.trainer.data.pack_table import PACKS_TABLE
+from preshard.trainer.data.pack_index import PACKS_TABLE, WHOLE_TABLE, PackIndex
 
 OPEN_SHARDS = 16
 """Shards kept open at once. An epoch's order soon returns to a shard, since groups of packs lie together."""

@@ -5,9 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Int64
+
+from preshard.schemas.boundaries import image_edges
+from preshard.schemas.codec import HEAD, LAYOUTS, SEQUENCE
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import ReaderError
-from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, layout_name
+from preshard.schemas.errors import (
+    BoundariesInvalid,
+    LayoutError,
+    LayoutNotPartition,
+    LayoutsInvalid,
+    PoolingInvalid,
+    ReaderError,
+)
+from preshard.schemas.header import SampleHeader, decode_header
+from preshard.schemas.layout import (
+    BLOCK_SCHEMES,
+    SCHEMES,
+    TokenLayout,
+    boundaries_from_edges,
+    check_partition,
+    layout_name,
+)
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.needs import needed_blocks
+from preshard.schemas.schemes import define_runs, segment_edges
+from preshard.schemas.sequence import NOT_POOLED, PackedSequence
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.pack_index import PackPlace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,3 +140,131 @@ def _advice(
 
 def _listed(values: Sequence[object]) -> str:
     return ", ".join(map(str, values))
+
+
+def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes: int) -> SampleHeader:
+    """Reads and decodes a sample's header part, and no byte beyond it.
+
+    Raises:
+        FormatError: as :func:`preshard.schemas.header.decode_header` does.
+    """
+    data = files.read_range(place.shard, place.offset, place.header_size)
+    return decode_header(data, place.pack_id, place.head_crc32c, config, axes=axes, where=place.where)
+
+
+def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
+    """The layout of a split: the stored one, or the one that its scheme's definition gives.
+
+    The runs must be a partition: a token listed twice would silently be trained on twice.
+
+    Raises:
+        LayoutsInvalid: the sample lacks the layout, or spans overlap from which it would be derived.
+        LayoutNotPartition: its runs do not give every token to exactly one rank, in equal slices.
+    """
+    layout = header.layouts.get(split.layout) if split.layout_stored else _derived(header, split, config, where)
+    if layout is None:
+        raise LayoutsInvalid(
+            f"{where}.{LAYOUTS}", f"{split.layout} is missing; there are only {', '.join(header.layouts)}"
+        )
+    try:
+        check_partition(layout, config.seq_len)
+    except LayoutError as error:
+        raise LayoutNotPartition(f"{where}.{LAYOUTS}", str(error)) from None
+    return layout
+
+
+def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
+    degree, spans = split.ring_degree, header.head.documents
+    try:
+        starts = np.array([span.start for span in spans], np.int64)
+        lengths = np.array([span.aligned_length for span in spans], np.int64)
+        runs = define_runs(split.scheme, segment_edges(starts, lengths, config.seq_len), degree)
+    except LayoutError as error:
+        raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
+    return TokenLayout(
+        scheme=split.scheme,
+        ring_degree=degree,
+        block_size=config.block_size,
+        runs=runs,
+        needs=needed_blocks(header.sequence.mask, runs, degree, config.block_size),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CropEdges:
+    """Rank r holds the units ``units[r]:units[r + 1]``: the crops ``crops[r]:crops[r + 1]``, which make the pooled rows
+    ``pooled[r]:pooled[r + 1]``. Unit u has the crops ``of_units[u]:of_units[u + 1]``.
+    """
+
+    units: Int64[np.ndarray, "ranks_plus_1"]
+    crops: Int64[np.ndarray, "ranks_plus_1"]
+    pooled: Int64[np.ndarray, "ranks_plus_1"]
+    of_units: Int64[np.ndarray, "units_plus_1"]
+
+
+def crop_edges(head: SampleHead, split: Split, where: str) -> CropEdges:
+    """The boundaries of a CP size as edges, which can neither overlap nor leave a gap: the stored or the best ones.
+
+    Raises:
+        BoundariesInvalid: there are none for this size though it was planned, they are not consecutive whole units in
+            rank order, or the units do not cover the crops.
+    """
+    crops = np.concatenate([[0], np.array(head.cum_image_bounds, np.int64)])
+    pooled = np.concatenate([[0], np.array(head.cum_token_pooling_bounds, np.int64)])
+    if not (len(crops) == len(pooled) == len(head.units) + 1 and crops[-1] == len(head.images)):
+        raise BoundariesInvalid(
+            where, f"cum_image_bounds {head.cum_image_bounds} of {len(head.units)} units and {len(head.images)} images"
+        )
+    if split.edges_stored:
+        edges = _stored_edges(head, split.cp_size, crops, pooled, where)
+    else:
+        edges = image_edges(np.array([unit.load for unit in head.units], np.int64), split.cp_size)
+    return CropEdges(units=edges, crops=crops[edges], pooled=pooled[edges], of_units=crops)
+
+
+def _stored_edges(
+    head: SampleHead,
+    cp_size: int,
+    crops: Int64[np.ndarray, "units_plus_1"],
+    pooled: Int64[np.ndarray, "units_plus_1"],
+    where: str,
+) -> Int64[np.ndarray, "ranks_plus_1"]:
+    """Edges from the head's boundaries.
+
+    Features are gathered in rank order, so boundaries in any other order would silently put them on the wrong tokens.
+    The edges made from the ranks' starts must therefore give the stored dict again.
+    """
+    stored = head.image_shard_boundaries.get(str(cp_size))
+    if stored is None:
+        sizes = ", ".join(head.image_shard_boundaries)
+        raise BoundariesInvalid(where, f"image_shard_boundaries has no cp_size {cp_size}; it has {sizes}")
+    ranks = [stored.get(str(rank)) for rank in range(cp_size)]
+    starts = [rank["start_image_idx"] for rank in ranks if rank is not None]
+    edges = np.searchsorted(crops, [*starts, crops[-1]])
+    if (
+        len(starts) == cp_size
+        and edges.max() < len(crops)
+        and boundaries_from_edges(edges, crops[1:], pooled[1:]) == stored
+    ):
+        return edges
+    raise BoundariesInvalid(
+        where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored}"
+    )
+
+
+def pool_positions(sequence: PackedSequence, n_rows: int, where: str) -> Int64[np.ndarray, "pooled"]:
+    """The natural position of the token that each pooled row of the pack fills.
+
+    Ranks exchange features by it: a row with no token, or with two, would leave a rank waiting.
+
+    Raises:
+        PoolingInvalid: one of the ``n_rows`` rows does not fill exactly one token.
+    """
+    filled = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
+    rows = sequence.pool_ids[filled]
+    order = np.argsort(rows, kind="stable")
+    if not np.array_equal(rows[order], np.arange(n_rows)):
+        raise PoolingInvalid(
+            f"{where}.{SEQUENCE}", f"pool_ids of {len(rows)} tokens do not name each of {n_rows} pooled rows once"
+        )
+    return filled[order]

@@ -1,8 +1,10 @@
-"""The ranks of a job as a mesh of four axes, and one rank's place in its context-parallel group."""
+"""The ranks of a job as a mesh of four axes, a rank's place in its context-parallel group, and sharded parameters."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,16 +12,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Int64
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.collectives import new_group
 
 AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
 """Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, where links are fastest."""
 
 
 CpFsdp = Literal["all", "ulysses_only", "ring_only", "none"]
+
 
 SHARDING_AXES: dict[CpFsdp, tuple[str, ...]] = {
     "all": ("dp_shard", "ring", "ulysses"),
@@ -28,6 +32,7 @@ SHARDING_AXES: dict[CpFsdp, tuple[str, ...]] = {
     "none": ("dp_shard",),
 }
 """Axes over which parameters are sharded, by the value of ``--cp-fsdp``. Over the others they are replicated."""
+
 
 assert set(SHARDING_AXES) == set(get_args(CpFsdp))
 
@@ -218,3 +223,57 @@ def _group_of(device_mesh: DeviceMesh, axis: str | None, ranks: Int64[np.ndarray
 
 def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
     return mesh.get_group(axis) if mesh[axis].size() > 1 else None
+
+
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+"""torch 2.13 has the new name, and warns on every call of the old one."""
+
+
+def all_gather_single(received: Tensor, sent: Tensor, group: dist.ProcessGroup) -> None:
+    """Joins equal parts of all ranks of a group in ``received``, in rank order."""
+    getattr(dist, ALL_GATHER)(received, sent, group=group)
+
+
+ANY_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters
+"""Whether a group may number its ranks in another order than the job does."""
+
+
+def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """A group that numbers its ranks in this order. All ranks of the job call this.
+
+    Raises:
+        ConfigError: the order is not ascending, and torch knows no other.
+    """
+    if list(ranks) == sorted(ranks):
+        return dist.new_group(list(ranks))
+    if not ANY_ORDER:
+        raise ConfigError(
+            f"the mesh has ranks of a pack in the order {list(ranks)}, and torch {torch.__version__} supports only "
+            "ascending order: reorder the ranks of the mesh, or install torch 2.13"
+        )
+    return dist.new_group(list(ranks), sort_ranks=False)
+
+
+def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool) -> None:
+    """Shards a model in place, each block by itself. A single rank takes the same path as many.
+
+    Every rank's loss is a sum over its own tokens, so the gradient of the whole is the sum over all ranks, those of a
+    context-parallel group and the data-parallel ones alike. FSDP would average; here nothing is divided until the
+    weights of all tokens are known (:mod:`preshard.trainer.step`). A plain sum is also the only reduction of gloo.
+
+    Args:
+        model: on the CPU, the same on all ranks; moves to the mesh's device.
+        blocks: its repeated parts, gathered one at a time; everything else stays gathered through the forward.
+        mesh: the axes ``replicate`` and ``shard``. Gradients are summed over both, each time in the same order.
+        bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
+    """
+    if mesh.size(0) == 1:
+        mesh = mesh["shard"]  # FSDP would send each gradient to the one replica, and cut two axes for each parameter
+    compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)

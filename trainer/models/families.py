@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.models import compat
+from preshard.trainer.models.interface import PLACES, Version, has_transformers
 
 NO_PATCH = -1
 """Stands in Molmo2's pooling where a window has fewer patches."""
@@ -49,12 +49,14 @@ class ModelFamily:
         stand_in: the smallest inputs that the encoder takes, for a rank that holds no unit.
         fill: embeddings of the local tokens with rows in the slots that they fill.
         layers: which part of the features is for which layer.
+        since: the first version of ``transformers`` that has it.
     """
 
     encode: Callable[[Any, Inputs], Features]
     stand_in: Callable[[Any], dict[str, Tensor]]
     fill: Callable[[Hidden, Slots, Features], Hidden]
     layers: Callable[[Features, int], list[Features]] = by_layer
+    since: Version = (5, 0)
 
     def embedded(self, embeddings: Hidden, features: Features, slots: Slots) -> dict[str, Any]:
         """Tokens and features as arguments of the language model's call, in place of token ids.
@@ -96,7 +98,7 @@ def _qwen_encode(core: Any, inputs: Inputs, *, places: Callable[[Any, Tensor], d
     # Images and videos have the same kind of patches and go through the same encoder.
     names = ("pixel_values", "pixel_values_videos"), ("image_grid_thw", "video_grid_thw")
     pixels, grids = (torch.cat([inputs[name] for name in both if name in inputs]) for both in names)
-    if compat.has(compat.PLACES):
+    if has_transformers(PLACES):
         given = places(core, grids)
     else:  # the encoder works them out where the grids are
         grids, given = _there(core, grids), {}
@@ -207,7 +209,7 @@ FAMILIES: dict[str, ModelFamily] = {
         encode=partial(_qwen_encode, places=_qwen2_5_places), stand_in=_qwen_stand_in, fill=_replaced
     ),
     "internvl": ModelFamily(encode=_internvl_encode, stand_in=_internvl_stand_in, fill=_replaced),
-    "molmo2": ModelFamily(encode=_molmo2_encode, stand_in=_molmo2_stand_in, fill=_added),
+    "molmo2": ModelFamily(encode=_molmo2_encode, stand_in=_molmo2_stand_in, fill=_added, since=(5, 20)),
 }
 """Vision-language models by the ``model_type`` of their configuration."""
 
@@ -225,4 +227,22 @@ def family_of(config: Any) -> ModelFamily | None:
     raise ConfigError(
         f"--model: model_type {config.model_type!r} is not supported; take a causal language model of text, or one of "
         f"{', '.join(FAMILIES)}"
+    )
+
+
+def check_version(model_type: str | None) -> None:
+    """Checks that the installed ``transformers`` is new enough for a kind of model.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    family = FAMILIES.get(model_type or "")
+    if family is None or has_transformers(family.since):
+        return
+    import transformers
+
+    first = ".".join(map(str, family.since))
+    raise ConfigError(
+        f"--model is a {model_type} model, which needs transformers {first} or newer; {transformers.__version__} is "
+        f"installed: pip install 'transformers>={first}'"
     )

@@ -11,8 +11,7 @@ from typing import Any
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.followed import check_followed, check_window, window_of
 from preshard.schemas.manifest import ManifestHead
-from preshard.trainer.models import compat
-from preshard.trainer.models.families import family_of
+from preshard.trainer.models.families import check_version, family_of
 from preshard.trainer.models.interface import register_attention
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -55,7 +54,7 @@ def read_model_config(folder: str | Path) -> Any:
     try:
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         check_followed({"model_type": "", **stored}, "--model")
-        compat.check_has(stored["model_type"])
+        check_version(stored["model_type"])
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except ConfigError:
         raise

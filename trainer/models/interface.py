@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""Attention of packs under a name of its own in ``transformers``, so that any of its models can ask for it.
+"""What is asked of ``transformers``: attention of packs under a name of its own, its version, its models' blocks.
 
 Shapes: H query heads, K key heads, L local tokens, D head_dim.
 """
@@ -92,3 +92,33 @@ def _hide_broken_torchvision() -> None:
         pass
     except (ImportError, RuntimeError, OSError):
         sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+
+Version = tuple[int, int]
+
+PLACES: Version = (5, 15)
+"""Vision encoders take what they would otherwise work out of the grids, and for which a device's host waits."""
+
+OWN_ROWS: Version = (5, 15)
+"""``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
+
+
+def has_transformers(since: Version) -> bool:
+    """Whether the installed ``transformers`` is of a version or newer."""
+    import transformers
+
+    major, minor = transformers.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= since
+
+
+def block_paths(model: nn.Module) -> tuple[str, ...]:
+    """Paths of a model's blocks: the outermost modules that it says are not to be split among devices.
+
+    Ask before the model is sharded, which gives classes other names.
+    """
+    names = frozenset(getattr(model, "_no_split_modules", None) or ())
+    found: list[str] = []
+    for path, module in model.named_modules():
+        if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
+            found.append(path)
+    return tuple(found)

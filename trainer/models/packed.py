@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
-from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
-from preshard.trainer.models.blocks import block_paths
 from preshard.trainer.models.families import Features, Inputs, ModelFamily, family_of
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import model_sizes
-from preshard.trainer.models.interface import PACKED
+from preshard.trainer.models.interface import PACKED, block_paths
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum
 
 

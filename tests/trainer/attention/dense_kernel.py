@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from preshard.trainer.attention.kernels.flex import backward_from_forward
-from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
+from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible_block
-from preshard.trainer.attention.merge import accumulation_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ import pytest
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import KINDS, check_heads
-from preshard.trainer.attention.heads import repeated_kv_heads
-from preshard.trainer.attention.overlap import list_pieces
+from preshard.trainer.attention.heads import list_pieces, repeated_kv_heads
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from preshard.schemas.layout import rank_positions
 from preshard.trainer.attention import MaskTensors, bind
-from preshard.trainer.attention.exchange import _NeededExchange
+from preshard.trainer.attention.gather import _NeededExchange
 from preshard.trainer.attention.kept import KeptResults, once
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
 from preshard.trainer.attention.ring import _Hop

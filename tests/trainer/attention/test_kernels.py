@@ -20,7 +20,8 @@ from preshard.trainer.attention import MaskTensors, reference_attention
 from preshard.trainer.attention.kernels import Kernel, check_kernel, kernel_for
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex, block_mask, compiled_attention
-from preshard.trainer.attention.merge import accumulation_dtype, merge
+from preshard.trainer.attention.kernels.whole import accumulation_dtype
+from preshard.trainer.attention.ring import merge
 from preshard.trainer.attention.tiles import list_tiles
 
 KERNELS = {

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from preshard.trainer.attention.merge import share
+from preshard.trainer.attention.kernels.flex import share
 
 
 def test_a_part_that_is_not_seen_weighs_nothing() -> None:

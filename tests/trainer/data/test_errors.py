@@ -24,9 +24,8 @@ from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import UNSEALED
 from preshard.schemas.tables import PACKS
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.header import read_header, token_layout
 from preshard.trainer.data.reader import read_crops
-from preshard.trainer.data.split import plan_split
+from preshard.trainer.data.split import plan_split, read_header, token_layout
 
 SPLITS = [
     ({"layout": "spiral"}, "layout is 'spiral'.* contiguous, zigzag, balanced_ring, balanced_gather"),

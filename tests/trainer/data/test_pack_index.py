@@ -15,8 +15,7 @@ import pytest
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.errors import ReaderError, TableInvalid
 from preshard.schemas.tables import PACKS
-from preshard.trainer.data.pack_index import PackIndex, SharedPlaces
-from preshard.trainer.data.pack_table import PackTable
+from preshard.trainer.data.pack_index import PackIndex, PackTable, SharedPlaces
 
 N_PACKS, PER_SHARD = 500, 3
 

@@ -12,7 +12,7 @@ import pytest
 from preshard.schemas.errors import PoolingInvalid
 from preshard.schemas.sequence import PackedSequence
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.header import pool_positions
+from preshard.trainer.data.split import pool_positions
 
 
 def _sequence(pool_ids: list[int]) -> PackedSequence:

@@ -12,7 +12,7 @@ import pytest
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.sequence import MaskArrays, dense_mask
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.sequences import find_sequences
+from preshard.trainer.data.reader import find_sequences
 
 
 def _mask(doc: list[int], branch: list[int] | None = None, group: list[int] | None = None) -> MaskArrays:

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from preshard.schemas.tables import PACKS
-from preshard.trainer.data.pack_index import SharedPlaces
-from preshard.trainer.data.pack_table import PackTable
+from preshard.trainer.data.pack_index import PackTable, SharedPlaces
 
 
 def test_the_file_is_this_users_alone(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from preshard.schemas.errors import LayoutsInvalid
 from preshard.schemas.header import SampleHeader
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.header import crop_edges, read_header, token_layout
-from preshard.trainer.data.split import plan_split
+from preshard.trainer.data.split import crop_edges, plan_split, read_header, token_layout
 
 DEGREES = (1, 2, 4, 8)
 

@@ -11,7 +11,7 @@ import pytest
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest
-from preshard.trainer.models.export import check_export
+from preshard.trainer.export import check_export
 from preshard.trainer.models.folder import check_dataset, identity, read_model_config
 from preshard.trainer.models.interface import register_attention
 

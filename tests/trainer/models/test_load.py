@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.distributed.mesh import Mesh, shard_model
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.interface import register_attention
 from preshard.trainer.models.load import Weights, load_sharded

@@ -20,10 +20,10 @@ from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.metrics import StepWork
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.load import load_sharded
 from preshard.trainer.step import LocalTotals, apply_gradients, join_totals
-from preshard.trainer.throughput import StepWork
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from planted import PLANTS
 
-from preshard.trainer.attention.exchange import Exchange
+from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.config import make_config
 from preshard.trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh, build_mesh
 from preshard.trainer.loop import run

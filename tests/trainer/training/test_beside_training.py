@@ -18,9 +18,9 @@ from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.loop import run
+from preshard.trainer.metrics import StepWork
 from preshard.trainer.models import load_model
 from preshard.trainer.setup import prepare
-from preshard.trainer.throughput import StepWork
 
 
 def train_here(mesh: Mesh, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preshard.trainer.attention.kernels.whole import Gradients, Inputs, Whole
+from preshard.trainer.attention.kernels.whole import Gradients, Inputs, Whole, accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors, visible_block
-from preshard.trainer.attention.merge import accumulation_dtype
 from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

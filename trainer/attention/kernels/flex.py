@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from preshard.schemas.layout import TILE
-from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
+from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible
-from preshard.trainer.attention.merge import accumulation_dtype, share
 from preshard.trainer.attention.tiles import TileList, Tiles, list_tiles
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -54,6 +53,11 @@ def backward_from_forward(
     )
     dq, dk, dv = (grad.to(dtype) for grad in grads)
     return dq, dk, dv
+
+
+def share(part_lse_HQ: Float[Tensor, "H Q"], lse_HQ: Float[Tensor, "H Q"]) -> Float[Tensor, "H Q 1"]:
+    """The part of a row's softmax that falls on some of its keys: ``exp(part - whole)``, 0 where they see nothing."""
+    return torch.exp(part_lse_HQ - lse_HQ).masked_fill(part_lse_HQ == -torch.inf, 0.0).unsqueeze(-1)
 
 
 # Otherwise slices of fewer than 128 tokens would use a kernel made for decoding.

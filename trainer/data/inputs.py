@@ -1,0 +1,247 @@
+"""A rank's stored pictures as the model's own processor gives them: ``pixel_values`` and what goes with it.
+
+Pixels of 8 bits become the numbers that an encoder takes with the rounding of the processor that the model has. There
+are only 256 values for each colour, so each is computed once, in the order of operations of ``transformers``: its
+processors on Pillow and NumPy divide by 255 first, those on torchvision fold that into mean and deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int, UInt8
+
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.manifest import UnitKind
+
+Picture = UInt8[np.ndarray, "height width 3"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputUnit:
+    """A unit with its stored pictures, in order.
+
+    Attributes:
+        document: the document of the pack that shows it.
+        medium: which of the document's images and videos it belongs to.
+        kind: a still image, a frame, or frames that the encoder takes together.
+        grid: patches along time, height and width.
+        pictures: RGB, of one size.
+    """
+
+    document: int
+    medium: int
+    kind: UnitKind
+    grid: tuple[int, int, int]
+    pictures: tuple[Picture, ...]
+
+
+def stills(units: Sequence[InputUnit]) -> list[InputUnit]:
+    """Units that are still images."""
+    return [unit for unit in units if unit.kind == "image"]
+
+
+def videos(units: Sequence[InputUnit]) -> list[list[InputUnit]]:
+    """Units of videos, those of one video together."""
+    moving = (unit for unit in units if unit.kind != "image")
+    return [list(own) for _, own in groupby(moving, key=lambda unit: (unit.document, unit.medium))]
+
+
+_LEVELS = np.arange(256)
+_RESCALE = 1 / 255
+
+Table = Float32[np.ndarray, "256 3"]
+
+
+def image_table(settings: Mapping[str, Any]) -> Table:
+    """What the image processor of a manifest's settings makes of each level of each colour of a still."""
+    of_backend = {"torchvision": _torch_table, "pil": _numpy_table}[settings["image_backend"]]
+    return of_backend(tuple(settings["image_mean"]), tuple(settings["image_std"]))
+
+
+def video_table(settings: Mapping[str, Any]) -> Table:
+    """The same of a video. All video processors are on torchvision."""
+    return _torch_table(tuple(settings["video_mean"]), tuple(settings["video_std"]))
+
+
+@lru_cache(maxsize=8)
+def _numpy_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
+    """What a processor on NumPy makes of each level of each colour."""
+    rescaled = (_LEVELS.astype(np.float64) * _RESCALE).astype(np.float32)[:, None]
+    return (rescaled - np.array(mean, np.float32)) / np.array(deviation, np.float32)
+
+
+@lru_cache(maxsize=8)
+def _torch_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
+    """What a processor on torch makes of each level of each colour."""
+    factor = np.float32(1 / _RESCALE)
+    levels = _LEVELS.astype(np.float32)[:, None]
+    return (levels - np.array(mean, np.float32) * factor) / (np.array(deviation, np.float32) * factor)
+
+
+def normalised(pixels: UInt8[np.ndarray, "... 3"], table: Table) -> Float32[np.ndarray, "... 3"]:
+    """Each pixel's three colours by their tables."""
+    return np.stack([table[pixels[..., colour], colour] for colour in range(3)], axis=-1)
+
+
+def qwen_vl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """``pixel_values`` with ``image_grid_thw``, and ``pixel_values_videos`` with ``video_grid_thw``.
+
+    Of a video whose units lie on several ranks, each rank has a grid with as many patches of time as it holds.
+    """
+    inputs: dict[str, np.ndarray] = {}
+    if images := stills(units):
+        table = image_table(settings)
+        inputs["pixel_values"] = np.concatenate([_qwen_patches(settings, unit, table) for unit in images])
+        inputs["image_grid_thw"] = np.array([unit.grid for unit in images], np.int64)
+    if moving := videos(units):
+        table = video_table(settings)
+        parts = [_qwen_patches(settings, unit, table) for own in moving for unit in own]
+        inputs["pixel_values_videos"] = np.concatenate(parts)
+        grids = [(sum(unit.grid[0] for unit in own), *own[0].grid[1:]) for own in moving]
+        inputs["video_grid_thw"] = np.array(grids, np.int64)
+    return inputs
+
+
+def _qwen_patches(settings: Mapping[str, Any], unit: InputUnit, table: Table) -> Float32[np.ndarray, "patches numbers"]:
+    """The patches of a unit, square by square; a patch has its colours, and each its frames, rows and columns."""
+    patch, merge, together = (settings[name] for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    last = (unit.pictures[-1],) * (together - len(unit.pictures))
+    pixels = normalised(np.stack([*unit.pictures, *last]), table)
+    _, high, wide = unit.grid
+    squares = pixels.reshape(together, high // merge, merge, patch, wide // merge, merge, patch, 3)
+    return squares.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(high * wide, 3 * together * patch * patch)
+
+
+_NO_PATCH = -1
+
+
+def molmo2_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """Crops, pooling and grids of images, and of videos, under the names that the model gives each."""
+    inputs: dict[str, np.ndarray] = {}
+    side, patch = settings["side"] // settings["patch_size"], settings["patch_size"]
+    if images := stills(units):
+        table = image_table(settings)
+        pooled, grids, first = [], [], 0
+        for unit in images:
+            indices, grid = _image_pooling(settings, unit)
+            pooled.append(np.where(indices >= 0, indices + first, _NO_PATCH))
+            grids.append(grid)
+            first += len(unit.pictures) * side * side
+        inputs["pixel_values"] = np.concatenate([_molmo_patches(unit, table, patch) for unit in images])
+        inputs["image_token_pooling"] = np.concatenate(pooled).astype(np.int32)
+        inputs["image_grids"] = np.array(grids, np.int64)
+        inputs["image_num_crops"] = np.array([len(unit.pictures) for unit in images], np.int64)
+    if moving := videos(units):
+        table = video_table(settings)
+        frames = [unit for own in moving for unit in own]
+        indices, (high, wide) = _pooling(np.arange(side * side).reshape(side, side), settings["video_pooling"])
+        firsts = (np.arange(len(frames)) * side * side)[:, None, None]
+        shifted = np.where(indices >= 0, indices + firsts, _NO_PATCH)
+        inputs["pixel_values_videos"] = np.concatenate([_molmo_patches(unit, table, patch) for unit in frames])
+        inputs["video_token_pooling"] = shifted.reshape(-1, indices.shape[-1])
+        inputs["video_grids"] = np.array([(len(own), high, wide) for own in moving], np.int64)
+    return inputs
+
+
+def _molmo_patches(unit: InputUnit, table: Table, patch: int) -> Float32[np.ndarray, "crops patches numbers"]:
+    pixels = normalised(np.stack(unit.pictures), table)
+    crops, height, width, _ = pixels.shape
+    split = pixels.reshape(crops, height // patch, patch, width // patch, patch, 3).transpose(0, 1, 3, 2, 4, 5)
+    return split.reshape(crops, (height // patch) * (width // patch), patch * patch * 3)
+
+
+def _image_pooling(
+    settings: Mapping[str, Any], unit: InputUnit
+) -> tuple[Int[np.ndarray, "rows window"], tuple[int, int, int, int]]:
+    """Patches of each row: of the whole image, then of the crops put together, and the rows along each side."""
+    side = settings["side"] // settings["patch_size"]
+    whole = np.arange(side * side).reshape(side, side)
+    low, low_grid = _pooling(whole, settings["image_pooling"])
+    parts, grid = _pooling(_crop_patches(settings, unit) + side * side, settings["image_pooling"])
+    return np.concatenate([low, parts]), (*low_grid, *grid)
+
+
+def _crop_patches(settings: Mapping[str, Any], unit: InputUnit) -> Int[np.ndarray, "height width"]:
+    """Which patch shows each place of the canvas: where crops overlap, each leaves its margins to its neighbours."""
+    side = settings["side"] // settings["patch_size"]
+    before, after = settings["overlap_margins"]
+    window = side - before - after
+    rows, cols = ((length - before - after) // window for length in unit.grid[1:])
+    numbers = np.arange(rows * cols * side * side).reshape(rows, cols, side, side)
+    lines = [
+        np.concatenate(
+            [numbers[row, col][_kept(row, rows, settings), :][:, _kept(col, cols, settings)] for col in range(cols)],
+            axis=1,
+        )
+        for row in range(rows)
+    ]
+    return np.concatenate(lines)
+
+
+def _kept(place: int, count: int, settings: Mapping[str, Any]) -> slice:
+    """Patches of a crop along one side that no neighbour shows better."""
+    before, after = settings["overlap_margins"]
+    end = settings["side"] // settings["patch_size"] - (after if place < count - 1 else 0)
+    return slice(before if place else 0, end)
+
+
+def _pooling(
+    patches: Int[np.ndarray, "height width"], window: Sequence[int]
+) -> tuple[Int[np.ndarray, "rows window"], tuple[int, int]]:
+    """Patches of each window; where the grid does not divide, both of its ends are filled up with none."""
+    high, wide = (-(-length // size) for length, size in zip(patches.shape, window, strict=True))
+    missing = [count * size - length for count, size, length in zip((high, wide), window, patches.shape, strict=True)]
+    padded = np.pad(patches, [(gap // 2, (gap + 1) // 2) for gap in missing], constant_values=_NO_PATCH)
+    windows = padded.reshape(high, window[0], wide, window[1]).transpose(0, 2, 1, 3)
+    return windows.reshape(high * wide, window[0] * window[1]), (high, wide)
+
+
+def internvl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """``pixel_values``, [tiles, 3, height, width]."""
+    if not units:
+        return {}
+    still, moving = image_table(settings), video_table(settings)
+    tiles = [
+        normalised(np.stack(unit.pictures), still if unit.kind == "image" else moving).transpose(0, 3, 1, 2)
+        for unit in units
+    ]
+    return {"pixel_values": np.concatenate(tiles)}
+
+
+BUILDERS: dict[str, Callable[[Mapping[str, Any], Sequence[InputUnit]], dict[str, np.ndarray]]] = {
+    "qwen_vl": qwen_vl_inputs,
+    "molmo2": molmo2_inputs,
+    "internvl": internvl_inputs,
+}
+"""What builds the inputs, by the ``inputs`` of the manifest's settings."""
+
+
+def model_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """The vision inputs of some units in the model's own names, float32 and int64, as its processor gives them.
+
+    They are equal bit for bit if pictures are stored as PNG. Without units there are none.
+
+    Args:
+        settings: the family's, as the manifest has them.
+        units: the units of a rank, in order.
+
+    Raises:
+        ReaderError: the dataset was packed for no model, or for one that reads only text or that is not known.
+    """
+    name = settings.get("inputs")
+    if name is None:
+        raise ReaderError(
+            "model inputs: the dataset was not packed for a model that reads images; pack it with --set model=DIR"
+        )
+    if name not in BUILDERS:
+        raise ReaderError(
+            f"model inputs: the manifest's settings have inputs {name!r}; take a dataset with one of "
+            f"{', '.join(BUILDERS)}, or a newer version of preshard"
+        )
+    return BUILDERS[name](settings, units)
