@@ -12,10 +12,8 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.memory import Recompute
 from preshard.schemas.validation import first_violation
 from preshard.trainer.attention.bind import Kind
-from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.data.mixture import parse_weighted
 from preshard.trainer.distributed.mesh import CpFsdp
-from preshard.trainer.models.features import Way
 from preshard.trainer.models.memory import Offload
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -43,9 +41,6 @@ class TrainConfig(BaseModel):
     attention: Kind = Field(
         "gather", description="How ranks exchange keys and values; the result does not depend on it."
     )
-    exchange: Exchange = Field(
-        "needed", description="With attention gather: send all keys, or only those that a rank's queries see."
-    )
     ulysses_overlap: bool = Field(
         False, description="With attention ulysses: exchange half of the heads while computing the other half."
     )
@@ -53,9 +48,6 @@ class TrainConfig(BaseModel):
         "all", description="Which of the axes ring and ulysses shard the parameters; the others hold full copies."
     )
     layout: str = Field("contiguous", description="The token layout, one of those that the dataset holds.")
-    features: Way = Field(
-        "route", description="How image features reach their tokens: sent to the rank that needs them, or to all ranks."
-    )
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = Field(
         "auto",
         description="Compute dtype; auto is bfloat16 on CUDA, with parameters and gradient sums in float32, and "
@@ -81,8 +73,6 @@ class TrainConfig(BaseModel):
     min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the peak.")
     warmup: int = Field(10, ge=0, description="Steps over which the learning rate rises to its peak.")
     weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; none for vectors and embeddings.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay rate for the mean of gradients.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay rate for the mean of their squares.")
     clip: float = Field(1.0, gt=0, description="Gradient norm above which gradients are scaled down.")
     seed: int = Field(0, ge=0, description="Seed of the random weights and of the order of packs.")
     workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between steps.")
@@ -110,15 +100,6 @@ class TrainConfig(BaseModel):
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
     resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
     export: Path | None = Field(None, description="New folder for the trained model, which from_pretrained can load.")
-
-    @model_validator(mode="after")
-    def _exchange_is_of_gather(self) -> Self:
-        if self.exchange != "needed" and self.attention != "gather":
-            raise ValueError(
-                f"--exchange is {self.exchange} with --attention {self.attention}, which has no such choice: "
-                "leave it out, or take --attention gather"
-            )
-        return self
 
     @model_validator(mode="after")
     def _checkpoint_options_have_a_folder(self) -> Self:

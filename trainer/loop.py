@@ -58,7 +58,7 @@ def run(
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    tiles = TileLister.of(config.attention, mesh.cp, exchange=config.exchange, device_type=device.type)
+    tiles = TileLister.of(config.attention, mesh.cp, exchange="needed", device_type=device.type)
     loader = make_loader(job.dataset, workers=config.workers, device=device, list_tiles=tiles)
     batches: Iterator[RankBatch] = iter(loader)
     if not job.dataset.is_mixture:  # a mixture's steps go on across the ends of its epochs
@@ -188,12 +188,7 @@ def _add_gradients(
 
 def _exchanges(config: TrainConfig) -> dict[str, Any]:
     """How ranks exchange, as arguments of the model's call."""
-    return {
-        "attention": config.attention,
-        "features": config.features,
-        "exchange": config.exchange,
-        "overlap": config.ulysses_overlap,
-    }
+    return {"attention": config.attention, "overlap": config.ulysses_overlap}
 
 
 def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:

@@ -18,6 +18,9 @@ from preshard.schemas.errors import PreshardError
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
 
+BETAS = (0.9, 0.95)
+"""AdamW's decay rates for the mean of gradients and of their squares."""
+
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     """AdamW with decoupled decay (Loshchilov and Hutter 2019).
@@ -34,7 +37,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     return AdamW(
         [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}],
         lr=config.largest_lr,
-        betas=(config.beta1, config.beta2),
+        betas=BETAS,
         fused=True,
     )
 

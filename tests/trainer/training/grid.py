@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 from planted import PLANTS
 
-from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.config import make_config
 from preshard.trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh, build_mesh
 from preshard.trainer.loop import run
@@ -55,7 +54,6 @@ class Case:
     dp_replicate: int = 1
     accumulate: int = 1
     plant: str | None = None
-    exchange: Exchange = "needed"
     overlap: bool = False
     cp_fsdp: CpFsdp = "all"
 
@@ -73,7 +71,6 @@ class Case:
         copies = f"x{self.dp_replicate}" * (self.dp_replicate > 1) + f"a{self.accumulate}" * (self.accumulate > 1)
         planted = f"+{self.plant}" if self.plant else ""
         option = f"-{self.cp_fsdp}" * (self.cp_fsdp != "all") + "-overlap" * self.overlap
-        option += f"-{self.exchange}" * (self.exchange != "needed")
         return f"{self.kind}/{self.layout}/u{self.ulysses}r{self.ring}d{self.dp_shard}{copies}{option}{planted}"
 
 
@@ -98,7 +95,6 @@ def full_grid() -> list[Case]:
         Case(kind="ring", layout="zigzag", ulysses=1, ring=2, accumulate=2),
         Case(kind="ulysses", layout="contiguous", ulysses=2, ring=1, overlap=True),
         Case(kind="ulysses", layout="zigzag", ulysses=2, ring=2, overlap=True),
-        Case(kind="gather", layout="balanced_gather", ulysses=1, ring=2, exchange="all"),
     ]
     grid += [
         Case(kind=kind, layout="zigzag", ulysses=2, ring=2, dp_shard=dp_shard, cp_fsdp=cp_fsdp)
@@ -197,11 +193,9 @@ def train_case(case: Case, settings: Settings) -> list[StepFigures]:
             "dp_shard": case.dp_shard,
             "accumulate": case.accumulate,
             "attention": case.kind,
-            "exchange": case.exchange,
             "ulysses_overlap": case.overlap,
             "cp_fsdp": case.cp_fsdp,
             "layout": case.layout,
-            "features": "gather" if case.kind == "ulysses" else "route",
             "model": str(Path(settings.dataset).with_name("model")),
             "from_scratch": True,
             "dtype": settings.dtype,

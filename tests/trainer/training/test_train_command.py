@@ -238,7 +238,6 @@ MISFITS = {
     "heads": (["--ulysses", "16"], 16, "num_heads 8 over ulysses_degree = 16 ranks, which does not divide"),
     "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
     "overlap": (["--ulysses-overlap"], 1, "--ulysses-overlap needs attention ulysses, not 'gather'"),
-    "exchange": (["--exchange", "all", "--attention", "ring"], 1, "--exchange is all with --attention ring"),
     "scheme": (["--layout", "spiral"], 1, "layout is 'spiral'; the dataset was packed for contiguous, zigzag"),
     "degree": (
         ["--ring", "16", "--layout", "balanced_ring"],
