@@ -18,12 +18,13 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
-from preshard.trainer.distributed.mesh import Mesh, shard_model
+from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_model
 from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.models import PackedModel
 from preshard.trainer.models.load import load_sharded
 from preshard.trainer.models.memory import save_memory
+from preshard.trainer.models.packed import shard_model
 from preshard.trainer.setup import Job
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, shard_model
+from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.memory import save_memory
+from preshard.trainer.models.packed import shard_model
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks load this file alone
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from preshard.trainer.distributed.checkpoint import Checkpoints, RunState, SaveError, load_checkpoint
-from preshard.trainer.distributed.mesh import Mesh, shard_model
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.models.packed import shard_model
 
 
 def steps_after_a_save(mesh: Mesh, folder: str, learned: bool) -> tuple[set[float], set[float]]:

@@ -14,10 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.mesh import Mesh, shard_model
+from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.interface import register_attention
 from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.models.packed import shard_model
 
 FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
 """A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one

@@ -17,10 +17,11 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import Mesh, shard_model
+from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_checkpoint, export_model, main
 from preshard.trainer.loop import run
 from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.packed import shard_model
 from preshard.trainer.setup import prepare
 
 
