@@ -201,7 +201,6 @@ def test_long_conversations_are_encoded_in_parts_with_the_same_tokens(
     whole = rendered(tokenizer, chat(*turns))
     for size in (40, 100, 333):
         monkeypatch.setattr(encoded, "PART", size)
-        monkeypatch.setattr(encoded, "PART", size)
         parts = rendered(tokenizer, chat(*turns))
         np.testing.assert_array_equal(parts.tokens, whole.tokens)
         np.testing.assert_array_equal(parts.labels, whole.labels)
