@@ -48,6 +48,7 @@ def connect(
         "python_enable_replacements": False,
     }
     with duckdb.connect(":memory:", config=config) as connection:
+        connection.execute("SET enable_progress_bar = false")  # it prints to standard output in some processes
         for name, table in (tables or {}).items():
             connection.register(name, table)
         yield connection
