@@ -155,6 +155,6 @@ LayoutNeedsInvalid = _rule("P13", "LayoutNeedsInvalid", "needs MUST mark the key
 BoundariesInvalid = _rule("P14", "BoundariesInvalid", "Image boundaries MUST cover every unit once, in rank order.")
 BoundariesNotOptimal = _rule("P15", "BoundariesNotOptimal", "Image boundaries MUST minimise the largest rank's load.")
 ImagesInvalid = _rule("P16", "ImagesInvalid", "Every listed crop MUST lie where it is said to, and decode to its size.")
-BalanceInvalid = _rule("P17", "BalanceInvalid", "balance.parquet MUST hold the loads that the bytes give.")
+MeasuresInvalid = _rule("P17", "MeasuresInvalid", "measures.parquet MUST hold the measures that the bytes give.")
 UnitsInvalid = _rule("P19", "UnitsInvalid", "units MUST say of each unit what its tokens, crops and the model give.")
 LayoutSchemeInvalid = _rule("P18", "LayoutSchemeInvalid", "A layout MUST be what its scheme is defined to be.")

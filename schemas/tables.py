@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
+from preshard.schemas.measures import MEASURES
+
 PACKS = pa.schema(
     [
         ("pack_id", pa.int64()),
@@ -68,31 +70,11 @@ REJECTS = pa.schema(
 """One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``,
 ``plan`` or ``write``."""
 
-BALANCE = pa.schema(
-    [
-        ("pack_id", pa.int64()),
-        ("kind", pa.dictionary(pa.int32(), pa.string())),
-        ("scheme", pa.dictionary(pa.int32(), pa.string())),
-        ("degree", pa.int64()),
-        ("rank", pa.int64()),
-        ("load", pa.int64()),
-    ]
-)
-"""One row per (pack, kind, scheme, degree, rank). The kinds, with the meaning of ``degree`` and ``rank`` for each:
-
-* ``attention``: allowed pairs of a ring rank's queries; ``tiles``: its 128 x 128 tiles; ``keys_fetched``: keys it needs
-  and does not hold; ``degree`` is the ring degree.
-* ``ring_step``: the most tiles of any rank in ring step ``rank``; their sum is the ring critical path.
-* ``images``, ``pooled_tokens`` and ``image_load``: crops, pooled rows and encoder's work of a CP rank;
-  ``least_image_load``: the least possible largest work of a rank, the same for each; ``degree`` is the CP size,
-  ``scheme`` is null.
-"""
-
 TABLES: dict[str, pa.Schema] = {
     "packs.parquet": PACKS,
     "documents.parquet": DOCUMENTS,
     "rejects.parquet": REJECTS,
-    "balance.parquet": BALANCE,
+    "measures.parquet": MEASURES,
 }
 
 

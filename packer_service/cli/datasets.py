@@ -76,21 +76,12 @@ def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) 
     help="A tokenizer.json that decodes tokens; repeatable.",
 )
 @click.option("--cache-mib", default=512, show_default=True, type=click.IntRange(0), help="Memory for cached data.")
-@click.option(
-    "--derived",
-    "derived_folder",
-    default=None,
-    metavar="DIR",
-    help="Folder for what is derived of large datasets; by default preshard below $XDG_CACHE_HOME or ~/.cache.",
-)
-def serve(
-    root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int, derived_folder: str | None
-) -> None:
+def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int) -> None:
     """Show every dataset below ROOT in a browser and over REST, read-only.
 
     If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
     """
-    from preshard.packer_service.http.serve import serve_folder, usual_derived_folder
+    from preshard.packer_service.http.serve import serve_folder
 
     serve_folder(
         root,
@@ -98,5 +89,4 @@ def serve(
         port,
         tokenizers=tokenizers,
         cache_bytes=cache_mib << 20,
-        derived_folder=derived_folder or usual_derived_folder(),
     )

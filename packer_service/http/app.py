@@ -12,7 +12,6 @@ from fastapi import FastAPI
 
 from preshard.packer_service.http.dataset.catalog import require_root
 from preshard.packer_service.http.dataset.shelf import Shelf
-from preshard.packer_service.http.deriving import Deriving
 from preshard.packer_service.http.middleware.compress import Compress
 from preshard.packer_service.http.middleware.forward import Forward, is_of_datasets
 from preshard.packer_service.http.middleware.guards import Bounds, Gate, Head, Headers
@@ -146,11 +145,8 @@ async def _run_processes(app: FastAPI) -> AsyncIterator[None]:
     pool: Pool = app.state.pool
     listing = app.state.service.catalog
     pool.start()
-    deriving = Deriving(pool.settings, pool)
-    listing.found = deriving.consider
     try:
         yield
     finally:
-        deriving.close()
         listing.close()
         pool.close()

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -68,14 +67,6 @@ def settings_for(root: str, host: str, token: str | None, **others: Any) -> Serv
             "or leave --host at 127.0.0.1"
         )
     return ServiceSettings(root=root, hosts=("localhost", "127.0.0.1", "[::1]", host), **others)
-
-
-def usual_derived_folder() -> str | None:
-    """Where what was derived of large datasets is kept unless told otherwise: below the user's folder for caches."""
-    with suppress(RuntimeError):  # a user without a home keeps nothing
-        caches = os.environ.get("XDG_CACHE_HOME")
-        return str((Path(caches) if caches else Path.home() / ".cache") / "preshard" / "derived")
-    return None
 
 
 def serve_folder(root: str, host: str, port: int, **others: Any) -> None:

@@ -35,9 +35,3 @@ class ServiceSettings(BaseModel):
     memory_bytes: int = Field(3072 * _MIB, ge=64 * _MIB, description="Most memory of all of them together.")
     scan_seconds: float = Field(10.0, gt=0, description="Longest look at one folder below the root.")
     max_bodies_bytes: int = Field(64 * _MIB, ge=1, description="Most bytes of all requests' bodies at once.")
-    derived_folder: str | None = Field(
-        None, description="Folder of this machine in which what was derived of large datasets is kept; none if null."
-    )
-    derived_bytes: int = Field(16384 * _MIB, ge=0, description="Most bytes of it; the oldest is removed first.")
-    derived_packs: int = Field(20_000, ge=1, description="Packs from which a dataset is large.")
-    derive_seconds: float = Field(1800.0, gt=0, description="Time limit of deriving what one dataset needs.")

@@ -22,7 +22,6 @@ from preshard.packer_service.job.tables import Sums, write_table
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.identity import dataset_id
 from preshard.schemas.manifest import (
@@ -36,6 +35,7 @@ from preshard.schemas.manifest import (
     TableEntry,
 )
 from preshard.schemas.manifest_parts import manifest_parts
+from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES
 from preshard.schemas.version import VERSION
 
@@ -138,7 +138,7 @@ def _write_tables(
     folder: Folder, planned: Planned, groups: Sequence[int], config: PackConfig
 ) -> tuple[list[TableEntry], Counts]:
     """Writes every table, and counts what passes."""
-    work, order = folder / WORK, BalanceOrder.of(config, planned.n_packs)
+    work, order = folder / WORK, MeasureOrder.of(config, planned.n_packs)
     packs = Sums("n_tokens", "n_padding", "n_images", "n_patches")
     pieces, documents = Sums("truncated_tokens"), DocumentCount()
 
@@ -150,7 +150,7 @@ def _write_tables(
         "packs.parquet": packs.of(joined_rows(work, groups, "packs.parquet")),
         "documents.parquet": documents.of_documents(pieces.of(joined_rows(work, groups, "documents.parquet"))),
         "rejects.parquet": documents.of_rejects(rejects()),
-        "balance.parquet": joined_rows(work, groups, "balance.parquet"),
+        "measures.parquet": joined_rows(work, groups, "measures.parquet"),
     }
     tables = [write_table(folder, name, rows[name], order) for name in TABLES]
     packed = documents.count(lambda: _stored(folder, "documents.parquet", "doc_id", *PLACE))

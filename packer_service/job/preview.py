@@ -19,8 +19,7 @@ from preshard.packer_service.job.partition import PARTITION_ROWS
 from preshard.packer_service.job.partitions import PartitionPlanner
 from preshard.packer_service.job.preview_lengths import planned_report
 from preshard.packer_service.job.read import ShardDocument, read_document, read_shard
-from preshard.packer_service.layout.tiles import whole_tiles
-from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import build_pack
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.records import PlanReport
@@ -118,6 +117,6 @@ def _solve_task(task: tuple[int, list[ShardDocument]], config: PackConfig, targe
         pad_id=target.tokenizer.pad_id,
         axes=target.axes,
     )
-    rows = BalanceRows()
+    rows = MeasureRows()
     rows.add_pack(pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
-    return pack_id, whole_tiles(pack.index), rows.table()
+    return rows.table()

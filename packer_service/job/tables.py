@@ -13,35 +13,39 @@ import pyarrow.parquet as pq
 from preshard.packer_service.job.record_file import in_batches
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder, Sink
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.manifest import TableEntry
+from preshard.schemas.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES, MeasureOrder
 from preshard.schemas.tables import TABLES
 
 GROUP_ROWS = 65_536
 """Most rows of a row group. One row group per shard would make a footer of a gigabyte at ten million packs."""
 
-BALANCE_FILE = "balance.parquet"
+MEASURES_FILE = "measures.parquet"
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     # Loads hardly repeat: stored as differences they take two fifths less space than in a dictionary, and are read in
     # half the time.
-    BALANCE_FILE: {
-        "use_dictionary": ["kind", "scheme"],
-        "column_encoding": dict.fromkeys(("pack_id", "degree", "rank", "load"), "DELTA_BINARY_PACKED"),
+    MEASURES_FILE: {
+        "use_dictionary": ["scheme"],
+        "column_encoding": {
+            f"{name}.list.element" if name in (*LAYOUT_LOADS, *IMAGE_LOADS) else name: "DELTA_BINARY_PACKED"
+            for name in MEASURES.names
+            if name != "scheme"
+        },
     }
 }
 
 
-def write_table(folder: Folder, name: str, parts: Iterable[pa.Table], order: BalanceOrder) -> TableEntry:
+def write_table(folder: Folder, name: str, parts: Iterable[pa.Table], order: MeasureOrder) -> TableEntry:
     """Writes one table of the dataset; about one row group (or one block of packs) is in memory at a time.
 
     Args:
         folder: the dataset.
         name: the table's name.
         parts: its rows, pack by pack, in tables of any size.
-        order: the order of the loads.
+        order: the order of the measures.
     """
-    groups = order.by_table(parts) if name == BALANCE_FILE else in_batches(iter(parts), GROUP_ROWS)
+    groups = order.by_table(parts) if name == MEASURES_FILE else in_batches(iter(parts), GROUP_ROWS)
     rows, schema = 0, TABLES[name]
     with folder.writer(name) as sink:
         hashed = _Hashed(sink)

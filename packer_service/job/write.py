@@ -17,9 +17,9 @@ from preshard.packer_service.job.contents import Aside, aside, decode_documents,
 from preshard.packer_service.job.plan import PlannedShardRef
 from preshard.packer_service.job.read import ShardDocument
 from preshard.packer_service.job.videos import ShardVideos
-from preshard.packer_service.packs.balance import BalanceRows
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
+from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import Pack, build_pack
 from preshard.packer_service.packs.sample import EncodedSample, encode_sample, make_head
 from preshard.packer_service.shards.store import Folder
@@ -73,7 +73,7 @@ class _ShardRows:
     packs: list[dict[str, int | float | str]] = field(default_factory=list)
     documents: list[dict[str, object]] = field(default_factory=list)
     rejects: list[dict[str, str]] = field(default_factory=list)
-    balance: BalanceRows = field(default_factory=BalanceRows)
+    measures: MeasureRows = field(default_factory=MeasureRows)
 
     def add_reject(self, document: ShardDocument, error: DocumentError) -> None:
         """A document fails in each of its copies alike, and is rejected once."""
@@ -100,7 +100,7 @@ class _ShardRows:
         config: PackConfig,
     ) -> None:
         lengths = np.array([span.length for span in spans], np.int64)
-        self.balance.add_pack(
+        self.measures.add_pack(
             pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads
         )
         totals = UnitTotals.of(pack.units)
@@ -121,7 +121,7 @@ class _ShardRows:
             "packs.parquet": pa.Table.from_pylist(packs, schema=PACKS),
             "documents.parquet": pa.Table.from_pylist(self.documents, schema=DOCUMENTS),
             "rejects.parquet": pa.Table.from_pylist(self.rejects, schema=REJECTS),
-            "balance.parquet": self.balance.table(),
+            "measures.parquet": self.measures.table(),
         }
 
 

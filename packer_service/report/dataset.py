@@ -8,14 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from preshard.packer_service.report.balance import balances
 from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
 from preshard.packer_service.report.fill import fill_of
-from preshard.packer_service.report.loads import StoredLoads, numbers_of
 from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.measures import all_balances
 from preshard.packer_service.report.mismatch import warnings_of
 from preshard.packer_service.report.records import (
-    Balances,
     DatasetReport,
     Figures,
     FillLimit,
@@ -24,9 +22,8 @@ from preshard.packer_service.report.records import (
     SourceShare,
     Thinned,
 )
-from preshard.packer_service.report.tables import open_balance, read_numbers, table_parts
+from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder, require_answer
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead
@@ -58,8 +55,7 @@ def open_dataset(location: str) -> tuple[Folder, ManifestHead]:
 def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport:
     """Every figure of the report, described in ``docs/format.md``.
 
-    Tables are read in parts: what is held are two numbers for each pack, and of balance's figures the largest
-    twentieth.
+    Tables are read in parts: what is held are two numbers for each pack, and the values of a few figures.
 
     Straggler ratios are given for ``dp_sizes``, by default for the powers of two that divide the window.
 
@@ -85,7 +81,9 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
     )
     lost = losses_of(table_parts(folder, REJECTS_FILE, REJECT_COLUMNS), documents.lost_tokens)
     mixture = mixture_of(run, documents, config, counts.left_out)
-    found: list[Figures] = [fill, lost, _balances(folder, config), mixture]
+    with open_measures(folder, config, counts.packs) as measures:
+        balances = all_balances(measures)
+    found: list[Figures] = [fill, lost, balances, mixture]
     return DatasetReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
         dataset_id=manifest.dataset_id,
@@ -205,12 +203,3 @@ def mixture_of(run: Any, documents: DocumentSums, config: PackConfig, left_out: 
 def _rate(documents: int, seconds: float) -> float:
     """Documents per second of one task; 0 when the time is not known."""
     return round(documents / seconds, 1) if seconds else 0.0
-
-
-def _balances(folder: Folder, config: PackConfig) -> Balances:
-    """Balance figures, with a block of packs in memory at a time."""
-    tiles = read_numbers(folder, "packs.parquet", "attention_tiles")
-    order, every = BalanceOrder.of(config, len(tiles)), range(len(tiles))
-    with open_balance(folder, order) as file:
-        stored = StoredLoads(file, order)
-        return balances(lambda group: stored.read(group, every), tiles, config)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Figure, Kind
 
 
 class Figures(BaseModel):
@@ -29,41 +32,34 @@ class RankLoads(Figures):
     imbalance: Spread = Field(description="Largest load of a rank over the mean of all ranks, pack by pack.")
 
 
-class LayoutBalance(Figures):
-    """One token layout at one ring degree, over packs."""
-
+class _Layout(Figures):
     layout: str = Field(examples=["balanced_ring"])
     ring_degree: int = Field(examples=[8])
     packs: int
-    tile_floor: float = Field(description="Mean over packs: tiles of the whole mask over the ring degree.")
-    gather_path: Spread = Field(description="Gather critical path as a multiple of the tile floor.")
-    ring_path: Spread = Field(description="Ring critical path as a multiple of the tile floor.")
-    traffic: Spread = Field(description="Keys needed but not held, over those that gathering everything moves.")
-    gather_path_tiles: float = Field(description="Mean gather critical path, in tiles.")
-    ring_path_tiles: float = Field(description="Mean ring critical path, in tiles.")
-    attention: RankLoads = Field(description="Allowed pairs of each rank's queries.")
-    tiles: RankLoads = Field(description="Tiles of each rank.")
-    keys_fetched: list[float] = Field(description="Mean keys that each rank needs but does not hold, in tokens.")
-    cost: float = Field(description="Mean modelled cost of the better of gather and ring attention, in tiles.")
 
 
-class ImageBalance(Figures):
-    """The image boundaries of one CP size, over packs."""
-
+class _Images(Figures):
     cp_size: int = Field(examples=[8])
     packs: int
-    images: RankLoads = Field(description="Crops of each rank.")
-    pooled_tokens: RankLoads = Field(description="Pooled rows of each rank.")
-    image_load: RankLoads = Field(description="Vision encoder's work of each rank, in multiplications.")
-    weighted_imbalance: float | None = Field(
-        description="Largest work of a rank, summed over packs, over the sum of the means; null without images.",
-        examples=[1.03],
-    )
-    excess: float | None = Field(
-        description="Largest work of a rank, summed over packs, over the sum of what is least possible with whole "
-        "units; null without images.",
-        examples=[1.0],
-    )
+
+
+_TYPES: dict[Kind, Any] = {
+    "mean": float, "spread": Spread, "loads": RankLoads, "ranks": list[float], "ratio": float | None,
+}  # fmt: skip
+
+
+def _with_figures(base: type[Figures], figures: Sequence[Figure]) -> Any:
+    """A record with a field for each figure."""
+    fields: Any = {each.key: (_TYPES[each.kind], Field(description=each.words)) for each in figures}
+    return create_model("Measured", __base__=base, **fields)
+
+
+class LayoutBalance(_with_figures(_Layout, LAYOUT_FIGURES)):  # type: ignore[misc]
+    """One token layout at one ring degree, over packs."""
+
+
+class ImageBalance(_with_figures(_Images, IMAGE_FIGURES)):  # type: ignore[misc]
+    """The image boundaries of one CP size, over packs."""
 
 
 class Balances(Figures):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,24 +12,22 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.packer_service.layout.tiles import whole_tiles
-from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import configured_layouts, image_boundaries
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import check_mixture, take_mixture
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.balance import balances
 from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
 from preshard.packer_service.report.limits import fill_limit
-from preshard.packer_service.report.loads import Block, block_of, numbers_of
 from preshard.packer_service.report.losses import losses
+from preshard.packer_service.report.measures import SampledMeasures, all_balances
 from preshard.packer_service.report.mixture import mixture_figures
-from preshard.packer_service.report.records import Balances, FillLimit, Losses, Mixture, PlanReport
-from preshard.schemas.balance import BalanceOrder, LoadGroup
+from preshard.packer_service.report.records import FillLimit, Losses, Mixture, PlanReport
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.document_ids import canonical_order, hash_ids
 from preshard.schemas.errors import PreshardError
+from preshard.schemas.measures import MEASURES
 from preshard.schemas.rejects import rejects_table
 from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
@@ -42,8 +40,8 @@ SIZES = ("tokens", "images", "patches", "load")
 KEYS = ("doc_id", "source", "line")
 """Columns that say which document it is; ``line`` is known where the lengths come from a file."""
 
-SampledPack = tuple[int, int, pa.Table]
-"""A pack's id, its attention tiles, and its rows of balance.parquet."""
+SampledPack: TypeAlias = pa.Table
+"""A pack's rows of measures.parquet."""
 
 
 def planned(table: pa.Table, config: dict[str, Any], dp_sizes: Sequence[int]) -> dict[str, Any]:
@@ -161,7 +159,7 @@ def plan_report(
         dp_sizes=dp_sizes,
         limit=limit,
     )
-    found = [fill, lost, mixture, _sample_balances(sampled, config)]
+    found = [fill, lost, mixture, all_balances(sampled_measures(sampled, config))]
     return PlanReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
         source_documents=source_documents,
@@ -172,20 +170,9 @@ def plan_report(
     )
 
 
-def sampled_blocks(sampled: Sequence[SampledPack], config: PackConfig) -> dict[LoadGroup, list[Block]]:
-    """The loads of solved packs by group."""
-    order = BalanceOrder.of(config, len(sampled))
-    parts = order.by_table(rows for _, _, rows in sampled)
-    blocks: dict[LoadGroup, list[Block]] = {}
-    for stretch, part in zip(order.stretches(), parts, strict=True):
-        blocks.setdefault(stretch.group, []).append(block_of(numbers_of(part["load"]), stretch))
-    return blocks
-
-
-def _sample_balances(sampled: Sequence[SampledPack], config: PackConfig) -> Balances:
-    blocks = sampled_blocks(sampled, config)
-    tiles = np.array([tiles for _, tiles, _ in sampled], np.int64)
-    return balances(lambda group: blocks.get(group, []), tiles, config)
+def sampled_measures(sampled: Sequence[SampledPack], config: PackConfig) -> SampledMeasures:
+    """The measures of solved packs."""
+    return SampledMeasures(config=config, rows=pa.concat_tables([MEASURES.empty_table(), *sampled]))
 
 
 def _solve_planned(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], config: PackConfig) -> SampledPack:
@@ -207,12 +194,12 @@ def solve_lengths(
     index = MaskIndex.of(_mask_of_lengths(starts, lengths, crops, config))
     layouts = configured_layouts(index, starts, aligned_lengths, config)
     units = np.arange(1, int(crops.sum()) + 1)
-    balance = BalanceRows()
+    rows = MeasureRows()
     pooled = units * config.vision.pooled_per_crop
     loads = np.full_like(units, CostModel.of(config).vision_work_per_crop)
     boundaries = image_boundaries(loads, units, pooled, config.cp_sizes)
-    balance.add_pack(pack, index, layouts, boundaries, units, loads)
-    return pack, whole_tiles(index), balance.table()
+    rows.add_pack(pack, index, layouts, boundaries, units, loads)
+    return rows.table()
 
 
 def _mask_of_lengths(

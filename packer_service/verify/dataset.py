@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer
-from preshard.packer_service.verify.balance_reader import BALANCE_FILE, BalanceReader
 from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
+from preshard.packer_service.verify.measures_reader import MEASURES_FILE, MeasuresReader
 from preshard.packer_service.verify.scan import DocumentRows, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig, stored_config
-from preshard.schemas.errors import BalanceInvalid, ConfigError, FormatError, ManifestMissing, PreshardError
+from preshard.schemas.errors import ConfigError, FormatError, ManifestMissing, MeasuresInvalid, PreshardError
 from preshard.schemas.manifest import LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
+from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.secrets import without_secrets
 
 MOST_PACKS = 8
@@ -105,7 +105,7 @@ class _Dataset:
         return {entry.name: entry for entry in self.manifest.tables}
 
     def check_tables(self, progress: Progress, partition_rows: int) -> None:
-        """The manifest, the files that are there, and all tables but the balance, which is read with the shards."""
+        """The manifest, the files that are there, and all tables but the measures, which are read with the shards."""
         manifest, config, faults = self.manifest, self.config, self.faults
         faults.extend(check_manifest(manifest), MANIFEST)
         faults.extend(check_shard_list(manifest, config), MANIFEST)
@@ -130,20 +130,20 @@ class _Dataset:
     def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
         """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""
         n_packs, total = self.manifest.counts.packs, len(self.manifest.shards)
-        order = BalanceOrder.of(self.config, n_packs)
-        reader = BalanceReader(self.folder, self.faults, self._entries.get(BALANCE_FILE), order)
-        tasks = self._tasks(reader, order.rows_per_pack, independent)
+        order = MeasureOrder.of(self.config, n_packs)
+        reader = MeasuresReader(self.folder, self.faults, self._entries.get(MEASURES_FILE), order)
+        tasks = self._tasks(reader, len(order.groups), independent)
         for done, verdict in enumerate(_run(tasks, min(processes, total)), start=1):
             self.faults.merge(verdict.faults)
             self.checked.update(verdict.checked)
             progress.step("verified shards", done, total)
-        rest = reader.take(n_packs * order.rows_per_pack, 1)
+        rest = reader.take(order.n_rows, 1)
         if rest is not None and len(rest):
-            past = f"has rows past the {order.rows_per_pack} of each of {n_packs} packs"
-            self.faults.extend([(BalanceInvalid, past)], BALANCE_FILE)
+            past = f"has rows past the {len(order.groups)} of each of {n_packs} packs"
+            self.faults.extend([(MeasuresInvalid, past)], MEASURES_FILE)
         reader.close()
 
-    def _tasks(self, reader: BalanceReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
+    def _tasks(self, reader: MeasuresReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
         """One task per shard, made when a process is free for it, so that few shards' rows are in memory twice."""
         total = self.manifest.counts.packs
         with ExitStack() as stack:
@@ -165,8 +165,8 @@ class _Dataset:
                     model=self.manifest.model,
                     pack_rows=None if packs is None else packs.rows(first, first + n_packs).to_pylist(),
                     document_rows=None if documents is None else documents.of_packs(first, first + n_packs),
-                    balance_rows=reader.take(first * per_pack, n_packs * per_pack),
-                    balance_per_pack=per_pack,
+                    measure_rows=reader.take(first * per_pack, n_packs * per_pack),
+                    measures_per_pack=per_pack,
                     independent=independent,
                 )
 

@@ -6,6 +6,7 @@ passed there; :class:`IndependentFigures`, a few times slower, is what finds it.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 from preshard.packer_service.layout.area import attention_area
@@ -21,6 +22,7 @@ from preshard.schemas.sequence import MaskArrays
 class MaskFigures(Protocol):
     """Figures of one pack's mask."""
 
+    @property
     def whole(self) -> tuple[int, int]:
         """Allowed pairs of the mask, and its tiles in natural order."""
 
@@ -34,6 +36,7 @@ class SparseFigures:
     def __init__(self, mask: MaskArrays) -> None:
         self._index = MaskIndex.of(mask)
 
+    @cached_property
     def whole(self) -> tuple[int, int]:
         return attention_area(self._index), whole_tiles(self._index)
 
@@ -42,7 +45,7 @@ class SparseFigures:
         return LayoutLoads(
             attention=measures.area.tolist(),
             tiles=measures.tiles.sum(axis=1).tolist(),
-            ring_step=measures.ring_steps.tolist(),
+            ring_steps=measures.ring_steps.tolist(),
             keys_fetched=measures.keys_fetched.tolist(),
             needs=key_blocks_needed(self._index, layout.runs, layout.ring_degree, layout.block_size),
         )
@@ -54,6 +57,7 @@ class IndependentFigures:
     def __init__(self, mask: MaskArrays) -> None:
         self._mask = mask
 
+    @cached_property
     def whole(self) -> tuple[int, int]:
         return whole_mask(self._mask)
 

@@ -14,15 +14,21 @@ from preshard.packer_service.verify.independent.cost import pack_cost
 from preshard.packer_service.verify.independent.layouts import least_largest_load
 from preshard.packer_service.verify.tar import RawSample
 from preshard.packer_service.verify.verdict import Finding
-from preshard.schemas.balance import IMAGE_KINDS, LAYOUT_KINDS
 from preshard.schemas.checksum import crc32c
 from preshard.schemas.codec import HEADER_MEMBERS, sample_key
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import BalanceInvalid, DocumentRowInvalid, MemberChanged, PackRowInvalid, SampleHeadInvalid
+from preshard.schemas.errors import (
+    DocumentRowInvalid,
+    MeasuresInvalid,
+    MemberChanged,
+    PackRowInvalid,
+    SampleHeadInvalid,
+)
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import SampleHead
+from preshard.schemas.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES
 from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
-from preshard.schemas.tables import BALANCE, DOCUMENTS
+from preshard.schemas.tables import DOCUMENTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +43,7 @@ class Expected:
     index_in_shard: int
     pack_row: dict[str, Any] | None
     document_rows: list[dict[str, Any]] | None
-    balance_rows: pa.Table | None
+    measure_rows: pa.Table | None
     independent: bool = False
 
 
@@ -107,42 +113,66 @@ def check_pack_row(
             yield PackRowInvalid, f"packs.parquet has {name} {found!r}, not {derived[name]!r}"
 
 
-def check_balance(
-    expected: Expected, layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], head: SampleHead
+def check_measures(
+    expected: Expected, layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], head: SampleHead, tiles: int
 ) -> Iterator[Finding]:
-    """``balance.parquet`` has the loads that follow from the mask, the layouts and the boundaries."""
-    if expected.balance_rows is None:
+    """``measures.parquet`` has what follows from the mask, the layouts and the boundaries.
+
+    Args:
+        expected: its rows of this pack.
+        layouts: the token layouts, in their order.
+        loads: what they give ranks to do.
+        head: the boundaries and the units.
+        tiles: tiles of the mask in natural order.
+    """
+    if expected.measure_rows is None:
         return
-    found = list(zip(*(expected.balance_rows[name].to_pylist() for name in BALANCE.names), strict=True))
-    asked = [(expected.pack_id, *row) for row in (*_layout_rows(layouts, loads), *_image_rows(head))]
+    found = expected.measure_rows.to_pylist()
+    asked = [
+        dict.fromkeys(MEASURES.names) | {"pack_id": expected.pack_id} | row
+        for row in (*_layout_rows(layouts, loads, tiles), *_image_rows(head))
+    ]
     if len(found) != len(asked):
-        yield BalanceInvalid, f"balance.parquet has {len(found)} rows of this pack, not {len(asked)}"
-    wrong = [(a, b) for a, b in zip(found, asked, strict=False) if a != b]
+        yield MeasuresInvalid, f"measures.parquet has {len(found)} rows of this pack, not {len(asked)}"
+    wrong = [
+        f"{name} {row[name]!r:.200}, not {value!r:.200} ({other['scheme'] or 'images'}, degree {other['degree']})"
+        for row, other in zip(found, asked, strict=False)
+        for name, value in other.items()
+        if row[name] != value
+    ]
     if wrong:
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        yield (
-            BalanceInvalid,
-            f"balance.parquet has {wrong[0][0]}, not {wrong[0][1]} ({', '.join(BALANCE.names)}){others}",
-        )
+        yield MeasuresInvalid, f"measures.parquet has {wrong[0]}{others}"
 
 
-_Row = tuple[str, str | None, int, int, int]
-"""Kind, scheme, degree, rank and load."""
-
-
-def _layout_rows(layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads]) -> Iterator[_Row]:
+def _layout_rows(
+    layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], tiles: int
+) -> Iterator[dict[str, object]]:
     for layout in layouts:
-        for kind in LAYOUT_KINDS:
-            for rank, load in enumerate(getattr(loads[layout.name], kind)):
-                yield kind, layout.scheme, layout.ring_degree, rank, load
+        of, degree = loads[layout.name], layout.ring_degree
+        tokens = int(layout.runs[:, 2].sum())
+        yield {
+            "scheme": layout.scheme,
+            "degree": degree,
+            "attention_tiles": tiles,
+            "gather_path": max(of.tiles),
+            "ring_path": sum(of.ring_steps),
+            "sum_attention": sum(of.attention),
+            "most_attention": max(of.attention),
+            "sum_tiles": sum(of.tiles),
+            "sum_keys": sum(of.keys_fetched),
+            "most_keys": max(of.keys_fetched),
+            "possible_keys": tokens * (degree - 1),
+            **{name: getattr(of, name) for name in LAYOUT_LOADS},
+        }
 
 
-def _image_rows(head: SampleHead) -> Iterator[_Row]:
+def _image_rows(head: SampleHead) -> Iterator[dict[str, object]]:
     for size, ranks in head.image_shard_boundaries.items():
         parts = [ranks[str(rank)] for rank in range(int(size))]
         crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
         pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
-        least = [least_largest_load([unit.load for unit in head.units], len(parts))] * len(parts)
-        for kind, of_rank in zip(IMAGE_KINDS, (crops, pooled, rank_loads(head, size), least), strict=True):
-            for rank, load in enumerate(of_rank):
-                yield kind, None, int(size), rank, load
+        row: dict[str, object] = {"scheme": None, "degree": int(size)}
+        for name, of_rank in zip(IMAGE_LOADS, (crops, pooled, rank_loads(head, size)), strict=True):
+            row |= {name: of_rank, f"sum_{name}": sum(of_rank), f"most_{name}": max(of_rank)}
+        yield row | {"least_image_load": least_largest_load([unit.load for unit in head.units], len(parts))}

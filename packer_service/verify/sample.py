@@ -22,7 +22,6 @@ from preshard.schemas.codec import (
 )
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
-    BalanceInvalid,
     BoundariesInvalid,
     BoundariesNotOptimal,
     BranchesInvalid,
@@ -35,6 +34,7 @@ from preshard.schemas.errors import (
     LayoutNotPartition,
     LayoutSchemeInvalid,
     LayoutsInvalid,
+    MeasuresInvalid,
     MemberChanged,
     MembersInvalid,
     PackRowInvalid,
@@ -100,7 +100,7 @@ class SampleCheck:
         if crops is not None:
             self._crops(head, crops, units_hold=units_hold)
         if head is not None and stored is not None and layouts_hold and boundaries_hold:
-            self._holds(BalanceInvalid, rows.check_balance(expected, list(stored.values()), self.loads, head))
+            self._measures(expected, list(stored.values()), head)
         return self.findings
 
     def _holds(self, rule: type[FormatError], findings: Iterable[Finding]) -> bool:
@@ -200,9 +200,14 @@ class SampleCheck:
             self.loads[name] = self.figures.of_layout(layout)
             yield from layouts.check_needs(layout, self.loads[name].needs)
 
+    def _measures(self, expected: Expected, stored: list[TokenLayout], head: SampleHead) -> None:
+        if self.figures is not None:
+            found = rows.check_measures(expected, stored, self.loads, head, self.figures.whole[1])
+            self._holds(MeasuresInvalid, found)
+
     def _pack_row(self, raw: RawSample, head: SampleHead, sequence: PackedSequence, expected: Expected) -> None:
         if expected.pack_row is not None and self.figures is not None:
-            whole = self.figures.whole()
+            whole = self.figures.whole
             self._holds(PackRowInvalid, rows.check_pack_row(raw, head, sequence, whole, expected, self.config))
 
     def _crops(self, head: SampleHead | None, crops: list[Member], *, units_hold: bool) -> None:

@@ -43,7 +43,7 @@ def check_bytes(folder: Folder, entry: TableEntry) -> Iterator[Finding]:
 
 
 class Values:
-    """No value is missing except the scheme of image loads; stages and codes are those of the format."""
+    """No value is missing; stages and codes are those of the format."""
 
     def __init__(self) -> None:
         self.nulls, self._unknown = Counter[str](), dict[str, set[str]]()
@@ -51,7 +51,7 @@ class Values:
     def add(self, part: pa.Table) -> None:
         """Looks at some rows."""
         for name in part.schema.names:
-            if part[name].null_count and name != "scheme":
+            if part[name].null_count:
                 self.nulls[name] += part[name].null_count
             if name in LEGAL:
                 found = set(pc.unique(part[name]).to_pylist()) - {*LEGAL[name], None}

@@ -34,8 +34,8 @@ class ShardTask:
     model: ModelEntry | None
     pack_rows: list[dict[str, Any]] | None
     document_rows: list[dict[str, Any]] | None
-    balance_rows: pa.Table | None
-    balance_per_pack: int
+    measure_rows: pa.Table | None
+    measures_per_pack: int
     independent: Container[int] = ()
 
     @property
@@ -44,7 +44,7 @@ class ShardTask:
 
     def expected(self, index: int) -> Expected:
         """What the manifest and the tables say of one sample of the shard."""
-        pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.balance_per_pack
+        pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.measures_per_pack
         return Expected(
             pack_id=pack_id,
             shard=self.entry.name,
@@ -57,7 +57,7 @@ class ShardTask:
                 for row in self.document_rows
                 if row["pack_id"] == pack_id
             ],
-            balance_rows=None if self.balance_rows is None else self.balance_rows.slice(index * per_pack, per_pack),
+            measure_rows=None if self.measure_rows is None else self.measure_rows.slice(index * per_pack, per_pack),
             independent=pack_id in self.independent,
         )
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.balance_reader import BALANCE_FILE
 from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_total
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS, IdPartitions, partitioned
+from preshard.packer_service.verify.measures_reader import MEASURES_FILE
 from preshard.packer_service.verify.scan import DocumentOrder, PackSpan, TableScan, check_bytes
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
@@ -122,7 +122,7 @@ class TablesFound:
 
 
 class TableCheck:
-    """Checks all tables but the balance, which is read with the shards.
+    """Checks all tables but the measures, which are read with the shards.
 
     Args:
         folder: the dataset.
@@ -155,7 +155,7 @@ class TableCheck:
         return max((self._entries[name].rows for name in BY_ID if name in self._entries), default=0)
 
     def _scan(self, entry: TableEntry, by_id: Mapping[str, IdPartitions]) -> None:
-        if entry.name == BALANCE_FILE:
+        if entry.name == MEASURES_FILE:
             self._faults.extend(check_bytes(self._folder, entry), entry.name)
             return
         scan = TableScan(self._folder, entry)

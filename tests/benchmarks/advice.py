@@ -18,13 +18,15 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
 import torch  # noqa: E402
 from advice_packs import KINDS, MadePack, loads_of, made_packs  # noqa: E402
 from advice_ranks import (  # noqa: E402
@@ -50,9 +52,9 @@ from preshard.packer_service.report.advice.derived import PackMask, with_derived
 from preshard.packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
 from preshard.packer_service.report.advice.model import configured_sizes  # noqa: E402
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
-from preshard.schemas.balance import BalanceOrder  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.dimensions import ModelDimensions  # noqa: E402
+from preshard.schemas.measures import MeasureGroup  # noqa: E402
 from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
 from preshard.trainer.distributed.mesh import ContextParallel  # noqa: E402
 
@@ -208,22 +210,32 @@ def errors_of(found: SlowestRank, exact: SlowestRank) -> tuple[float, ...]:
     return tuple(float(one.mean()) / max(float(other.mean()), 1.0) - 1 for one, other in pairs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrawnMeasures:
+    """Measures of a million packs, at random."""
+
+    config: PackConfig
+    rng: np.random.Generator
+    n_packs: int = 10**6
+
+    def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
+        [name] = columns
+        loads = pa.array(self.rng.integers(100, 1000, len(packs) * (group.degree if name in group.loads else 1)))
+        edges = pa.array(np.arange(len(packs) + 1, dtype=np.int32) * group.degree)
+        yield pa.table({name: pa.ListArray.from_arrays(edges, loads) if name in group.loads else loads})
+
+
 def time_a_million(gpus: int) -> None:
     """Processor time of the estimates for a million packs with loads at random, once these are read."""
     config, rng = PackConfig(), np.random.default_rng(0)
-    order, numbers = BalanceOrder.of(config, 10**6), rng.integers(1, 10**4, 10**6)
-    loads = read_pack_loads(
-        order,
-        lambda _: numbers,
-        lambda group, span: [rng.integers(100, 1000, (len(group.kinds), group.degree, len(span)))],
-        gpus=gpus,
-    )
+    numbers = rng.integers(1, 10**4, 10**6)
+    loads = read_pack_loads(DrawnMeasures(config=config, rng=rng), lambda _: numbers, gpus=gpus)
     sizes = configured_sizes(config.cost, config.vision, None, "default")
     advisor = Advisor(config=config, sizes=sizes, question=make_question({"gpus": gpus}), loads=loads)
     began = time.process_time()
     considered = advisor.advice().considered
     taken = time.process_time() - began
-    print(f"\n{order.n_packs:,} packs, {loads.sampled:,} looked at: {considered} splits in {taken:.2f} s of CPU time")
+    print(f"\n{loads.n_packs:,} packs, {loads.sampled:,} looked at: {considered} splits in {taken:.2f} s of CPU time")
 
 
 def main() -> int:

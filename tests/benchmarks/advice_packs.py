@@ -9,12 +9,11 @@ import numpy as np
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.solve import solve_layouts
 from preshard.packer_service.layout.tiles import whole_tiles
-from preshard.packer_service.packs.balance import BalanceRows
+from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import image_boundaries
 from preshard.packer_service.plan.cost import CostModel
 from preshard.packer_service.report.advice.loads import PackLoads, read_pack_loads
-from preshard.packer_service.report.loads import block_of, numbers_of
-from preshard.schemas.balance import BalanceOrder
+from preshard.packer_service.report.measures import SampledMeasures
 from preshard.schemas.config import PackConfig
 from preshard.schemas.sequence import MaskArrays
 
@@ -61,7 +60,7 @@ def _pack(kind: str, config: PackConfig, rng: np.random.Generator) -> MadePack:
 
 def loads_of(packs: list[MadePack], config: PackConfig, gpus: int, frame_load: int | None = None) -> PackLoads:
     """What a dataset of these packs would have in its tables; ``frame_load`` in place of a frame's work."""
-    rows, columns = BalanceRows(), {name: [] for name in ("n_tokens", "n_units", "load", "attention_tiles")}
+    rows, columns = MeasureRows(), {name: [] for name in ("n_tokens", "n_units", "load", "attention_tiles")}
     each = CostModel.of(config).vision_work_per_crop if frame_load is None else frame_load
     for number, pack in enumerate(packs):
         index, units = MaskIndex.of(pack.mask), np.arange(1, pack.frames + 1)
@@ -78,14 +77,9 @@ def loads_of(packs: list[MadePack], config: PackConfig, gpus: int, frame_load: i
         found = (int((pack.mask.doc_ids >= 0).sum()), pack.frames, pack.frames * each, whole_tiles(index))
         for name, value in zip(columns, found, strict=True):
             columns[name].append(value)
-    order = BalanceOrder.of(config, len(packs))
-    blocks = {
-        stretch.group: block_of(numbers_of(part["load"]), stretch)
-        for stretch, part in zip(order.stretches(), order.by_table([rows.table()]), strict=True)
-    }
     of_frames = {"n_patches": config.vision.patches_per_crop, "n_pooled_tokens": FRAME}
 
     def column(name: str) -> np.ndarray:
         return np.array(columns[name] if name in columns else np.array(columns["n_units"]) * of_frames[name], np.int64)
 
-    return read_pack_loads(order, column, lambda group, span: [blocks[group][..., span.start : span.stop]], gpus=gpus)
+    return read_pack_loads(SampledMeasures(config=config, rows=rows.table()), column, gpus=gpus)

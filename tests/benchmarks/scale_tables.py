@@ -21,17 +21,17 @@ from preshard.packer_service.job.plan import PLAN_FOLDER, Planned, PlannedShardR
 from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name
 from preshard.packer_service.plan.cost import CostModel
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.balance import load_groups
 from preshard.schemas.codec import sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import WORK, ShardEntry
-from preshard.schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS
+from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
+from tests.support.made_records import made_measures
 
 PER_TASK = 32
 """Shards of a task: a task of one would be over before the next one is given out."""
 
 FEW_LOADS = PackConfig(packs_per_shard=256, layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1,))
-"""Eight loads for each pack, where the default configuration has hundreds: the balance is not what is measured."""
+"""Two rows of measures for each pack, where the default configuration has twenty: they are not what is measured."""
 
 
 def write_tables(
@@ -96,7 +96,7 @@ def made_record(shard: PlannedShardRef, plan: Folder, sources: Sequence[str], co
             "packs.parquet": _packs(packs, rows, shard.name, config),
             "documents.parquet": _documents(rows, sources, config),
             "rejects.parquet": REJECTS.empty_table(),
-            "balance.parquet": balance_rows(packs, config),
+            "measures.parquet": made_measures(packs, config),
         },
     )
 
@@ -138,31 +138,3 @@ def _packs(packs: np.ndarray, rows: pa.Table, shard: str, config: PackConfig) ->
         "cost": 100 + packs * 7919 % 997 / 1e4,
     }
     return pa.table(columns, schema=PACKS)
-
-
-def balance_rows(packs: np.ndarray, config: PackConfig) -> pa.Table:
-    """Loads of packs, pack by pack; they look like those of packs and are those of none."""
-    kinds, schemes, degrees, ranks = [], [], [], []
-    for group in load_groups(config):
-        for kind in group.kinds:
-            kinds += [kind] * group.degree
-            schemes += [group.scheme] * group.degree
-            degrees += [group.degree] * group.degree
-            ranks += range(group.degree)
-    n = len(kinds)
-    loads = (np.repeat(packs, n) * 7919 + np.tile(np.arange(n), len(packs)) * 31) % 10_007 + 1000
-    columns = {
-        "pack_id": np.repeat(packs, n),
-        **{
-            name: _repeated(values, len(packs))
-            for name, values in (("kind", kinds), ("scheme", schemes), ("degree", degrees), ("rank", ranks))
-        },
-        "load": loads,
-    }
-    return pa.table(columns).cast(BALANCE)
-
-
-def _repeated(values: list[Any], times: int) -> pa.Array:
-    array = pa.array(values)
-    array = array.dictionary_encode() if pa.types.is_string(array.type) else array
-    return array.take(pa.array(np.tile(np.arange(len(values)), times)))

@@ -1,12 +1,11 @@
 """The inspection service under load: clients ask everything about a large dataset; times, errors, memory.
 
-    python tests/benchmarks/service.py [--packs 1000000] [--clients 50] [--seconds 10] [--keep FOLDER] [--underived]
+    python tests/benchmarks/service.py [--packs 1000000] [--clients 50] [--seconds 10] [--keep FOLDER]
 
 The dataset is that of ``service_dataset.py``. The clients run in this process and take their share of the machine.
 
 Cold: every question is the first of its kind since the service started, one after the other or all at once.
-Cached: the same questions again, in an endless round. Before the first start, what answers about a large dataset
-need is derived once, which is timed by itself; ``--underived`` leaves that out. Memory is that of all processes.
+Cached: the same questions again, in an endless round. Memory is that of all processes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from service_dataset import write_dataset  # noqa: E402
 
-from preshard.packer_service.http.dataset.derived import FORM  # noqa: E402
 from preshard.schemas.codec import shard_name  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from tests.support.served import descendants, memory_bytes, processor_seconds, served  # noqa: E402
@@ -162,9 +160,9 @@ class Service:
 
 
 @contextlib.contextmanager
-def service(root: Path, derived: Path | None, **settings: object) -> Iterator[Service]:
+def service(root: Path, **settings: object) -> Iterator[Service]:
     """A service that has just started and knows what is below its root, but has opened none of it."""
-    with served(root, derived_folder=None if derived is None else str(derived), **settings) as (process, port):
+    with served(root, **settings) as (process, port):
         found = Service(process.pid, port)
         asyncio.run(load(port, ["/v1/datasets"], 1, None))
         try:
@@ -173,25 +171,11 @@ def service(root: Path, derived: Path | None, **settings: object) -> Iterator[Se
             found.end()
 
 
-def derive(root: Path, folder: Path) -> None:
-    """Waits until what answers need is derived, as it is once when a dataset is first seen."""
-    began = time.perf_counter()
-    with service(root, folder) as found:
-        while not list(folder.glob(f"[!.]*-{FORM}/figures.json")):
-            time.sleep(0.25)
-            if time.perf_counter() - began > 1800:
-                raise SystemExit("nothing was derived")
-        print(f"derived in {time.perf_counter() - began:.0f} s, {found.processor_seconds():.0f} s of processor")
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    print(f"the folder has {size >> 20} MiB")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packs", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--underived", action="store_true", help="Derive nothing beforehand.")
     parser.add_argument("--keep", type=Path, help="Folder for the dataset; used again where it has one.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -201,35 +185,31 @@ def main() -> None:
             write_dataset(root / "large", arguments.packs)
         packs = pq.read_metadata(root / "large" / "packs.parquet").num_rows
         documents = pq.read_metadata(root / "large" / "documents.parquet").num_rows
-        balance = root / "large" / "balance.parquet"
-        rows = pq.read_metadata(balance).num_rows
+        measures = root / "large" / "measures.parquet"
+        rows = pq.read_metadata(measures).num_rows
         print(hardware())
         print(
-            f"{packs:,} packs, {documents:,} documents; balance.parquet {rows:,} rows, "
-            f"{balance.stat().st_size >> 20} MiB; made in {time.perf_counter() - began:.0f} s"
+            f"{packs:,} packs, {documents:,} documents; measures.parquet {rows:,} rows, "
+            f"{measures.stat().st_size >> 20} MiB; made in {time.perf_counter() - began:.0f} s"
         )
-        folder = None if arguments.underived else root / ".derived"
-        if folder is not None:
-            derive(root, folder)
         kinds = questions(PackConfig(), packs, documents)
         measure(
             root,
-            folder,
             {kind: [f"/v1/datasets/large{each}" for each in asked] for kind, asked in kinds.items()},
             arguments.clients,
             arguments.seconds,
         )
 
 
-def measure(root: Path, folder: Path | None, kinds: dict[str, list[str]], clients: int, seconds: float) -> None:
+def measure(root: Path, kinds: dict[str, list[str]], clients: int, seconds: float) -> None:
     """Asks one by one, then all at once, then again; each time a service that has just started."""
     print("one client, each kind for the first time:")
-    with service(root, folder) as found:
+    with service(root) as found:
         for kind, asked in kinds.items():
             found.ask(f"  {kind}", asked[:1], 1)
     every = [question for asked in kinds.values() for question in asked]
     random.Random(1).shuffle(every)
-    with service(root, folder) as found:
+    with service(root) as found:
         found.ask(f"cold, {clients} clients", every, clients)
         found.ask("cached, 1 client", every, 1)
         found.ask(f"cached, {clients} clients", every, clients, seconds)

@@ -21,11 +21,11 @@ from preshard.packer_service.job.tables import ENCODINGS, GROUP_ROWS
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.report.what_if import solve_lengths
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import encode_json, sample_key, seal_manifest, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
-from preshard.schemas.tables import BALANCE, DOCUMENTS, PACKS, REJECTS
+from preshard.schemas.measures import MEASURES, MeasureOrder
+from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 SOLVED = 128
 MIXTURE = "mixed"
@@ -41,15 +41,15 @@ def write_dataset(folder: Path, n_packs: int) -> PackConfig:
     times = max(round(n_packs / PLANNED), 1)
     plan, images = make(config, n_packs // times)
     folder.mkdir(parents=True)
-    loads, tiles = solved(plan, images, config)
-    drawn = np.random.default_rng(1).integers(0, len(loads), plan.n_packs * times)
+    measures, tiles = solved(plan, images, config)
+    drawn = np.random.default_rng(1).integers(0, len(tiles), plan.n_packs * times)
     each = np.split(drawn, times)
     packs = (packs_table(plan, images, tiles[each[i]], config, i * plan.n_packs) for i in range(times))
     write_table(folder / "packs.parquet", PACKS, packs)
     write_table(folder / "documents.parquet", DOCUMENTS, (documents_table(plan, images, i) for i in range(times)))
     write_table(folder / "rejects.parquet", REJECTS, [REJECTS.empty_table()])
-    order = BalanceOrder.of(config, plan.n_packs * times)
-    write_table(folder / "balance.parquet", BALANCE, balance_parts(order, loads, drawn))
+    order = MeasureOrder.of(config, plan.n_packs * times)
+    write_table(folder / "measures.parquet", MEASURES, measure_parts(order, measures, drawn))
     write_manifest(folder, plan, images, config, times)
     return config
 
@@ -75,43 +75,35 @@ def make(config: PackConfig, n_packs: int) -> tuple[Plan, np.ndarray]:
     return plan, images
 
 
-def solved(plan: Plan, images: np.ndarray, config: PackConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Loads of some packs, a row each in the order of a pack's rows, and their tiles."""
+def solved(plan: Plan, images: np.ndarray, config: PackConfig) -> tuple[pa.Table, np.ndarray]:
+    """Measures of some packs, pack by pack, and their tiles."""
     wanted = np.unique(np.linspace(0, plan.n_packs - 1, SOLVED).astype(int)).tolist()
     packs = []
     for pack in wanted:
         own = slice(plan.pack_edges[pack], plan.pack_edges[pack + 1])
         crops = images[plan.document[own]]
         packs.append(solve_lengths(pack, plan.start[own], plan.length[own], plan.aligned_length[own], crops, config))
-    return np.stack([rows["load"].to_numpy() for _, _, rows in packs]), np.array([tiles for _, tiles, _ in packs])
+    return pa.concat_tables(packs).unify_dictionaries(), np.array(
+        [rows["attention_tiles"][0].as_py() for rows in packs]
+    )
 
 
-def balance_parts(order: BalanceOrder, loads: np.ndarray, drawn: np.ndarray) -> Iterator[pa.Table]:
-    """``balance.parquet``, a stretch at a time."""
+def measure_parts(order: MeasureOrder, solved: pa.Table, drawn: np.ndarray) -> Iterator[pa.Table]:
+    """``measures.parquet``, a row group at a time."""
     noise = np.random.default_rng(2)
-    before = dict(zip(order.groups, np.cumsum([0, *(group.rows for group in order.groups)]), strict=False))
-    for stretch in order.stretches():
-        group, n = stretch.group, stretch.packs
-        kinds, ranks = len(group.kinds), group.degree
-        mine = loads[drawn[stretch.first_pack : stretch.first_pack + n], before[group] : before[group] + group.rows]
-        noisy = (mine * noise.uniform(0.97, 1.03, mine.shape)).astype(np.int64).reshape(n, kinds, ranks)
-        shape = (kinds, n, ranks)
-        columns = {
-            "pack_id": np.broadcast_to(np.arange(stretch.first_pack, stretch.first_pack + n)[:, None], shape),
-            "degree": np.broadcast_to(ranks, shape),
-            "rank": np.broadcast_to(np.arange(ranks), shape),
-            "load": noisy.transpose(1, 0, 2),
-        }
-        arrays: dict[str, pa.Array] = {name: pa.array(column.ravel()) for name, column in columns.items()}
-        arrays["kind"] = pa.DictionaryArray.from_arrays(
-            pa.array(np.repeat(np.arange(kinds, dtype=np.int32), n * ranks)), pa.array(group.kinds)
-        )
-        scheme = pa.array([group.scheme or ""])
-        indices = np.zeros(kinds * n * ranks, np.int32)
-        arrays["scheme"] = pa.DictionaryArray.from_arrays(
-            pa.array(indices, mask=np.full(len(indices), group.scheme is None)), scheme
-        )
-        yield pa.table([arrays[name] for name in BALANCE.names], schema=BALANCE)
+    for block in order.blocks():
+        packs, factors = drawn[block.start : block.stop], noise.uniform(0.97, 1.03, len(block))
+        for number, group in enumerate(order.groups):
+            own = solved.take(pa.array(packs * len(order.groups) + number))
+            for name in (*group.scalars, *group.loads):
+                column = own[name].combine_chunks()
+                is_list = name in group.loads
+                values = (column.flatten() if is_list else column).to_numpy()
+                noisy = (values * np.repeat(factors, group.degree if is_list else 1)).astype(np.int64)
+                found = pa.ListArray.from_arrays(column.offsets, pa.array(noisy)) if is_list else pa.array(noisy)
+                own = own.set_column(own.schema.get_field_index(name), MEASURES.field(name), found)
+            numbers = pa.array(np.arange(block.start, block.stop))
+            yield own.set_column(0, MEASURES.field(0), numbers).cast(MEASURES)
 
 
 def packs_table(plan: Plan, images: np.ndarray, tiles: np.ndarray, config: PackConfig, first: int) -> pa.Table:
@@ -162,7 +154,7 @@ def documents_table(plan: Plan, images: np.ndarray, time: int) -> pa.Table:
 def write_table(path: Path, schema: pa.Schema, parts: Sequence[pa.Table] | Iterator[pa.Table]) -> None:
     with pq.ParquetWriter(path, schema, compression="zstd", **ENCODINGS.get(path.name, {})) as to:
         for part in parts:
-            to.write_table(part, row_group_size=GROUP_ROWS if path.name != "balance.parquet" else None)
+            to.write_table(part, row_group_size=GROUP_ROWS if path.name != "measures.parquet" else None)
 
 
 def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackConfig, times: int) -> None:
@@ -180,7 +172,7 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         (folder / "shards" / f"{entry.name}.idx").touch()
         shards.append(entry)
     tables = []
-    for name in ("packs.parquet", "documents.parquet", "rejects.parquet", "balance.parquet"):
+    for name in ("packs.parquet", "documents.parquet", "rejects.parquet", "measures.parquet"):
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         rows = pq.read_metadata(folder / name).num_rows

@@ -29,23 +29,23 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
-from scale_tables import balance_rows  # noqa: E402
 
 from preshard.packer_service.ingest.packed.settings import packed_target  # noqa: E402
 from preshard.packer_service.job.tables import write_table  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
-from preshard.schemas.balance import BalanceOrder  # noqa: E402
 from preshard.schemas.codec import encode_json, sample_key, shard_name  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.identity import dataset_id  # noqa: E402
 from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, Counts, ManifestHead, ShardEntry  # noqa: E402
 from preshard.schemas.manifest_parts import manifest_parts  # noqa: E402
+from preshard.schemas.measures import MeasureOrder  # noqa: E402
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS, TABLES  # noqa: E402
+from tests.support.made_records import made_measures  # noqa: E402
 
 CONFIG = PackConfig(
     packs_per_shard=256, layouts=("zigzag", "balanced_gather"), ring_degrees=(1, 8), cp_sizes=(8,), max_images=None
 )
-"""104 loads for each pack: enough that the balance is the largest table."""
+"""104 loads for each pack: enough that the measures are the largest table."""
 
 PACKS_EACH = 6_000
 """Packs that are made at a time."""
@@ -124,9 +124,9 @@ def write_dataset(folder: Path, packs: int, each: int) -> None:
         "packs.parquet": lambda: (packs_of(span, each) for span in spans),
         "documents.parquet": lambda: (documents_of(span, each) for span in spans),
         "rejects.parquet": lambda: iter([REJECTS.empty_table()]),
-        "balance.parquet": lambda: (balance_rows(np.array(span), CONFIG) for span in spans),
+        "measures.parquet": lambda: (made_measures(np.array(span), CONFIG) for span in spans),
     }
-    order, target = BalanceOrder.of(CONFIG, packs), packed_target(CONFIG, [])
+    order, target = MeasureOrder.of(CONFIG, packs), packed_target(CONFIG, [])
     tables = [write_table(Folder(str(folder)), name, rows[name](), order) for name in TABLES]
     sums = dict.fromkeys(("n_tokens", "n_padding", "n_images"), 0)
     for table in rows["packs.parquet"]():

@@ -26,11 +26,10 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import key_blocks_needed
-from preshard.packer_service.packs.balance import BalanceRows
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
+from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import Verdict
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.checksum import crc32c
 from preshard.schemas.codec import encode_index, seal_manifest, tar_member
 from preshard.schemas.codec import encode_json as encode_record
@@ -39,6 +38,7 @@ from preshard.schemas.header import read_member
 from preshard.schemas.identity import dataset_id
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import Manifest
+from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.npz import decode_arrays, encode_arrays
 from preshard.schemas.schemes import segment_edges, zigzag_runs
 from preshard.schemas.sequence import PackedSequence
@@ -233,15 +233,15 @@ class Editable:
         self.tables["packs.parquet"][pack_id].update(
             pack_figures(pack_id, sample.arrays, index, lengths, totals, config)
         )
-        rows = BalanceRows()
+        rows = MeasureRows()
         rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"], bounds, loads)
-        order = BalanceOrder.of(config, self.manifest["counts"]["packs"])
-        written = pa.Table.from_pylist(self.tables["balance.parquet"], schema=TABLES["balance.parquet"])
+        order = MeasureOrder.of(config, self.manifest["counts"]["packs"])
+        written = pa.Table.from_pylist(self.tables["measures.parquet"], schema=TABLES["measures.parquet"])
         others = pa.concat_tables(order.by_pack([written])).to_pylist()
         others = [row for row in others if row["pack_id"] != pack_id]
         derived = sorted(others + rows.table().to_pylist(), key=lambda row: row["pack_id"])
-        by_pack = pa.Table.from_pylist(derived, schema=TABLES["balance.parquet"])
-        self.tables["balance.parquet"] = pa.concat_tables(order.by_table([by_pack])).to_pylist()
+        by_pack = pa.Table.from_pylist(derived, schema=TABLES["measures.parquet"])
+        self.tables["measures.parquet"] = pa.concat_tables(order.by_table([by_pack])).to_pylist()
 
     def zigzag(self, sample: Sample) -> None:
         """Makes the zigzag layouts of a sample follow from its spans."""
@@ -308,7 +308,8 @@ class Editable:
     def write_table(self, name: str, table: pa.Table) -> None:
         """Writes a table, and its size, hash and rows into the manifest."""
         buffer = io.BytesIO()
-        pq.write_table(table, buffer)
+        each = self.manifest["counts"]["packs"] if name == "measures.parquet" else None
+        pq.write_table(table, buffer, row_group_size=each or None)
         self.write_table_bytes(name, buffer.getvalue(), len(table))
 
     def write_table_bytes(self, name: str, data: bytes, rows: int) -> None:

@@ -220,20 +220,20 @@ def missing_table(data: Any) -> None:
 
 
 @breaks("D4")
-def missing_balance(data: Any) -> None:
-    (data.path / "balance.parquet").unlink()
+def missing_measures(data: Any) -> None:
+    (data.path / "measures.parquet").unlink()
 
 
 @breaks("D5")
 def table_with_another_hash(data: Any) -> None:
-    table = pa.Table.from_pylist(data.tables["balance.parquet"], schema=TABLES["balance.parquet"])
-    pq.write_table(table, data.path / "balance.parquet", compression="none")
+    table = pa.Table.from_pylist(data.tables["documents.parquet"], schema=TABLES["documents.parquet"])
+    pq.write_table(table, data.path / "documents.parquet", compression="none")
 
 
 @breaks("D5")
 def table_with_fewer_rows_than_the_manifest_says(data: Any) -> None:
     for entry in data.manifest["tables"]:
-        entry["rows"] += entry["name"] in (REJECTS, "balance.parquet")
+        entry["rows"] += entry["name"] in (REJECTS, "measures.parquet")
     data.seal()
 
 
@@ -244,8 +244,17 @@ def table_that_is_not_parquet(data: Any) -> None:
 
 
 @breaks("D6")
-def balance_that_is_not_parquet(data: Any) -> None:
-    data.write_table_bytes("balance.parquet", b"PAR1 but no more", len(data.tables["balance.parquet"]))
+def measures_that_is_not_parquet(data: Any) -> None:
+    data.write_table_bytes("measures.parquet", b"PAR1 but no more", len(data.tables["measures.parquet"]))
+    data.seal()
+
+
+@breaks("D6")
+def measures_in_other_row_groups(data: Any) -> None:
+    table = pa.Table.from_pylist(data.tables["measures.parquet"], schema=TABLES["measures.parquet"])
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    data.write_table_bytes("measures.parquet", buffer.getvalue(), len(table))
     data.seal()
 
 
@@ -258,8 +267,10 @@ def table_with_another_column(data: Any) -> None:
 
 @breaks("D6")
 def table_with_a_column_of_another_type(data: Any) -> None:
-    table = pq.read_table(data.path / "balance.parquet")
-    data.write_table("balance.parquet", table.set_column(5, "load", table["load"].cast(pa.float64())))
+    table = pq.read_table(data.path / "measures.parquet")
+    data.write_table(
+        "measures.parquet", table.set_column(3, "attention_tiles", table["attention_tiles"].cast(pa.float64()))
+    )
     data.seal()
 
 

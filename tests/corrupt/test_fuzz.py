@@ -72,7 +72,7 @@ def test_damage_below_the_hashes_is_reported(name: bytes, editable: Any, verify:
 def test_tables_that_lie_are_reported(editable: Any, verify: Callable[[Path], Verdict]) -> None:
     """Fails when a table of the right columns and absurd values crashes a check."""
     numbers = [-(2**63), -1, 0, 2**31, 2**63 - 1]
-    for name in ("packs.parquet", "documents.parquet", "balance.parquet"):
+    for name in ("packs.parquet", "documents.parquet", "measures.parquet"):
         rows = editable.tables[name]
         for number, row in enumerate(rows[:20]):
             columns = [key for key, value in row.items() if isinstance(value, int)]

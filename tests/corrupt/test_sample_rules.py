@@ -28,7 +28,7 @@ def test_a_broken_rule_is_named(
     corrupt(editable)
     editable.save()
     verdict = assert_breaks(editable, rule, *also)
-    assert all(fault.sample or fault.file == "balance.parquet" for fault in verdict.broken), verdict.as_lines()
+    assert all(fault.sample or fault.file == "measures.parquet" for fault in verdict.broken), verdict.as_lines()
     assert verdict.checked["packs"] == len(editable.samples())
 
 
@@ -579,17 +579,27 @@ def time_of_a_still_image(data: Any) -> None:
 
 @breaks("P17")
 def load_off_by_one(data: Any) -> None:
-    data.tables["balance.parquet"][5]["load"] += 1
+    data.tables["measures.parquet"][5]["tiles"][0] += 1
+
+
+@breaks("P17")
+def sum_off_by_one(data: Any) -> None:
+    data.tables["measures.parquet"][5]["sum_tiles"] += 1
+
+
+@breaks("P17")
+def images_of_a_layout(data: Any) -> None:
+    data.tables["measures.parquet"][5]["images"] = [0]
 
 
 @breaks("P17")
 def loads_left_out(data: Any) -> None:
-    data.tables["balance.parquet"].pop()
+    data.tables["measures.parquet"].pop()
 
 
 @breaks("P17")
 def loads_of_no_pack(data: Any) -> None:
-    data.tables["balance.parquet"].append(data.tables["balance.parquet"][-1])
+    data.tables["measures.parquet"].append(data.tables["measures.parquet"][-1])
 
 
 @breaks("P18")

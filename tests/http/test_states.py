@@ -65,7 +65,7 @@ def delete_table(root: Path) -> None:
 
 
 def cut_table(root: Path) -> None:
-    with (root / "one" / "balance.parquet").open("r+b") as file:
+    with (root / "one" / "measures.parquet").open("r+b") as file:
         file.truncate(1000)
 
 

@@ -19,10 +19,10 @@ from preshard.packer_service.job.resume import kept_shards
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import WorkError
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.identity import dataset_id
 from preshard.schemas.manifest import MANIFEST, WORK
+from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES
 
 
@@ -53,8 +53,8 @@ def test_tables_hold_the_rows_of_all_records(n_packs: int, tmp_path: Path, progr
     for name in ("packs.parquet", "documents.parquet"):
         wanted = pa.concat_tables([record.tables[name] for record in records]) if records else []
         assert pq.read_table(tmp_path / name).to_pylist() == (wanted.to_pylist() if records else [])
-    balance = list(BalanceOrder.of(CONFIG, n_packs).by_table(record.tables["balance.parquet"] for record in records))
-    read = pq.read_table(tmp_path / "balance.parquet").to_pylist()
+    balance = list(MeasureOrder.of(CONFIG, n_packs).by_table(record.tables["measures.parquet"] for record in records))
+    read = pq.read_table(tmp_path / "measures.parquet").to_pylist()
     assert read == [row for part in balance for row in part.to_pylist()]
     manifest = decode_manifest((tmp_path / MANIFEST).read_bytes(), MANIFEST)
     assert manifest.shards == [record.entry for record in records]

@@ -105,8 +105,6 @@ COMMANDS = [
         ("beyond its pod", "Deployment", f"{MAIN}/args/-", "--host=127.0.0.1"),
         ("readinessProbe asks", "Deployment", f"{MAIN}/readinessProbe/httpGet/path", "/health"),
         ("comes from no Secret", "Deployment", f"{MAIN}/env/1/valueFrom", {}),
-        ("has room for 0 bytes", "Deployment", f"{MAIN}/args/-", "--derived=/derived"),
-        ("has room for 1073741824 bytes", "Deployment", f"{MAIN}/args/-", "--derived=/tmp/derived"),
     ),
     *_of(
         "local/train",

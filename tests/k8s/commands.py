@@ -74,20 +74,6 @@ def _serve_faults(pod: Pod, container: Object, given: list[str]) -> Iterator[str
         probe = container.get(kind, {}).get("httpGet", {"path": "no path", "port": ""})
         if named.get(probe["port"]) != values["port"] or not _answers(probe["path"]):
             yield f"{pod.where}: {kind} asks for {probe['path']} on {probe['port']}, where nothing answers"
-    yield from _derived_faults(pod, container, values["derived_folder"] or "")
-
-
-def _derived_faults(pod: Pod, container: Object, folder: str) -> Iterator[str]:
-    """What is derived of large datasets lies below a volume of its own with room for twice what is kept of it.
-
-    The volume itself belongs to root, and the service takes no folder of another user.
-    """
-    mounted = {mount["name"] for mount in container["volumeMounts"] if folder.startswith(f"{mount['mountPath']}/")}
-    sizes = {one["name"]: one["emptyDir"].get("sizeLimit", "0Gi") for one in pod.spec["volumes"] if "emptyDir" in one}
-    room = sum(int(sizes.get(name, "0Gi").removesuffix("Gi")) << 30 for name in mounted)
-    kept = int(ServiceSettings.model_fields["derived_bytes"].default)
-    if room < 2 * kept:
-        yield f"{pod.where}: --derived {folder!r} has room for {room} bytes, less than twice {kept}"
 
 
 @cache

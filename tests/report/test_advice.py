@@ -28,10 +28,12 @@ from preshard.packer_service.report.advice.model import configured_sizes, folder
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
 from preshard.packer_service.report.advice.seconds import Estimate, PackSeconds
 from preshard.packer_service.report.advice.split import MOST, SplitChoice
-from preshard.schemas.balance import BalanceOrder
+from preshard.packer_service.report.measures import SampledMeasures
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dimensions import ModelDimensions
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.measures import MeasureOrder
+from tests.support.made_records import made_measures
 
 SEQ_LEN, TILES = 1024, 64
 CONFIG = PackConfig(
@@ -251,9 +253,9 @@ def test_splits_need_packs_heads_and_slices_that_divide() -> None:
 
 def test_large_datasets_are_sampled_evenly_and_always_alike() -> None:
     """Fails when a million packs are all read, or only the first ones."""
-    small = BalanceOrder.of(CONFIG, 50)
+    small = MeasureOrder.of(CONFIG, 50)
     assert sampled_spans(small) == (range(50),)
-    large = BalanceOrder.of(CONFIG, 10_000_000)
+    large = MeasureOrder.of(CONFIG, 10_000_000)
     spans = sampled_spans(large)
     assert sum(map(len, spans)) == SAMPLED_PACKS
     blocks = [(span.start // large.block_packs, (span.stop - 1) // large.block_packs) for span in spans]
@@ -261,30 +263,23 @@ def test_large_datasets_are_sampled_evenly_and_always_alike() -> None:
     middles = [(span.start + span.stop) / 2 / 10_000_000 for span in spans]
     assert np.allclose(np.diff(middles), 1 / len(spans), atol=0.02)
     for packs in range(SAMPLED_PACKS + 1, SAMPLED_PACKS + 9):
-        spans = sampled_spans(BalanceOrder.of(CONFIG, packs))
+        spans = sampled_spans(MeasureOrder.of(CONFIG, packs))
         assert all(one.stop <= other.start for one, other in pairwise(spans))
         assert spans[-1].stop <= packs
-    assert sampled_spans(BalanceOrder.of(CONFIG, 0)) == ()
+    assert sampled_spans(MeasureOrder.of(CONFIG, 0)) == ()
 
 
-def test_loads_are_read_by_their_kinds() -> None:
+def test_loads_are_read_by_their_columns() -> None:
     """Fails when tiles, steps or keys are taken for one another, or degrees are read that do not divide the devices."""
-    order = BalanceOrder.of(CONFIG, 3)
-    read = []
-
-    def of_group(group: Any, packs: range) -> list[np.ndarray]:
-        read.append(group.degree)
-        kinds = np.arange(len(group.kinds))[:, None, None] * 100
-        return [kinds + np.arange(group.degree)[None, :, None] + np.zeros((1, 1, len(packs)), np.int64)]
-
-    found = read_pack_loads(order, lambda _: np.arange(3), of_group, gpus=2)
-    layout = found.layouts["zigzag", 2]
-    assert (layout.gather_path.tolist(), layout.most_keys.tolist()) == ([101] * 3, [301] * 3)
-    assert layout.ring_steps[:, 0].tolist() == [200, 201]
-    assert found.images[2].tolist() == [201] * 3
-    read.clear()
-    read_pack_loads(order, lambda _: np.arange(3), of_group, gpus=3)
-    assert set(read) == {1}
+    measures = SampledMeasures(config=CONFIG, rows=made_measures(np.arange(3), CONFIG))
+    rows = {(row["scheme"], row["degree"]): row for row in measures.rows.to_pylist() if row["pack_id"] == 1}
+    found = read_pack_loads(measures, lambda _: np.arange(3), gpus=2)
+    layout, stored = found.layouts["zigzag", 2], rows["zigzag", 2]
+    assert (layout.gather_path[1], layout.most_keys[1]) == (stored["gather_path"], stored["most_keys"])
+    assert layout.ring_steps[:, 1].tolist() == stored["ring_steps"]
+    assert found.images[2][1] == rows[None, 2]["most_image_load"]
+    found = read_pack_loads(measures, lambda _: np.arange(3), gpus=3)
+    assert {ring for _, ring in found.layouts} == {*found.images} == {1}
 
 
 def test_steps_begin_where_a_trainers_do() -> None:

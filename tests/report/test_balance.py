@@ -1,23 +1,51 @@
-"""The balance from loads: means, floors, spreads, and which layout the cost model prefers."""
+"""The balance from measures: means, floors, spreads, and which layout the cost model prefers."""
 
 from __future__ import annotations
 
+from itertools import groupby
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from preshard.packer_service.report.balance import balances, image_balance
-from preshard.packer_service.report.loads import Block, ImageLoadColumns, LayoutLoadColumns
+from preshard.packer_service.report.figures import FIGURES, MEASURED
+from preshard.packer_service.report.measures import (
+    Question,
+    SampledMeasures,
+    all_balances,
+    image_balance,
+    layout_balance,
+    pack_values,
+    ranked_packs,
+    shard_means,
+    shard_spreads,
+)
 from preshard.packer_service.report.records import Balances
-from preshard.packer_service.report.spreads import spread
-from preshard.schemas.balance import LoadGroup
 from preshard.schemas.config import CostConfig, PackConfig
+from preshard.schemas.measures import MEASURES, MeasureGroup
+from tests.support.made_records import made_measures
 
 DEGREE, SEQ_LEN = 2, 256
+IMAGES = MeasureGroup(scheme=None, degree=DEGREE)
 
 
-def layout(tiles: list[int], ring_step: list[int], keys_fetched: list[int]) -> Block:
-    """Loads of one pack and two ranks."""
-    return np.array([[1, 3], tiles, ring_step, keys_fetched], np.int64)[:, :, None]
+def layout(tiles: list[int], ring_steps: list[int], keys_fetched: list[int]) -> dict[str, Any]:
+    """The columns of one pack of four tiles and two ranks."""
+    return {
+        "attention_tiles": 4, "gather_path": max(tiles), "ring_path": sum(ring_steps), "sum_attention": 4,
+        "most_attention": 3, "sum_tiles": sum(tiles), "sum_keys": sum(keys_fetched), "most_keys": max(keys_fetched),
+        "possible_keys": SEQ_LEN, "attention": [1, 3], "tiles": tiles, "ring_steps": ring_steps,
+        "keys_fetched": keys_fetched,
+    }  # fmt: skip
+
+
+def images(crops: list[int], pooled: list[int], work: list[int], least: int) -> dict[str, Any]:
+    """The columns of one pack's image boundaries."""
+    columns: dict[str, Any] = {"least_image_load": least}
+    for name, loads in zip(("images", "pooled_tokens", "image_load"), (crops, pooled, work), strict=True):
+        columns |= {name: loads, f"sum_{name}": sum(loads), f"most_{name}": max(loads)}
+    return columns
 
 
 def config_of(key_weight: float, layouts: tuple[str, ...]) -> PackConfig:
@@ -36,18 +64,34 @@ def config_of(key_weight: float, layouts: tuple[str, ...]) -> PackConfig:
     )
 
 
-NO_IMAGES = np.zeros((4, DEGREE, 1), np.int64)
-FAR = layout(tiles=[1, 1], ring_step=[1, 0], keys_fetched=[0, 4])
-NEAR = layout(tiles=[2, 3], ring_step=[2, 0], keys_fetched=[0, 0])
+NO_IMAGES = images([0, 0], [0, 0], [0, 0], 0)
+FAR = layout(tiles=[1, 1], ring_steps=[1, 0], keys_fetched=[0, 4])
+NEAR = layout(tiles=[2, 3], ring_steps=[2, 0], keys_fetched=[0, 0])
 
 
-def balance_of(layouts: dict[str, Block], key_weight: float, images: Block = NO_IMAGES) -> Balances:
+def measures_of(
+    layouts: dict[str, dict[str, Any]], key_weight: float, packs: list[dict[str, Any]] | None = None
+) -> SampledMeasures:
+    """Packs that differ in their images alone."""
+    config = config_of(key_weight, tuple(layouts))
+    rows = [
+        {"pack_id": pack, "scheme": scheme, "degree": DEGREE, **columns}
+        for pack, of_images in enumerate([NO_IMAGES] if packs is None else packs)
+        for scheme, columns in [*sorted(layouts.items(), key=lambda item: ORDER.index(item[0])), (None, of_images)]
+    ]
+    return SampledMeasures(config=config, rows=pa.Table.from_pylist(rows, schema=MEASURES))
+
+
+ORDER = ("contiguous", "zigzag", "balanced_ring")
+
+
+def balance_of(layouts: dict[str, dict[str, Any]], key_weight: float) -> Balances:
     """The balance of one pack of four tiles."""
+    return all_balances(measures_of(layouts, key_weight))
 
-    def read(group: LoadGroup) -> list[Block]:
-        return [layouts[group.scheme] if group.scheme else images]
 
-    return balances(read, np.array([4]), config_of(key_weight, tuple(layouts)))
+def image_balance_of(*packs: dict[str, Any]) -> Any:
+    return image_balance(measures_of({"contiguous": NEAR}, 1.0, list(packs)), IMAGES)
 
 
 @pytest.mark.parametrize(("key_weight", "cost", "preferred"), [(1e-9, 2.0, "zigzag"), (1.0, 3.0, "contiguous")])
@@ -78,41 +122,73 @@ def test_paths_are_multiples_of_the_floor_and_imbalance_is_of_the_mean() -> None
 
 def test_a_pack_without_any_load_has_no_imbalance() -> None:
     """Fails on a division by zero, or when a pack of text counts as perfectly balanced images."""
-    found = image_balance(ImageLoadColumns.of([NO_IMAGES], DEGREE), DEGREE)
+    found = image_balance_of(NO_IMAGES)
     assert (found.packs, found.images.imbalance.packs, found.pooled_tokens.imbalance.mean) == (1, 0, None)
-    both = np.concatenate([NO_IMAGES, np.array([[[3], [1]], [[12], [4]], [[30], [10]], [[24], [24]]])], axis=2)
-    found = image_balance(ImageLoadColumns.of([both], DEGREE), DEGREE)
+    found = image_balance_of(NO_IMAGES, images([3, 1], [12, 4], [30, 10], 24))
     assert (found.images.imbalance.packs, found.images.imbalance.mean, found.images.rank_mean) == (1, 1.5, [1.5, 0.5])
     assert (found.image_load.imbalance.mean, found.weighted_imbalance, found.excess) == (1.5, 1.5, 1.25)
 
 
 def test_packs_count_in_the_imbalance_by_what_they_have_to_share() -> None:
     """Fails when a pack with a single image weighs as much as one full of video: the mean of ratios says 1.505."""
-    video, single = [[101], [99]], [[1], [0]]
-    loads = np.concatenate([np.array([each] * 4) for each in (video, single)], axis=2)
-    loads[3] = [[100, 1], [100, 1]]
-    found = image_balance(ImageLoadColumns.of([loads], DEGREE), DEGREE)
+    video, single = images([101, 99], [101, 99], [101, 99], 100), images([1, 0], [1, 0], [1, 0], 1)
+    found = image_balance_of(video, single)
     assert found.image_load.imbalance.mean == pytest.approx((1.01 + 2) / 2)
     assert (found.weighted_imbalance, found.excess) == (102 / 100.5, 102 / 101)
-    assert image_balance(ImageLoadColumns.of([NO_IMAGES], DEGREE), DEGREE).weighted_imbalance is None
+    assert image_balance_of(NO_IMAGES).weighted_imbalance is None
 
 
-def test_blocks_give_what_the_whole_gives() -> None:
-    """Fails when packs of a later block meet the floors of an earlier one, or a block's sums are lost."""
-    rng = np.random.default_rng(0)
-    loads, tiles = rng.integers(0, 9, (4, DEGREE, 50)), rng.integers(0, 20, 50)
-    tiles[8] = 0  # a pack without an allowed pair
-    config = config_of(1.0, ("contiguous",))
-    whole = LayoutLoadColumns.of([loads], tiles, DEGREE, config)
-    cut = LayoutLoadColumns.of([loads[..., :7], loads[..., 7:30], loads[..., 30:]], tiles, DEGREE, config)
-    for name in ("attention", "tiles", "gather_path", "ring_path", "traffic", "cost", "rank_attention", "rank_keys"):
-        np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name))
-    np.testing.assert_array_equal(whole.some(slice(7, 30)).ring_path, whole.ring_path[7:30])
-    assert np.flatnonzero(np.isnan(whole.ring_path)).tolist() == np.flatnonzero(tiles == 0).tolist() != []
+def test_nothing_at_all_has_a_balance() -> None:
+    """Fails when a dataset without packs, or a plan without documents, ends in an error."""
+    found = all_balances(measures_of({"contiguous": NEAR}, 1.0, []))
+    row = found.balance["contiguous"][DEGREE]
+    assert (found.balanced_packs, row.packs, row.cost, row.gather_path.mean, row.tiles.rank_mean) == (
+        0,
+        0,
+        0,
+        None,
+        [0, 0],
+    )
+    assert (found.images[DEGREE].excess, found.preferred) == (None, {DEGREE: {}})
 
 
-def test_the_spread_is_of_values_that_occur() -> None:
-    """Fails when 95% is interpolated, or a nan counts."""
-    found = spread(np.array([*range(1, 21), np.nan], np.float64))
-    assert (found.packs, found.mean, found.p95, found.max) == (20, 10.5, 19.0, 20.0)
-    assert spread(np.full(3, np.nan)).model_dump() == {"packs": 0, "mean": None, "p95": None, "max": None}
+MANY = PackConfig(layouts=("contiguous", "zigzag"), ring_degrees=(1, 2, 4), cp_sizes=(2,), packs_per_shard=7)
+GROUP = MeasureGroup(scheme="zigzag", degree=4)
+
+
+@pytest.mark.parametrize("n_packs", [19, 20, 21, 399, 400, 401])
+def test_spreads_are_of_values_that_occur(n_packs: int) -> None:
+    """Fails when 95% is interpolated or off by one, or a pack without a tile counts."""
+    measures = SampledMeasures(config=MANY, rows=made_measures(np.arange(n_packs), MANY))
+    rows = [row for row in measures.rows.to_pylist() if (row["scheme"], row["degree"]) == ("zigzag", 4)]
+    values = sorted(row["gather_path"] / (row["attention_tiles"] / 4) for row in rows if row["attention_tiles"])
+    found = layout_balance(measures, GROUP).gather_path
+    assert (found.packs, found.p95, found.max) == (len(values), values[-(len(values) // 20) - 1], values[-1])
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_packs_and_shards_are_sorted_by_any_measure() -> None:
+    """Fails when equal packs change places, a pack without a value is not last, or packs count in another shard."""
+    measures = SampledMeasures(config=MANY, rows=made_measures(np.arange(100), MANY))
+    for figure in (MEASURED["traffic"], MEASURED["images"]):
+        group = GROUP if figure.of == "layout" else IMAGES
+        values = pack_values(measures, group, [figure], range(100))
+        question = Question(measures=measures, group=group, packs=range(10, 90))
+        own = [(pack, values[pack][0]) for pack in range(10, 90)]
+        for sign in (1, -1):
+            wanted = [pack for pack, _ in sorted(own, key=lambda e: (e[1] is None, sign * (e[1] or 0), e[0]))]
+            found = [ranked_packs(question, figure, slice(at, at + 20), descending=sign < 0) for at in range(0, 80, 20)]
+            assert [pack for part in found for pack in part] == wanted
+        means, spreads = shard_means(question, figure, 7), shard_spreads(question, [figure], 7, [3, 5])
+        shards = {k: [v for _, v in each if v is not None] for k, each in groupby(own, lambda e: e[0] // 7)}
+        assert means == pytest.approx({shard: np.mean(each) for shard, each in shards.items()})
+        assert {shard: spread[0].max for shard, spread in spreads.items()} == {s: max(shards[s]) for s in (3, 5)}
+
+
+def test_every_figure_reads_columns_that_are_stored() -> None:
+    """Fails when an entry names a column that no row of its kind has, or two have one name."""
+    assert len({figure.key for figure in FIGURES}) == len(FIGURES)
+    for figure in FIGURES:
+        group = GROUP if figure.of == "layout" else IMAGES
+        assert figure.columns() <= {*group.columns}, figure.key
+        assert figure.columns(), figure.key

@@ -303,7 +303,7 @@ TABLE_KINDS: dict[str, Make] = {
     "parquet-cut": raw("packs.parquet", lambda data: data[: len(data) // 2]),
     "parquet-footer-of-gigabytes": raw("packs.parquet", lambda data: data[:-8] + b"\xff\xff\xff\x7f" + data[-4:]),
     "parquet-footer-negative": raw("documents.parquet", lambda data: data[:-8] + b"\xff\xff\xff\xff" + data[-4:]),
-    "parquet-noise": raw("balance.parquet", lambda data: data[:4] + bytes(len(data) - 300) + data[-296:]),
+    "parquet-noise": raw("measures.parquet", lambda data: data[:4] + bytes(len(data) - 300) + data[-296:]),
     "parquet-many-columns": many_columns,
     "offsets-negative": column("packs.parquet", "offset", lambda n: [-5] * n),
     "offsets-far": column("packs.parquet", "offset", lambda n: [2**62] * n),
@@ -311,7 +311,7 @@ TABLE_KINDS: dict[str, Make] = {
     "costs-nan": column("packs.parquet", "cost", lambda n: [float("nan")] * n),
     "costs-inf": column("packs.parquet", "cost", lambda n: [float("inf")] * n),
     "loads-wild": column(
-        "balance.parquet", "load", lambda n: np.random.default_rng(0).integers(-(2**63), 2**63 - 1, n)
+        "measures.parquet", "gather_path", lambda n: np.random.default_rng(0).integers(-(2**63), 2**63 - 1, n)
     ),
     "lengths-negative": column("documents.parquet", "length", lambda n: [-(2**40)] * n),
     "lengths-huge": column("documents.parquet", "length", lambda n: [2**62] * n),

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import TAR_END, encode_index, sample_key, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.identity import PLAN_COLUMNS
 from preshard.schemas.manifest import SHARDS, WORK, ShardEntry, TokenizerEntry
+from preshard.schemas.measures import MEASURES, measure_groups
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 CONFIG = PackConfig(layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1, 2), packs_per_shard=4)
@@ -53,7 +53,6 @@ class MadeRecords:
         lost: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         self.n_packs, self.each, self.config, self.pieces, self.lost = n_packs, each, config, pieces, lost
-        self.balance_rows = BalanceOrder.of(config, n_packs).rows_per_pack
 
     @property
     def n_shards(self) -> int:
@@ -95,7 +94,7 @@ class MadeRecords:
                 "packs.parquet": self._pack_rows(packs, shard),
                 "documents.parquet": planned.filter(pa.array(~lost)),
                 "rejects.parquet": pa.Table.from_pylist(rejects, schema=REJECTS),
-                "balance.parquet": self._balance(packs),
+                "measures.parquet": self._measures(packs),
             },
         )
 
@@ -147,18 +146,32 @@ class MadeRecords:
         }  # fmt: skip
         return pa.table(columns, schema=PACKS)
 
-    def _balance(self, packs: range) -> pa.Table:
-        rows = np.arange(len(packs) * self.balance_rows)
-        return pa.table(
-            {
-                "pack_id": packs.start + rows // self.balance_rows,
-                "kind": pa.DictionaryArray.from_arrays(pa.array(rows % 2, pa.int32()), ["tiles", "attention"]),
-                "scheme": pa.DictionaryArray.from_arrays(pa.array(rows % 1, pa.int32()), ["contiguous"]),
-                "degree": rows % 3,
-                "rank": rows % self.balance_rows,
-                "load": rows * 31 % 1009,
-            }
-        )
+    def _measures(self, packs: range) -> pa.Table:
+        return made_measures(np.arange(packs.start, packs.stop), self.config)
+
+
+def made_measures(packs: np.ndarray, config: PackConfig) -> pa.Table:
+    """Rows of ``measures.parquet``, pack by pack, of numbers that no pack has."""
+    groups = measure_groups(config)
+    tables = []
+    for number, group in enumerate(groups):
+        seed = packs * 31 + number
+        columns: dict[str, Any] = {name: pa.nulls(len(packs), field.type) for name, field in _fields()}
+        columns |= {"pack_id": packs, "degree": np.full(len(packs), group.degree)}
+        columns |= {name: (seed * 7 + at) % 1009 for at, name in enumerate(group.scalars)}
+        if group.scheme:
+            columns["scheme"] = pa.array([group.scheme] * len(packs))
+        edges = np.arange(len(packs) + 1, dtype=np.int32) * group.degree
+        for at, name in enumerate(group.loads):
+            loads = (np.repeat(seed, group.degree) + np.arange(len(packs) * group.degree) * 11 + at) % 1009
+            columns[name] = pa.ListArray.from_arrays(pa.array(edges), pa.array(loads))
+        tables.append(pa.table(columns).cast(MEASURES))
+    places = np.arange(len(packs) * len(groups)).reshape(len(groups), -1).T.ravel()
+    return pa.concat_tables(tables).unify_dictionaries().take(pa.array(places))
+
+
+def _fields() -> list[tuple[str, pa.Field]]:
+    return [(field.name, field) for field in MEASURES]
 
 
 TAR = bytes(2048)

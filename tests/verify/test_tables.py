@@ -1,22 +1,23 @@
-"""Which documents are twice and which are lost, and the balance table in parts."""
+"""Which documents are twice and which are lost, and the measures in parts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.balance_reader import BalanceReader
+from preshard.packer_service.verify.measures_reader import MeasuresReader
 from preshard.packer_service.verify.tables import check_documents, count_documents
 from preshard.packer_service.verify.verdict import Faults
-from preshard.schemas.balance import BalanceOrder, LoadGroup
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.tables import BALANCE, DOCUMENTS, REJECTS
+from preshard.schemas.measures import MEASURES, MeasureGroup, MeasureOrder
+from preshard.schemas.tables import DOCUMENTS, REJECTS
 
 
 def documents(*pieces: tuple[Any, ...]) -> pa.Table:
@@ -72,30 +73,30 @@ def test_documents_are_packed_once_or_rejected_once(
 
 
 @pytest.mark.parametrize("row_group", [7, 50, 1000])
-def test_balance_comes_pack_by_pack_in_parts_whatever_the_row_groups(
+def test_measures_come_pack_by_pack_in_parts_whatever_the_row_groups(
     row_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when rows are lost between row groups or blocks, or a part that was passed over shifts those after it."""
-    monkeypatch.setattr("preshard.schemas.balance.BLOCK_ROWS", 100)
-    groups = (LoadGroup(scheme="zigzag", degree=2), LoadGroup(scheme=None, degree=3))
-    order = BalanceOrder(groups=groups, n_packs=23)
-    assert (order.rows_per_pack, order.block_packs) == (20, 5)
-    n = 23 * 20
-    columns: dict[str, list[Any]] = {"pack_id": [i // 20 for i in range(n)], "kind": ["images"] * n}
-    columns |= {"scheme": [None] * n, "degree": [1] * n, "rank": [0] * n, "load": list(range(n))}
-    by_pack = pa.table({f.name: pa.array(columns[f.name], f.type) for f in BALANCE}, schema=BALANCE)
+    monkeypatch.setattr("preshard.schemas.measures.BLOCK_VALUES", 200)
+    groups = (MeasureGroup(scheme="zigzag", degree=2), MeasureGroup(scheme=None, degree=3))
+    order = MeasureOrder(groups=groups, n_packs=23)
+    assert order.block_packs == 6
+    n = 2 * 23
+    columns: dict[str, Any] = {field.name: pa.nulls(n, field.type) for field in MEASURES}
+    columns |= {"pack_id": np.arange(n) // 2, "degree": np.ones(n, np.int64), "gather_path": np.arange(n)}
+    by_pack = pa.table(columns, schema=MEASURES)
     written = pa.concat_tables(order.by_table([by_pack]))
-    assert written["load"].to_pylist() != list(range(n))
-    pq.write_table(written, tmp_path / "balance.parquet", row_group_size=row_group)
+    assert written["gather_path"].to_pylist() != list(range(n))
+    pq.write_table(written, tmp_path / "measures.parquet", row_group_size=row_group)
     faults = Faults()
-    entry = TableEntry(name="balance.parquet", bytes=0, sha256="", rows=n)
-    reader = BalanceReader(Folder(str(tmp_path)), faults, entry, order)
-    loads = []
-    for start in (0, 10, 140, n - 5):
-        part = reader.take(start, 10)
+    entry = TableEntry(name="measures.parquet", bytes=0, sha256="", rows=n)
+    reader = MeasuresReader(Folder(str(tmp_path)), faults, entry, order)
+    paths = []
+    for start in (0, 4, 30, n - 3):
+        part = reader.take(start, 4)
         assert part is not None
-        loads += part["load"].to_pylist()
-    assert loads == [*range(20), *range(140, 150), *range(n - 5, n)]
-    assert reader.take(0, 10) is None
-    assert not faults.listed
+        paths += part["gather_path"].to_pylist()
+    assert paths == [*range(8), *range(30, 34), *range(n - 3, n)]
+    assert reader.take(0, 4) is None
+    assert [fault.rule for fault in faults.listed] == ["D6"]  # the row groups
     reader.close()

@@ -1,123 +1,127 @@
-"""What packs and shards are compared by, and the balance of layouts and images."""
+"""What packs and shards are compared by, and the balance of layouts and images: questions to ``measures.parquet``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
-from preshard.packer_service.http.dataset.loads import image_loads, layout_loads
+from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset
-from preshard.packer_service.http.models.balance import MEASURES, Chosen
-from preshard.packer_service.report import balance
-from preshard.packer_service.report.loads import ImageLoadColumns, LayoutLoadColumns
-from preshard.packer_service.report.records import ImageBalance, LayoutBalance
-
-EVERY = slice(None)
-
-LAYOUT_MEASURES = ("attention", "gather_path", "ring_path", "traffic")
-"""Measures of a layout at a ring degree."""
-
-IMAGE_MEASURES = ("images", "pooled_tokens", "image_load")
-"""Measures of the image boundaries of a CP size."""
+from preshard.packer_service.http.models.balance import Chosen
+from preshard.packer_service.report import measures
+from preshard.packer_service.report.figures import MEASURED, Figure
+from preshard.packer_service.report.measures import Question
+from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, Spread
+from preshard.schemas.measures import MeasureGroup
 
 
-def measure(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "packs"]:
-    """The values of one measure for all packs; nan where it has no meaning."""
-    stored = dataset.derived.values(measure_name(name, chosen)) if dataset.derived else None
-    if stored is not None and len(stored) == dataset.n_packs:
-        return stored
-    loads: LayoutLoadColumns | ImageLoadColumns
-    if name in LAYOUT_MEASURES:
-        loads = layout_loads(dataset, chosen.layout, chosen.ring_degree)
-    else:
-        loads = image_loads(dataset, chosen.cp_size)
-    values: Float64[np.ndarray, "packs"] = getattr(loads, name)
-    return values
+def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:
+    """The rows that have a figure at a choice of layout and degrees."""
+    if figure.of == "layout":
+        return MeasureGroup(scheme=chosen.layout, degree=chosen.ring_degree)
+    return MeasureGroup(scheme=None, degree=chosen.cp_size)
 
 
-def measure_name(name: str, chosen: Chosen) -> str:
-    """What the values of a measure are called among those that are derived."""
-    return f"{name}-{chosen.layout}-{chosen.ring_degree}" if name in LAYOUT_MEASURES else f"{name}-{chosen.cp_size}"
+@contextmanager
+def asking(dataset: Dataset, figure: Figure, chosen: Chosen, packs: range | None = None) -> Iterator[Question]:
+    """The rows that have a figure, of all packs or some."""
+    with dataset.measures() as rows:
+        every = range(dataset.n_packs) if packs is None else packs
+        yield Question(measures=rows, group=group_of(figure, chosen), packs=every)
 
 
-def shard_means(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
+def pack_measures(dataset: Dataset, chosen: Chosen, packs: Sequence[int]) -> dict[str, list[float | None]]:
+    """The value of every measure in each of some packs, in their order."""
+    found: dict[str, list[float | None]] = {}
+    with dataset.measures() as rows:
+        for figures in _by_kind():
+            values = measures.pack_values(rows, group_of(figures[0], chosen), figures, packs)
+            found |= {figure.key: [values[pack][at] for pack in packs] for at, figure in enumerate(figures)}
+    return found
+
+
+def shard_spreads(dataset: Dataset, chosen: Chosen, shards: Sequence[int]) -> dict[int, dict[str, Spread]]:
+    """The spread of every measure over the packs of each of some shards, by the shard's number."""
+    found: dict[int, dict[str, Spread]] = {shard: {} for shard in shards}
+    for figures in _by_kind():
+        with asking(dataset, figures[0], chosen) as question:
+            spreads = measures.shard_spreads(question, figures, dataset.config.packs_per_shard, shards)
+        for shard, of_shard in spreads.items():
+            found[shard] |= {figure.key: spread for figure, spread in zip(figures, of_shard, strict=True)}
+    return found
+
+
+def shard_means(dataset: Dataset, key: str, chosen: Chosen) -> np.ndarray:
     """The mean of a measure over the packs of each shard that have a value; nan where none has."""
-    stored = dataset.derived.values(shard_means_name(measure_name(name, chosen))) if dataset.derived else None
-    if stored is not None and len(stored) == len(dataset.shards):
-        return stored
-    return means_of_shards(measure(dataset, name, chosen), dataset.shards.first_packs)
+
+    def asked() -> np.ndarray:
+        with asking(dataset, MEASURED[key], chosen) as question:
+            found = measures.shard_means(question, MEASURED[key], dataset.config.packs_per_shard)
+        return np.array([found.get(shard, np.nan) for shard in range(len(dataset.shards))], np.float64)
+
+    return dataset.kept(("shard_means", key, group_of(MEASURED[key], chosen)), asked, size_of)
 
 
-def shard_means_name(measured: str) -> str:
-    """What the means of the values of that name are called."""
-    return f"shard-{measured}"
+def worst_packs(dataset: Dataset, key: str, chosen: Chosen, packs: range, most: int) -> list[tuple[int, float]]:
+    """The packs that are worst by a measure, the worst first, each with its value; none without a value."""
+    figure = MEASURED[key]
+    with asking(dataset, figure, chosen, packs) as question:
+        order = measures.ranked_packs(question, figure, slice(0, most), descending=True)
+        values = measures.pack_values(question.measures, question.group, [figure], order)
+    found = [(pack, values[pack][0]) for pack in order]
+    return [(pack, value) for pack, value in found if value is not None]
 
 
-def means_of_shards(
-    values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shards"]
-) -> Float64[np.ndarray, "shards"]:
-    """Means of the packs of each shard that have a value, where shards begin at the edges."""
-    if not len(edges):
-        return np.zeros(0)
-    real = ~np.isnan(values)
-    totals, counts = np.add.reduceat(np.where(real, values, 0.0), edges), np.add.reduceat(real.astype(np.int64), edges)
-    means: Float64[np.ndarray, "shards"] = np.divide(totals, counts, out=np.full(len(edges), np.nan), where=counts > 0)
-    return means
-
-
-def measures(
-    dataset: Dataset, chosen: Chosen, packs: Int64[np.ndarray, "packs"] | slice = EVERY
-) -> dict[str, Float64[np.ndarray, "packs"]]:
-    """The values of each of ``MEASURES`` for some or all packs; nan where a measure has no meaning."""
-    return {name: measure(dataset, name, chosen)[packs] for name in MEASURES}
+def _by_kind() -> list[list[Figure]]:
+    """The measures of layouts, and those of images."""
+    return [[figure for figure in MEASURED.values() if figure.of == kind] for kind in ("layout", "images")]
 
 
 def layout_balance(dataset: Dataset, layout: str, ring_degree: int, packs: range | None) -> LayoutBalance:
     """One layout at one ring degree, over all packs or some."""
+    group = MeasureGroup(scheme=layout, degree=ring_degree)
 
-    def computed() -> LayoutBalance:
-        return balance.layout_balance(layout_loads(dataset, layout, ring_degree, packs), layout, ring_degree)
+    def asked() -> LayoutBalance:
+        with dataset.measures() as rows:
+            return measures.layout_balance(rows, group, packs)
 
-    if packs is not None:
-        return computed()
-    return dataset.figures(layout_figures(layout, ring_degree), LayoutBalance.model_validate, computed)
+    return asked() if packs is not None else dataset.kept(("balance", group), asked, size_of)
+
+
+def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageBalance:
+    """The image boundaries of one CP size, over all packs or some."""
+    group = MeasureGroup(scheme=None, degree=cp_size)
+
+    def asked() -> ImageBalance:
+        with dataset.measures() as rows:
+            return measures.image_balance(rows, group, packs)
+
+    return asked() if packs is not None else dataset.kept(("balance", group), asked, size_of)
 
 
 def preferred(dataset: Dataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
     """How many packs the cost model prefers each of some layouts for, at a ring degree."""
 
-    def counted() -> dict[str, int]:
-        cheapest = balance.Cheapest(dataset.n_packs if packs is None else len(packs))
-        for layout in layouts:
-            cheapest.add(layout, layout_loads(dataset, layout, ring_degree, packs).cost)
-        return cheapest.counts()
+    def asked() -> dict[str, int]:
+        with dataset.measures() as rows:
+            return measures.preferred(rows, layouts, ring_degree, packs)
 
-    return counted() if packs is not None else dataset.figures(preferred_figures(layouts, ring_degree), dict, counted)
-
-
-def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageBalance:
-    """The image boundaries of one CP size, over all packs or some."""
-
-    def computed() -> ImageBalance:
-        return balance.image_balance(image_loads(dataset, cp_size, packs), cp_size)
-
-    if packs is not None:
-        return computed()
-    return dataset.figures(image_figures(cp_size), ImageBalance.model_validate, computed)
+    key = ("preferred", *layouts, ring_degree)
+    return asked() if packs is not None else dataset.kept(key, asked, size_of)
 
 
-def layout_figures(layout: str, ring_degree: int) -> str:
-    """What the balance of a layout is called among the figures that are derived."""
-    return f"layout-{layout}-{ring_degree}"
-
-
-def image_figures(cp_size: int) -> str:
-    """The same of the images of a CP size."""
-    return f"images-{cp_size}"
-
-
-def preferred_figures(layouts: Sequence[str], ring_degree: int) -> str:
-    """The same of which layout the cost model prefers."""
-    return f"preferred-{'-'.join(layouts)}-{ring_degree}"
+def all_balances(dataset: Dataset) -> Balances:
+    """The balance of everything that is stored."""
+    config = dataset.config
+    degrees = sorted(config.ring_degrees)
+    return Balances(
+        balanced_packs=dataset.n_packs,
+        balance={
+            scheme: {degree: layout_balance(dataset, scheme, degree, None) for degree in degrees}
+            for scheme in config.layouts
+        },
+        images={size: image_balance(dataset, size, None) for size in sorted(config.cp_sizes)},
+        preferred={},
+    )

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from preshard.packer_service.http.answers.histograms import MOST_BITS, doubling_counts, doubling_histogram, histogram
+from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
 from preshard.packer_service.http.models.datasets import Histograms, Overview, SourceTotals
 from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
@@ -61,8 +62,8 @@ class WrittenSums(DocumentSums):
 
 
 def overview(dataset: Dataset) -> Overview:
-    """Fill, losses, sources and sizes: derived before, or computed and kept."""
-    return dataset.figures("overview", Overview.model_validate, lambda: _overview(dataset))
+    """Fill, losses, sources and sizes, kept."""
+    return dataset.kept(("overview",), lambda: _overview(dataset), size_of)
 
 
 def written_sums(dataset: Dataset) -> WrittenSums:

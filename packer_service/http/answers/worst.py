@@ -6,22 +6,12 @@ from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import read_sample
 from preshard.packer_service.http.models.balance import Chosen, Heaviest, WorstPack
 from preshard.packer_service.http.problems import damaged
+from preshard.packer_service.report.figures import MEASURED
 
 _SIZES, _NAMES = ("length", "n_images"), ("doc_id", "source")
-_OF_IMAGES = ("images", "pooled_tokens", "image_load")
 
 _DOMINATES = 0.1
 """Share of tokens or pairs from which a document is named as the cause."""
-
-_WORDS = {
-    "attention": "the busiest rank has {value:.3f} times the mean of attention pairs ({at})",
-    "gather_path": "the gather critical path is {value:.3f} times the tile floor ({at})",
-    "ring_path": "the ring critical path is {value:.3f} times the tile floor ({at})",
-    "traffic": "ranks fetch {value:.3f} of the keys that gathering everything moves ({at})",
-    "images": "the busiest rank has {value:.3f} times the mean of crops (CP size {cp_size})",
-    "pooled_tokens": "the busiest rank has {value:.3f} times the mean of pooled rows (CP size {cp_size})",
-    "image_load": "the busiest rank has {value:.3f} times the mean of the vision encoder's work (CP size {cp_size})",
-}
 
 
 def worst_pack(dataset: Dataset, pack_id: int, measure: str, value: float, chosen: Chosen, *, read: bool) -> WorstPack:
@@ -35,9 +25,10 @@ def worst_pack(dataset: Dataset, pack_id: int, measure: str, value: float, chose
         chosen: the layout and degrees at which it has that value.
         read: whether to weigh its documents by the pack's own mask, which means reading its shard, or by their lengths.
     """
-    heaviest = _heaviest(dataset, pack_id, by_images=measure in _OF_IMAGES, read=read)
+    heaviest = _heaviest(dataset, pack_id, by_images=MEASURED[measure].of == "images", read=read)
+    figure = MEASURED[measure]
     at = f"{chosen.layout}, ring degree {chosen.ring_degree}"
-    what = _WORDS[measure].format(value=value, at=at, cp_size=chosen.cp_size)
+    what = f"{figure.worst.format(value=value)} ({at if figure.of == 'layout' else f'CP size {chosen.cp_size}'})"
     return WorstPack(
         pack_id=pack_id,
         value=value,
@@ -71,7 +62,7 @@ def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) ->
 def _because(heaviest: Heaviest | None, measure: str, ranks: int) -> str:
     if heaviest is None:
         return "it holds no document"
-    if measure in _OF_IMAGES:
+    if MEASURED[measure].of == "images":
         crops = "crop" if heaviest.pack_images == 1 else "crops"
         return (
             f"it has {heaviest.pack_images} {crops} for {ranks} ranks, in frames and stills that stay whole, "

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from preshard.packer_service.http.dataset.cache import Cache
-from preshard.packer_service.http.dataset.derived import DerivedFolder
 from preshard.packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.reader import Dataset, Stamps, load_dataset
 from preshard.packer_service.http.dataset.unfinished import Unfinished, look_at_job
@@ -103,7 +102,7 @@ class Catalog:
         found: dict[str, Found] = {}
         for folder in walk.folders():
             name = name_of(folder.path, self.settings.root)
-            found[name] = examine(name, folder, self.cache, self._found.get(name), derived_folder(self.settings))
+            found[name] = examine(name, folder, self.cache, self._found.get(name))
         self.complete = walk.complete
         return dict(sorted(found.items()))
 
@@ -157,17 +156,11 @@ def stamps_of(folder: ServedFolder) -> Stamps:
     return tuple(folder.stamp(file) for file in (MANIFEST, RUN, SHARDS, *TABLES))
 
 
-def derived_folder(settings: ServiceSettings) -> DerivedFolder:
-    """What was derived of datasets before."""
-    return DerivedFolder(settings.derived_folder, settings.derived_bytes)
-
-
 def examine(
     name: str,
     folder: ServedFolder,
     cache: Cache,
     before: Found | None = None,
-    derived: DerivedFolder | None = None,
     *,
     looks_at_shards: bool = True,
 ) -> Found:
@@ -180,7 +173,7 @@ def examine(
             return look_at_job(name, folder)
         if isinstance(before, Dataset) and before.broken is None and before.stamps == stamps:
             return before
-        found = load_dataset(name, folder, stamps, cache, derived, looks_at_shards=looks_at_shards)
+        found = load_dataset(name, folder, stamps, cache, looks_at_shards=looks_at_shards)
         if isinstance(before, Damaged) or (isinstance(before, Dataset) and before.broken is not None):
             found.check_tables()  # or it would be listed as whole until the next request reads the broken table
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,15 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from preshard.packer_service.http.dataset.cache import Cache, size_of
-from preshard.packer_service.http.dataset.derived import Derived, DerivedFolder, pack_column
-from preshard.packer_service.http.dataset.derived_rows import KEPT, DerivedRows
 from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
 from preshard.packer_service.report.dataset import limit_of, run_seconds, thinned_of
-from preshard.packer_service.report.loads import numbers_of
+from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.report.records import FillLimit, Thinned
-from preshard.schemas.balance import BalanceOrder
+from preshard.packer_service.report.tables import check_row_groups, numbers_of
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.errors import (
@@ -35,17 +32,19 @@ from preshard.schemas.errors import (
     ShardChanged,
     ShardMissing,
     TableChanged,
+    TableInvalid,
     TableMissing,
 )
 from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, ManifestHead
 from preshard.schemas.manifest_parts import split_manifest
+from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES, row_group_edges
 from preshard.schemas.version import VERSION
 
 T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]
 
-_LASTING = (TableChanged, TableMissing, ShardChanged, ShardMissing)
+_LASTING = (TableChanged, TableInvalid, TableMissing, ShardChanged, ShardMissing)
 """Faults that make a whole dataset unusable. Others affect a single sample, and the rest is still served."""
 
 _LARGEST_HASHED_TABLE = 64 << 20
@@ -57,9 +56,6 @@ Of larger ones only the size and the number of rows are checked.
 
 WHOLE_ROWS = 1 << 18
 """Rows up to which a table's columns are read whole; single rows of a longer one are read by row groups."""
-
-DERIVED_SECONDS = 1.0
-"""Time between two looks for what was derived of a dataset, while nothing was."""
 
 LARGEST_MANIFEST = 256 << 20
 """Bytes of a manifest that is read: twice what the 600,000 shards of ten million packs take."""
@@ -86,7 +82,6 @@ class Dataset:
         stamps: Stamps,
         tag: str,
         cache: Cache,
-        derived: DerivedFolder | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
@@ -98,12 +93,8 @@ class Dataset:
         self.broken: str | None = None
         self.tag = tag
         self.n_packs = manifest.counts.packs
-        self.order = BalanceOrder.of(self.config, self.n_packs)
+        self.order = MeasureOrder.of(self.config, self.n_packs)
         self.whole_rows = WHOLE_ROWS
-        self._derived_folder = derived
-        self._derived: Derived | None = None
-        self._derived_rows: DerivedRows | None = None
-        self._derived_due = 0.0
 
     @property
     def shard_bytes(self) -> int:
@@ -128,39 +119,8 @@ class Dataset:
         return self.kept(("run",), read, size_of)
 
     def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        """A value derived from this dataset, made once while there is room for it."""
+        """A value that follows from this dataset, made once while there is room for it."""
         return self.cache.get((self.tag, key), make, size)
-
-    @property
-    def derived(self) -> Derived | None:
-        """What was derived of this dataset before; None until something was."""
-        if self._derived is None and self._derived_folder is not None and time.monotonic() >= self._derived_due:
-            self._derived_due = time.monotonic() + DERIVED_SECONDS
-            self._derived = self._derived_folder.open(self.tag)
-        return self._derived
-
-    @property
-    def derived_rows(self) -> DerivedRows | None:
-        """The rows of documents that were kept; None where none were."""
-        if self._derived_rows is None and self.derived is not None:
-            rows = DerivedRows(self.derived)
-            self._derived_rows = rows if rows.is_there else None
-        return self._derived_rows
-
-    def figures(self, name: str, parse: Callable[[Any], T], make: Callable[[], T]) -> T:
-        """Figures that were derived before, or that are made now and kept while there is room.
-
-        Args:
-            name: theirs.
-            parse: makes them of what was derived.
-            make: makes them of the tables.
-        """
-
-        def found() -> T:
-            stored = self.derived.figures(name) if self.derived else None
-            return make() if stored is None else parse(stored)
-
-        return self.kept(("figures", name), found, size_of)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -208,17 +168,11 @@ class Dataset:
 
     def numbers(self, table: str, name: str) -> np.ndarray:
         """A column of numbers, as an array."""
-        kept = self.derived.values(pack_column(name)) if table == "packs.parquet" and self.derived else None
-        if kept is not None and len(kept) == self.n_packs:
-            return kept
         return numbers_of(self.column(table, name))
 
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
         """Some rows of a table, as dictionaries of the given columns."""
         places = np.asarray(wanted, np.int64)
-        kept = self.derived_rows if table == "documents.parquet" and KEPT.issuperset(names) else None
-        if kept is not None:
-            return kept.rows(places, list(names))
         if self.n_rows(table) > self.whole_rows:
             return self._rows_of_groups(table, places, list(names))
         columns = [self.column(table, name).take(pa.array(places)).to_pylist() for name in names]
@@ -321,11 +275,17 @@ class Dataset:
         metadata = pq.read_metadata(file)
         if metadata.num_rows != entry.rows or not metadata.schema.to_arrow_schema().equals(TABLES[name]):
             raise TableChanged(name, f"has {metadata.num_rows} rows, or other columns; the manifest says {entry.rows}")
-        if name == "balance.parquet" and entry.rows != self.n_packs * self.order.rows_per_pack:
-            raise TableChanged(name, f"has {entry.rows} rows, not {self.order.rows_per_pack} of each pack")
+        if name == "measures.parquet":
+            check_row_groups(metadata, self.order)
         if name == "packs.parquet" and entry.rows != self.n_packs:
             raise TableChanged(name, f"has {entry.rows} rows; the manifest counts {self.n_packs} packs")
         return metadata
+
+    @contextmanager
+    def measures(self) -> Iterator[StoredMeasures]:
+        """The open ``measures.parquet``."""
+        with self.parquet("measures.parquet") as file:
+            yield StoredMeasures(config=self.config, order=self.order, file=file)
 
     def read_range(self, shard: str, offset: int, size: int) -> bytes:
         """Exactly ``size`` bytes of a shard from ``offset``.
@@ -349,7 +309,6 @@ def load_dataset(
     folder: ServedFolder,
     stamps: Stamps,
     cache: Cache,
-    derived: DerivedFolder | None = None,
     *,
     looks_at_shards: bool = True,
 ) -> Dataset:
@@ -360,7 +319,6 @@ def load_dataset(
         folder: where it lies.
         stamps: of its files.
         cache: what it keeps its columns in.
-        derived: what was derived of datasets before.
         looks_at_shards: whether to list them. Where another process has, a shard that is missing shows when it is read.
 
     Raises:
@@ -379,13 +337,10 @@ def load_dataset(
         if stamp[0] != table.bytes:
             raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
     tag = hashlib.sha256(repr((VERSION, name, hashlib.sha256(data).hexdigest(), stamps)).encode()).hexdigest()[:32]
-    kept = derived.open(tag) if derived else None
-    shards = ShardList.derived(kept) if kept else None
-    if shards is None:
-        shards = check_shards(read_entries(entries, MANIFEST), config.packs_per_shard, manifest.counts.packs)
+    shards = check_shards(read_entries(entries, MANIFEST), config.packs_per_shard, manifest.counts.packs)
     if looks_at_shards:
         _look_at_shards(shards, folder.sizes(SHARDS))
-    return Dataset(name, folder, manifest, config, shards, stamps, tag, cache, derived)
+    return Dataset(name, folder, manifest, config, shards, stamps, tag, cache)
 
 
 def _look_at_shards(shards: ShardList, sizes: Mapping[str, int]) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 
-from preshard.packer_service.http.dataset.derived import Derived, save_values
-from preshard.packer_service.report.loads import numbers_of
+from preshard.packer_service.report.tables import numbers_of
 from preshard.schemas.codec import shard_name
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.manifest import MANIFEST, ShardEntry
@@ -28,11 +26,6 @@ _SCHEMA = pa.schema(
     ]
 )
 
-SHARD_NUMBERS, SHARD_HASHES = "shard-numbers", "shard-hashes"
-"""What is kept of shards: bytes, packs and first packs of each, and its hash."""
-
-HASH_DIGITS = 64
-
 
 class ShardList:
     """The shards of a dataset in order.
@@ -44,9 +37,7 @@ class ShardList:
         hashes: the SHA-256 of each, in hexadecimal digits.
     """
 
-    def __init__(
-        self, numbers: Int64[np.ndarray, "three shards"], hashes: Shaped[np.ndarray, "shards"] | pa.StringArray
-    ) -> None:
+    def __init__(self, numbers: Int64[np.ndarray, "three shards"], hashes: pa.StringArray) -> None:
         self.bytes, self.packs, self.first_packs = numbers
         self.hashes = hashes
 
@@ -56,22 +47,8 @@ class ShardList:
         numbers = [numbers_of(table[name]) for name in ("bytes", "packs", "first_pack")]
         return cls(np.array(numbers, np.int64).reshape(3, -1), table["sha256"].combine_chunks())
 
-    @classmethod
-    def derived(cls, derived: Derived) -> ShardList | None:
-        """The shards that were kept; None where none were."""
-        numbers, hashes = derived.values(SHARD_NUMBERS), derived.values(SHARD_HASHES)
-        return None if numbers is None or hashes is None else cls(numbers, hashes)
-
-    def keep(self, folder: Path) -> None:
-        """Writes what :meth:`derived` reads, unless a hash is not as packing writes it."""
-        hashes = [self._hash(number).encode() for number in range(len(self))]
-        if all(len(each) == HASH_DIGITS for each in hashes):
-            save_values(folder, SHARD_NUMBERS, np.stack([self.bytes, self.packs, self.first_packs]))
-            save_values(folder, SHARD_HASHES, np.array(hashes, f"S{HASH_DIGITS}"))
-
     def _hash(self, number: int) -> str:
-        found = self.hashes[number]
-        return found.decode("ascii") if isinstance(found, bytes) else str(found.as_py())
+        return str(self.hashes[number].as_py())
 
     def __len__(self) -> int:
         return len(self.bytes)

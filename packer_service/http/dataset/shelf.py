@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from preshard.packer_service.http.dataset.cache import Cache
-from preshard.packer_service.http.dataset.catalog import Found, broken_among, derived_folder, examine, whole_or_refuse
+from preshard.packer_service.http.dataset.catalog import Found, broken_among, examine, whole_or_refuse
 from preshard.packer_service.http.dataset.folder import ServedFolder
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.settings import ServiceSettings
@@ -75,7 +75,6 @@ class Shelf:
                     folder,
                     self.cache,
                     self._found.get(name),
-                    derived_folder(self.settings),
                     looks_at_shards=False,
                 )
                 self._looked[name] = time.monotonic()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from preshard.packer_service.http.models.common import Answer, PageOf
+from preshard.packer_service.report.figures import MEASURED
 from preshard.packer_service.report.records import ImageBalance, LayoutBalance, Spread
 
-Measure = Literal["attention", "gather_path", "ring_path", "traffic", "images", "pooled_tokens", "image_load"]
-"""What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""
-
-MEASURES: tuple[str, ...] = get_args(Measure)
+if TYPE_CHECKING:
+    Measure = str
+else:
+    Measure = Literal[tuple(MEASURED)]
+    """What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""
 
 
 class Balance(Answer):
@@ -52,9 +54,7 @@ class WorstPack(Answer):
     why: str = Field(description="The same in a sentence.")
 
 
-class ShardRow(Answer):
-    """A shard, its size and its balance at the chosen layout, ring degree and CP size."""
-
+class _Shard(Answer):
     name: str = Field(examples=["preshard-000000.tar"])
     first_pack: int
     packs: int
@@ -64,13 +64,16 @@ class ShardRow(Answer):
     documents: int
     images: int
     cost: float = Field(description="Mean cost of its packs, in GFLOP.")
-    attention: Spread = Field(description="Imbalance of allowed pairs.")
-    gather_path: Spread = Field(description="Gather critical path as a multiple of the tile floor.")
-    ring_path: Spread = Field(description="Ring critical path as a multiple of the tile floor.")
-    traffic: Spread
-    image_imbalance: Spread = Field(description="Imbalance of crops.")
-    pooled_imbalance: Spread = Field(description="Imbalance of pooled rows.")
-    image_load_imbalance: Spread = Field(description="Imbalance of the vision encoder's work.")
+
+
+_spreads: Any = {
+    figure.of_shard or key: (Spread, Field(description=figure.measured)) for key, figure in MEASURED.items()
+}
+
+
+class ShardRow(create_model("MeasuredShard", __base__=_Shard, **_spreads)):  # type: ignore[misc]
+    """A shard, its size and its balance at the chosen layout, ring degree and CP size."""
+
     worst: WorstPack | None = Field(description="Its worst pack by `sort`; null where no pack has the measure.")
 
 

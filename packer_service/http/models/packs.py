@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.common import Answer, PageOf
+from preshard.packer_service.report.figures import MEASURED
 from preshard.schemas.manifest import UnitKind
 
 
-class PackRow(Answer):
-    """A pack in the list with its balance at the chosen layout, ring degree and CP size, null where there is none."""
-
+class _Pack(Answer):
     pack_id: int
     key: str = Field(examples=["0000000007"])
     shard: str
@@ -30,13 +29,13 @@ class PackRow(Answer):
     attention_area: int = Field(description="Allowed pairs of the mask.")
     attention_tiles: int = Field(description="128 x 128 tiles with an allowed pair, in natural order.")
     cost: float = Field(description="GFLOP.")
-    attention: float | None = Field(description="Imbalance of allowed pairs.")
-    gather_path: float | None = Field(description="Gather critical path as a multiple of the tile floor.")
-    ring_path: float | None = Field(description="Ring critical path as a multiple of the tile floor.")
-    traffic: float | None
-    images: float | None = Field(description="Imbalance of crops.")
-    pooled_tokens: float | None = Field(description="Imbalance of pooled rows.")
-    image_load: float | None = Field(description="Imbalance of the vision encoder's work.")
+
+
+_values: Any = {key: (float | None, Field(description=figure.measured)) for key, figure in MEASURED.items()}
+
+
+class PackRow(create_model("MeasuredPack", __base__=_Pack, **_values)):  # type: ignore[misc]
+    """A pack in the list with its balance at the chosen layout, ring degree and CP size, null where there is none."""
 
 
 class PackPage(PageOf[PackRow]):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import numpy as np
 from fastapi import APIRouter, Query
 
 from preshard.packer_service.http.answers.choice import check, choose
-from preshard.packer_service.http.answers.measures import image_balance, layout_balance, measures, preferred
+from preshard.packer_service.http.answers.measures import image_balance, layout_balance, preferred, worst_packs
 from preshard.packer_service.http.answers.shards import packs_of_shard
 from preshard.packer_service.http.answers.worst import worst_pack
 from preshard.packer_service.http.dataset.reader import Dataset
@@ -39,14 +38,13 @@ def shard_balance(
 ) -> ShardBalance:
     """Each of them is explained from its own mask."""
     own, chosen = packs_of_shard(dataset, shard), choose(dataset.config, layout, ring, cp)
-    values = measures(dataset, chosen, slice(own.start, own.stop))[measure]
-    order = np.argsort(-values, kind="stable")[: min(WORST, int((~np.isnan(values)).sum()))]
+    worst = worst_packs(dataset, measure, chosen, own, WORST)
     return ShardBalance(
         **_balance(dataset, layout, ring, cp, own),
         shard=shard,
         chosen=chosen,
         measure=measure,
-        worst=[worst_pack(dataset, own.start + int(i), measure, float(values[i]), chosen, read=True) for i in order],
+        worst=[worst_pack(dataset, pack, measure, value, chosen, read=True) for pack, value in worst],
     )
 
 

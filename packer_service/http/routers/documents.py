@@ -29,7 +29,6 @@ from preshard.packer_service.http.models.documents import (
 from preshard.packer_service.http.parameters import Layout, Paged, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_found
 from preshard.packer_service.http.service import DatasetRoute
-from preshard.schemas.document_ids import hash_ids
 from preshard.schemas.layout import TokenLayout
 
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
@@ -63,12 +62,6 @@ def documents(
 
 def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: str | None) -> Int64[np.ndarray, "rows"]:
     """The rows of documents for which all conditions hold."""
-    kept = dataset.derived_rows
-    if kept is not None:
-        of_ids = kept.with_ids(prefix, contains)
-        if source is not None:
-            return kept.of_source(source, of_ids)
-        return np.arange(len(kept)) if of_ids is None else of_ids
     asked: list[tuple[str, Callable[..., pa.ChunkedArray], str | None]] = [
         ("doc_id", pc.starts_with, prefix or None),
         ("doc_id", pc.match_substring, contains or None),
@@ -94,18 +87,6 @@ def _rows_where(
     return np.concatenate(found)
 
 
-def _rows_of(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
-    """The rows of a document, by the hash of its id where hashes were sorted before; else all ids are looked at."""
-    kept = dataset.derived_rows
-    hashes, places = (None, None) if kept is None else (kept.hashes, kept.places)
-    if hashes is None or places is None:
-        return _rows_where(dataset, [("doc_id", pc.equal, doc_id)])
-    own = hash_ids(pa.array([doc_id], pa.string()))[0]
-    near = np.sort(places[slice(*(int(np.searchsorted(hashes, own, side)) for side in ("left", "right")))])
-    ids = [row["doc_id"] for row in dataset.rows(DOCUMENTS, near, ("doc_id",))]
-    return near[[found == doc_id for found in ids]] if ids else np.zeros(0, np.int64)
-
-
 def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, "rows"]:
     """The rows for which all conditions hold."""
     holds = np.ones(n_rows, bool)
@@ -123,7 +104,7 @@ def document(
 ) -> Whereabouts:
     """Its packs, positions and owners, or why it is in no pack."""
     chosen = choose(dataset.config, layout, ring, None)
-    placed = _rows_of(dataset, doc_id)
+    placed = _rows_where(dataset, [("doc_id", pc.equal, doc_id)])
     lost = _where([pc.equal(dataset.column(REJECTS, "doc_id"), doc_id)], dataset.n_rows(REJECTS))
     if not len(placed) and not len(lost):
         raise not_found("document", f"No document {doc_id!r:.200} was packed or rejected; only whole ids match.")

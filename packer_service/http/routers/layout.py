@@ -17,7 +17,6 @@ from preshard.packer_service.http.parameters import Layout, PackId, Ring, Served
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.layout.measures import LayoutMeasures, gather_cost, key_weight, measure_layout, ring_cost
-from preshard.packer_service.report.loads import imbalances
 from preshard.schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
 from preshard.schemas.sequence import IGNORE_INDEX
 
@@ -39,7 +38,7 @@ def layout(
     stored = stored_layout(dataset, sample, chosen.layout, chosen.ring_degree)
     measured = measure_layout(sample.index, stored)
     weight = key_weight(dataset.config.cost)
-    imbalance = float(imbalances(measured.area[:, None])[0])
+    imbalance = float(measured.area.max() / (measured.area.mean() or np.nan))
     floor = measured.tile_floor
     return PackLayout(
         pack_id=pack_id,

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
 from preshard.packer_service.http.answers.choice import choose
-from preshard.packer_service.http.answers.measures import measure, measures
+from preshard.packer_service.http.answers.measures import asking, pack_measures
+from preshard.packer_service.http.answers.order import ranked
 from preshard.packer_service.http.answers.shards import packs_of_shard
-from preshard.packer_service.http.dataset.ranking import ranked
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
-from preshard.packer_service.http.models.balance import MEASURES, Chosen
+from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.packs import (
     DocumentInPack,
     ImageInPack,
@@ -29,6 +29,8 @@ from preshard.packer_service.http.models.packs import (
 from preshard.packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.report.figures import MEASURED
+from preshard.packer_service.report.measures import ranked_packs
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.sequence import IGNORE_INDEX
 
@@ -38,7 +40,7 @@ COLUMNS = (
     "n_tokens", "n_padding", "n_documents", "n_units", "n_images", "n_patches", "n_pooled_tokens", "load",
     "attention_area", "attention_tiles", "cost",
 )  # fmt: skip
-SORTS = ("pack_id", *COLUMNS, *MEASURES)
+SORTS = ("pack_id", *COLUMNS, *MEASURED)
 
 Sort = Annotated[
     str,
@@ -78,15 +80,17 @@ def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen, own: range, wanted
         raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, and with - in front")
     if name == "pack_id":
         return np.array((own[::-1] if descending else own)[wanted], np.int64)
-    values = measure(dataset, name, chosen) if name in MEASURES else dataset.numbers("packs.parquet", name)
+    if name in MEASURED:
+        with asking(dataset, MEASURED[name], chosen, own) as question:
+            return np.array(ranked_packs(question, MEASURED[name], wanted, descending=descending), np.int64)
+    values = dataset.numbers("packs.parquet", name)
     return own.start + ranked(values[own.start : own.stop], wanted, descending=descending)
 
 
 def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
     """Some packs with their measures."""
     columns = {name: dataset.numbers("packs.parquet", name)[wanted].tolist() for name in COLUMNS}
-    measured = measures(dataset, chosen, wanted)
-    columns |= {name: [None if np.isnan(v) else float(v) for v in values] for name, values in measured.items()}
+    columns |= pack_measures(dataset, chosen, wanted.tolist())
     each, seq_len = dataset.config.packs_per_shard, dataset.config.seq_len
     rows = []
     for row, pack_id in enumerate(wanted.tolist()):

@@ -13,8 +13,6 @@ import anyio.to_thread
 from fastapi import FastAPI
 from starlette.types import Message
 
-from preshard.packer_service.http.answers.derive import derive
-from preshard.packer_service.http.dataset.catalog import derived_folder
 from preshard.packer_service.http.dataset.shelf import Shelf
 from preshard.packer_service.http.pool.frames import Frame, encode_frame, read_frame
 from preshard.packer_service.http.service import ServiceState
@@ -67,8 +65,6 @@ class _Worker:
             self.scanner.leave(head["leave"])
         if "scope" in head:
             await self._answer(head["id"], head["scope"], frame.body)
-        if "derive" in head:
-            await self._derive(head["id"], head["derive"])
 
     async def _scan(self, skip: list[str], *, alone: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -81,22 +77,6 @@ class _Worker:
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # the listening process leaves out the folder over which this happened
-
-    async def _derive(self, number: int, name: str) -> None:
-        """Derives what answers about a dataset need; says that it is done, or why not."""
-        service = self.service
-        told: dict[str, Any] = {"id": number}
-
-        def work() -> None:
-            derive(service.catalog.dataset(name), derived_folder(service.settings))
-
-        try:
-            await anyio.to_thread.run_sync(work)
-        except MemoryError:
-            told["failed"] = "memory"
-        except Exception as error:  # the listening process gives the dataset up, and this one ends
-            told |= {"failed": "error", "error": "".join(traceback.format_exception(error))}
-        self._send(told)
 
     async def _answer(self, number: int, asked: dict[str, Any], body: bytes) -> None:
         exchange = _Exchange(asked, body)

@@ -12,12 +12,10 @@ from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from preshard.packer_service.report.dataset import dataset_limit, open_dataset
-from preshard.packer_service.report.loads import StoredLoads
 from preshard.packer_service.report.mismatch import warnings_of
 from preshard.packer_service.report.records import FillLimit
-from preshard.packer_service.report.tables import open_balance, read_packs
+from preshard.packer_service.report.tables import open_measures, read_packs
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.dimensions import ModelDimensions
@@ -78,15 +76,9 @@ def advised_model(
 
 
 def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
-    order = BalanceOrder.of(config, manifest.counts.packs)
     packs = read_packs(folder, (*COLUMNS, *PLACE))
-    with open_balance(folder, order) as file:
-        loads = read_pack_loads(
-            order,
-            lambda name: packs[name].to_numpy(),
-            StoredLoads(file, order).read,
-            gpus=gpus,
-        )
+    with open_measures(folder, config, manifest.counts.packs) as measures:
+        loads = read_pack_loads(measures, lambda name: packs[name].to_numpy(), gpus=gpus)
     try:
         return with_derived(loads, config, gpus, lambda pack: _mask(folder, manifest, config, packs, pack)), ()
     except (PreshardError, OSError) as error:

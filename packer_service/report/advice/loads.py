@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from preshard.packer_service.report.loads import Block
-from preshard.schemas.balance import BalanceOrder, LoadGroup
+from preshard.packer_service.report.measures import Measures, read_numbers
+from preshard.schemas.measures import MeasureGroup, MeasureOrder
 
-SAMPLED_ROWS = 1 << 22
-"""Rows of ``balance.parquet`` that are read, which takes some tenths of a second."""
-
-LEAST_PARTS = 4
-"""Parts of a dataset of which packs are read, however large the blocks are in which these lie."""
+PARTS = 4
+"""Equal parts of a large dataset, of each of which packs are read that lie in one block."""
 
 SAMPLED_PACKS = 4096
 """Packs that are looked at where there are more, and every split is estimated for each. The standard error of a mean
@@ -92,74 +89,50 @@ class PackLoads:
         return np.arange(steps * width).reshape(steps, width)
 
 
-def sampled_spans(order: BalanceOrder) -> tuple[range, ...]:
+def sampled_spans(order: MeasureOrder) -> tuple[range, ...]:
     """The packs that are looked at: all of them, or a stretch of each of several equal parts, always the same ones."""
     if order.n_packs <= SAMPLED_PACKS:
         return (range(order.n_packs),) if order.n_packs else ()
-    block, parts = order.block_packs, max(SAMPLED_ROWS // (order.block_packs * order.rows_per_pack), LEAST_PARTS)
-    each = min(SAMPLED_PACKS // parts, block)
+    block = order.block_packs
+    each = min(SAMPLED_PACKS // PARTS, block)
     spans = []
-    for number in range(parts):
-        least, middle = number * order.n_packs // parts, ((2 * number + 1) * order.n_packs // parts - each) // 2
+    for number in range(PARTS):
+        least, middle = number * order.n_packs // PARTS, ((2 * number + 1) * order.n_packs // PARTS - each) // 2
         first = max(min(middle, middle // block * block + block - each), least)  # within a block, where that may be
         spans.append(range(first, first + each))
     return tuple(spans)
 
 
-def read_pack_loads(
-    order: BalanceOrder,
-    column: Callable[[str], np.ndarray],
-    read: Callable[[LoadGroup, range], Iterable[Block]],
-    *,
-    gpus: int,
-) -> PackLoads:
+def read_pack_loads(measures: Measures, column: Callable[[str], np.ndarray], *, gpus: int) -> PackLoads:
     """Reads what the estimates for a number of devices need.
 
     Args:
-        order: of ``balance.parquet``.
+        measures: the rows of ``measures.parquet``.
         column: a column of ``packs.parquet``.
-        read: the loads of a group for consecutive packs, in blocks.
         gpus: degrees that do not divide it are left out.
     """
+    order = MeasureOrder.of(measures.config, measures.n_packs)
     spans = sampled_spans(order)
-    layouts: dict[tuple[str, int], SlowestRank] = {}
-    images: dict[int, np.ndarray] = {}
-    for group in order.groups:
-        if gpus % group.degree:
-            continue
-        blocks = [block for span in spans for block in read(group, span)]
-        if group.scheme is None:
-            images[group.degree] = _joined([block[2].max(axis=0) for block in blocks])
-        else:
-            layouts[group.scheme, group.degree] = SlowestRank(
-                gather_path=_joined([block[1].max(axis=0) for block in blocks]),
-                ring_steps=_joined([block[2] for block in blocks], rows=group.degree),
-                most_keys=_joined([block[3].max(axis=0) for block in blocks]),
-            )
-    return sampled_loads(order, column, layouts, images)
 
-
-def sampled_loads(
-    order: BalanceOrder,
-    column: Callable[[str], np.ndarray],
-    layouts: Mapping[tuple[str, int], SlowestRank],
-    images: Mapping[int, Int64[np.ndarray, "packs"]],
-) -> PackLoads:
-    """Loads of the sampled packs that were read before, with the columns of these packs."""
-    spans = sampled_spans(order)
+    def read(group: MeasureGroup, name: str) -> np.ndarray:
+        return np.concatenate([read_numbers(measures, group, name, span) for span in (range(0), *spans)])
 
     def sampled(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values[:0], *(values[span.start : span.stop] for span in spans)])
 
+    wanted = [group for group in order.groups if gpus % group.degree == 0]
     return PackLoads(
         n_packs=order.n_packs,
         spans=spans,
         columns={name: sampled(column(name)) for name in COLUMNS},
-        layouts=layouts,
-        images=images,
+        layouts={
+            (group.scheme, group.degree): SlowestRank(
+                gather_path=read(group, "gather_path"),
+                ring_steps=read(group, "ring_steps").T,
+                most_keys=read(group, "most_keys"),
+            )
+            for group in wanted
+            if group.scheme
+        },
+        images={group.degree: read(group, "most_image_load") for group in wanted if group.scheme is None},
     )
-
-
-def _joined(parts: list[np.ndarray], rows: int | None = None) -> np.ndarray:
-    empty = np.zeros((0,) if rows is None else (rows, 0), np.int64)
-    return np.concatenate([empty, *parts], axis=-1)

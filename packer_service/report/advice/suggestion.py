@@ -11,8 +11,8 @@ import yaml
 
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.oversize import fit
-from preshard.packer_service.packs.balance import BalanceRows
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
+from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.plan.make import align_lengths
@@ -22,8 +22,7 @@ from preshard.packer_service.report.advice.figures import SplitAdvice
 from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.report.limits import NEARLY, Budgets, Sizes, least_values
-from preshard.packer_service.report.what_if import sampled_blocks
-from preshard.schemas.balance import BalanceOrder
+from preshard.packer_service.report.what_if import sampled_measures
 from preshard.schemas.codec import encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dimensions import ModelDimensions
@@ -265,17 +264,12 @@ def _solved(
         starts = (np.cumsum(aligned) - aligned).tolist()
         pack = build_pack(own, starts, aligned.tolist(), config=config, pad_id=pad_id, axes=axes)
         figures.append(pack_figures(number, pack.sequence, pack.index, lengths, UnitTotals.of(pack.units), config))
-        rows = BalanceRows()
+        rows = MeasureRows()
         rows.add_pack(number, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
-        tables.append((number, int(figures[-1]["attention_tiles"]), rows.table()))
+        tables.append(rows.table())
         size += len(encode_sequence(pack.sequence)) + len(encode_layouts(pack.layouts))
-    blocks, columns = sampled_blocks(tables, config), {name: [row[name] for row in figures] for name in COLUMNS}
-    loads = read_pack_loads(
-        BalanceOrder.of(config, len(chosen)),
-        lambda name: np.array(columns[name], np.int64),
-        lambda group, _: blocks[group],
-        gpus=question.gpus,
-    )
+    columns = {name: np.array([row[name] for row in figures], np.int64) for name in COLUMNS}
+    loads = read_pack_loads(sampled_measures(tables, config), lambda name: columns[name], gpus=question.gpus)
     return loads, size / len(chosen)
 
 

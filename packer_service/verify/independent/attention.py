@@ -24,11 +24,11 @@ with what is computed on the way."""
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayoutLoads:
-    """What a layout gives each ring rank to do; kinds as in ``balance.parquet``, and the stored ``needs``."""
+    """What a layout gives each ring rank to do; kinds as in ``measures.parquet``, and the stored ``needs``."""
 
     attention: list[int]
     tiles: list[int]
-    ring_step: list[int]
+    ring_steps: list[int]
     keys_fetched: list[int]
     needs: Bool[np.ndarray, "ring blocks"]
 
@@ -76,7 +76,7 @@ def layout_loads(mask: MaskArrays, runs: Int32[np.ndarray, "runs 3"], ring_degre
     return LayoutLoads(
         attention=area.tolist(),
         tiles=tiles.sum(axis=1).tolist(),
-        ring_step=[max(of_step) for of_step in by_step],
+        ring_steps=[max(of_step) for of_step in by_step],
         keys_fetched=fetched.tolist(),
         needs=needs,
     )

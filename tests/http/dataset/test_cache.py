@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.http.dataset.cache import Cache, size_of
-from preshard.packer_service.report.balance import image_balance
-from preshard.packer_service.report.loads import ImageLoadColumns
+from preshard.packer_service.report.records import RankLoads, Spread
 
 LONG = 60.0
 """Seconds until a test gives up."""
@@ -87,11 +86,10 @@ def test_a_failure_reaches_all_who_wait_and_is_tried_again() -> None:
 
 def test_sizes_count_what_is_inside() -> None:
     """Fails when a kept record counts as its shell alone, so that memory grows past the limit."""
-    arrays = ImageLoadColumns.of([np.ones((4, 4, 1000), np.int64)], 4)
-    assert 6 * 1000 * 8 < size_of(arrays) < 6 * 1000 * 8 + 1000
+    loads = RankLoads(rank_mean=[0.5] * 1000, imbalance=Spread(packs=1, mean=1.0, p95=1.0, max=1.0))
+    assert 1000 * 24 <= size_of(loads) < 1000 * 24 + 12_000
     assert size_of({"key": [b"x" * 5000, ("y" * 3000,)]}) > 8000
-    few, many = (image_balance(ImageLoadColumns.of([np.ones((4, size, 3), np.int64)], size), size) for size in (2, 200))
-    assert size_of(many) - size_of(few) >= 2 * 198 * 24
+    assert 6 * 1000 * 8 < size_of([np.ones(1000)] * 6) < 6 * 1000 * 8 + 1000
 
 
 def test_a_smaller_limit_drops_what_was_used_longest_ago() -> None:

@@ -54,7 +54,7 @@ def test_loads_are_those_of_the_whole_matrix(case: tuple[MaskArrays, np.ndarray,
         assert loads.tiles[rank] == sum(tiles[rank])
         assert loads.keys_fetched[rank] == np.setdiff1d(np.flatnonzero(needed), held[rank]).size
         assert loads.needs[rank].tolist() == [needed[at : at + 50].any() for at in range(0, mask.seq_len, 50)]
-        assert loads.ring_step[rank] == max(tiles[r][(r - rank) % degree] for r in range(degree))
+        assert loads.ring_steps[rank] == max(tiles[r][(r - rank) % degree] for r in range(degree))
 
 
 def test_a_million_tokens_fit_in_bounded_memory() -> None:

@@ -1,4 +1,4 @@
-"""``balance.parquet`` pack by pack."""
+"""``measures.parquet`` pack by pack."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.scan import PART_ROWS, Values
+from preshard.packer_service.verify.scan import PART_ROWS
 from preshard.packer_service.verify.verdict import Faults
-from preshard.schemas.balance import BalanceOrder
 from preshard.schemas.errors import TableChanged, TableInvalid
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.tables import BALANCE
+from preshard.schemas.measures import MEASURES, MeasureOrder
 
-BALANCE_FILE = "balance.parquet"
+MEASURES_FILE = "measures.parquet"
 
 
-class BalanceReader:
-    """``balance.parquet`` pack by pack, with one block of packs in memory; None from where it can no longer be read."""
+class MeasuresReader:
+    """``measures.parquet`` pack by pack, a block of packs in memory; None from where it can no longer be read."""
 
-    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None, order: BalanceOrder) -> None:
-        self.faults = faults
+    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None, order: MeasureOrder) -> None:
+        self.faults, self.order = faults, order
         self.files = ExitStack()
-        self.failed = entry is None or not folder.is_file(BALANCE_FILE)
+        self.failed = entry is None or not folder.is_file(MEASURES_FILE)
         self.batches = order.by_pack(self._batches(folder, entry)) if entry is not None and not self.failed else None
-        self.waiting = BALANCE.empty_table()
+        self.waiting = MEASURES.empty_table()
         self.position = 0
 
     def _batches(self, folder: Folder, entry: TableEntry) -> Iterator[pa.Table]:
-        file = pq.ParquetFile(self.files.enter_context(folder.open(BALANCE_FILE)))
-        if not file.schema_arrow.equals(BALANCE):
+        file = pq.ParquetFile(self.files.enter_context(folder.open(MEASURES_FILE)))
+        if not file.schema_arrow.equals(MEASURES):
             names = file.schema_arrow.names
-            raise TableInvalid(BALANCE_FILE, f"has the columns {names}, not {BALANCE.names} with their types")
+            raise TableInvalid(MEASURES_FILE, f"has the columns {names}, not {MEASURES.names} with their types")
         if file.metadata.num_rows != entry.rows:
             rows = f"has {file.metadata.num_rows} rows; the manifest says {entry.rows}"
-            self.faults.extend([(TableChanged, rows)], BALANCE_FILE)
+            self.faults.extend([(TableChanged, rows)], MEASURES_FILE)
+        found = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        if sum(found) == self.order.n_rows and found != (asked := self.order.row_groups()):
+            groups = f"has row groups of {str(found)[:80]} rows, not of {str(asked)[:80]}"
+            self.faults.extend([(TableInvalid, groups)], MEASURES_FILE)
         for batch in file.iter_batches(batch_size=PART_ROWS):
             table = pa.Table.from_batches([batch])
             table.validate(full=True)
-            values = Values()
-            values.add(table)
-            self.faults.extend(values.findings(table.schema.names), BALANCE_FILE)
-            yield table.cast(BALANCE)
+            for name in ("pack_id", "degree"):
+                if nulls := table[name].null_count:
+                    self.faults.extend([(TableInvalid, f"{name} has {nulls} nulls")], MEASURES_FILE)
+            yield table.cast(MEASURES)
 
     def take(self, start: int, n_rows: int) -> pa.Table | None:
         """Rows from ``start``, fewer at the table's end; None where they were taken before."""
@@ -72,7 +75,7 @@ class BalanceReader:
             self.batches = None
         except (TableInvalid, pa.ArrowException, OSError, ValueError) as error:
             detail = error.detail if isinstance(error, TableInvalid) else f"cannot be read ({error})"
-            self.faults.extend([(TableInvalid, detail)], BALANCE_FILE)
+            self.faults.extend([(TableInvalid, detail)], MEASURES_FILE)
             self.batches, self.failed = None, True
         else:
             self.waiting = pa.concat_tables([self.waiting, batch]).unify_dictionaries()

@@ -1,0 +1,170 @@
+"""The columns of ``measures.parquet`` and the order of its rows.
+
+The order lets a question about one layout, or one measure, read that and nothing else. The table is cut into blocks of
+consecutive packs. A block has a row group for each stored layout and ring degree, then one for each CP size: in each,
+one row per pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from preshard.schemas.config import PackConfig
+from preshard.schemas.layout import SCHEMES
+
+LAYOUT_LOADS = ("attention", "tiles", "ring_steps", "keys_fetched")
+"""Columns of a token layout that have a number for each ring rank (``ring_steps``: for each ring step)."""
+
+LAYOUT_SCALARS = (
+    "attention_tiles", "gather_path", "ring_path", "sum_attention", "most_attention", "sum_tiles", "sum_keys",
+    "most_keys", "possible_keys",
+)  # fmt: skip
+"""Columns of a token layout that have one number."""
+
+IMAGE_LOADS = ("images", "pooled_tokens", "image_load")
+"""Columns of image boundaries that have a number for each CP rank."""
+
+IMAGE_SCALARS = (
+    *(f"{what}_{name}" for name in IMAGE_LOADS for what in ("sum", "most")),
+    "least_image_load",
+)
+"""Columns of image boundaries that have one number."""
+
+_NUMBER, _NUMBERS = pa.int64(), pa.list_(pa.int64())
+
+MEASURES = pa.schema(
+    [
+        ("pack_id", _NUMBER),
+        ("scheme", pa.dictionary(pa.int32(), pa.string())),
+        ("degree", _NUMBER),
+        *((name, _NUMBER) for name in (*LAYOUT_SCALARS, *IMAGE_SCALARS)),
+        *((name, _NUMBERS) for name in (*LAYOUT_LOADS, *IMAGE_LOADS)),
+    ]
+)
+"""One row per (pack, scheme, ring degree), and per (pack, CP size) with ``scheme`` null. Columns of the other kind of
+row are null. ``docs/format.md`` says what each column holds.
+"""
+
+BLOCK_VALUES = 1 << 23
+"""Most numbers in a block, unless a single pack has more: a block fits in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureGroup:
+    """One layout at one ring degree, or (``scheme`` None) the image boundaries of one CP size."""
+
+    scheme: str | None
+    degree: int
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return LAYOUT_SCALARS if self.scheme else IMAGE_SCALARS
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        return LAYOUT_LOADS if self.scheme else IMAGE_LOADS
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that are not null."""
+        return ("pack_id", "degree", *self.scalars, *self.loads)
+
+
+class Part(NamedTuple):
+    """A row group, and the packs of which it has rows."""
+
+    row_group: int
+    packs: range
+
+
+def measure_groups(config: PackConfig) -> tuple[MeasureGroup, ...]:
+    """Every group, in the order in which the rows of a pack are made: layouts as stored, then CP sizes ascending."""
+    layouts = [
+        MeasureGroup(scheme=scheme, degree=degree)
+        for scheme in SCHEMES
+        if scheme in config.layouts
+        for degree in sorted(config.ring_degrees)
+    ]
+    return (*layouts, *(MeasureGroup(scheme=None, degree=size) for size in sorted(config.cp_sizes)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureOrder:
+    """Where every row of a dataset's ``measures.parquet`` lies."""
+
+    groups: tuple[MeasureGroup, ...]
+    n_packs: int
+
+    @classmethod
+    def of(cls, config: PackConfig, n_packs: int) -> MeasureOrder:
+        return cls(groups=measure_groups(config), n_packs=n_packs)
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_packs * len(self.groups)
+
+    @property
+    def block_packs(self) -> int:
+        """Packs of every block but the last."""
+        each = sum(len(group.scalars) + len(group.loads) * group.degree for group in self.groups)
+        return max(BLOCK_VALUES // each, 1)
+
+    def blocks(self) -> Iterator[range]:
+        """The packs of each block."""
+        for first in range(0, self.n_packs, self.block_packs):
+            yield range(first, min(first + self.block_packs, self.n_packs))
+
+    def row_groups(self) -> list[int]:
+        """The number of rows of every row group."""
+        return [len(block) for block in self.blocks() for _ in self.groups]
+
+    def parts(self, group: MeasureGroup, packs: range) -> list[Part]:
+        """The row groups of one group that hold any of some consecutive packs.
+
+        Raises:
+            ValueError: there is no such group.
+        """
+        number, each = self.groups.index(group), self.block_packs
+        blocks = range(packs.start // each, -(-min(packs.stop, self.n_packs) // each)) if len(packs) else range(0)
+        return [
+            Part(block * len(self.groups) + number, range(block * each, min((block + 1) * each, self.n_packs)))
+            for block in blocks
+        ]
+
+    def by_table(self, rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Sorts rows that come pack by pack, in parts of any size, into the table's order: one table per row group."""
+        for packs, block in self._cut(rows):
+            for number in range(len(self.groups)):
+                yield block.take(pa.array(np.arange(number, len(packs) * len(self.groups), len(self.groups))))
+
+    def by_pack(self, rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Sorts rows of the table, in parts of any size, pack by pack again: one table per block.
+
+        If the table ends early, the missing rows leave gaps where they would lie. Surplus rows come last, unchanged.
+        """
+        for packs, block in self._cut(rows):
+            places = np.arange(len(block))
+            if len(packs):
+                places = np.argsort(places % len(packs) * len(self.groups) + places // len(packs), kind="stable")
+            yield block.take(pa.array(places))
+
+    def _cut(self, rows: Iterable[pa.Table]) -> Iterator[tuple[range, pa.Table]]:
+        """The rows of each block. Rows beyond the last block come with an empty range of packs."""
+        waiting: list[pa.Table] = []
+        have, blocks = 0, self.blocks()
+        block = next(blocks, None)
+        for part in rows:
+            waiting.append(part)
+            have += len(part)
+            while block is not None and have >= len(block) * len(self.groups):
+                joined, wanted = pa.concat_tables(waiting).unify_dictionaries(), len(block) * len(self.groups)
+                yield block, joined.slice(0, wanted)
+                waiting, have = [joined.slice(wanted)], have - wanted
+                block = next(blocks, None)
+        if have:
+            yield block or range(0), pa.concat_tables(waiting).unify_dictionaries()
