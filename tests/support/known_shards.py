@@ -7,6 +7,7 @@ import pickle
 from dataclasses import fields
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from preshard.packer_service.verify import Verdict, dataset, verify_dataset
@@ -41,7 +42,7 @@ def _identity(task: ShardTask) -> bytes:
     hashed = hashlib.sha256()
     for field in fields(task):
         value = getattr(task, field.name)
-        if field.name == "balance_rows" and value is not None:
+        if isinstance(value, pa.Table):
             value = value.to_pydict()  # a table's own text leaves rows out
         if field.name != "location":
             hashed.update(f"{field.name} {value!r}\n".encode("utf-8", "backslashreplace"))
