@@ -107,7 +107,7 @@ def test_the_command_refuses_what_it_cannot_sample(
 ) -> None:
     """Fails when a packed dataset is read as rows, or a folder that is no model ends with a traceback."""
     for words, message in (
-        ([str(tiny_dataset), "--model", str(model), "--gpus", "2"], "is packed; suggest reads rows"),
+        ([str(tiny_dataset), "--model", str(model), "--gpus", "2"], "is a packed dataset; give the source"),
         ([str(source), "--model", str(tmp_path), "--gpus", "2"], "model"),
         ([str(source), "--gpus", "2"], "Missing option '--model'"),
     ):

@@ -162,7 +162,7 @@ def test_an_address_decides_where_nothing_else_does(
 @pytest.mark.parametrize("words", [("spark", None), ("local", "auto")])
 def test_a_wrong_executor_is_one_line(progress: Any, words: tuple[str, str | None]) -> None:
     """Fails when an address is ignored, or a typo runs the tasks somewhere."""
-    with pytest.raises(ConfigError, match=r"legal are auto, local, ray|leave one of the two out"):
+    with pytest.raises(ConfigError, match=r"legal are auto, local, ray|leave one of them out"):
         choose_executor(*words, None, progress).__enter__()
 
 

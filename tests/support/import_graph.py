@@ -11,7 +11,12 @@ import grimp
 from packaging.utils import canonicalize_name
 
 COMMANDS = {
-    "serve": ["preshard.packer_service.job", "preshard.packer_service.demo", "preshard.packer_service.runtime.ray"],
+    "serve": [
+        "preshard.packer_service.api.pack",
+        "preshard.packer_service.demo",
+        "preshard.packer_service.job",
+        "preshard.packer_service.runtime.ray",
+    ],
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
 }
 """What the command line imports for commands of other extras."""

@@ -25,13 +25,13 @@ FAST = [
     "ring/balanced_gather/u1r1d2",
     "ring/zigzag/u1r2d1a2",
     "ulysses/contiguous/u2r1d1-overlap",
-    "gather/balanced_gather/u1r2d1-all",
+    "gather/balanced_gather/u1r2d1",
 ]
 """Every kind and every layout, two packs per step at once and one after the other, and the options that move the same
 numbers in another way. Four processes as replicas of pairs are in test_resume_training.py, as shards of pairs in
 models/test_hugging_face.py, gradients under every way to shard in distributed/test_sharding.py.
 """
-IN_FLOAT32 = ["gather/balanced_gather/u1r2d1-all"]
+IN_FLOAT32 = ["gather/balanced_gather/u1r2d1"]
 
 
 def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
