@@ -98,6 +98,7 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
         )
         with suppress(Interrupted):  # uvicorn has shut down in order, and raises the signal once more
             _EndingServer(config).run(sockets=[listener])
+        gc.unfreeze()  # or DuckDB reports what is left at the end as leaked
 
 
 class _EndingServer(uvicorn.Server):
