@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Depends, Path, Query, Request, Response
+from fastapi import Depends, Path, Query, Request
 
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.problems import not_legal
-from preshard.packer_service.http.service import service_of
 
-DatasetName = Annotated[
-    str, Path(description="A dataset's name, from /v1/datasets.", max_length=4096, examples=["demo"])
-]
+MOST_ITEMS = 1000
+"""Most items in one part of a list."""
 
+ServedDataset = Dataset
+"""The first parameter of a function that is called where its dataset is read."""
 
-def _dataset(name: DatasetName, request: Request) -> Dataset:
-    return service_of(request).catalog.dataset(name)
-
-
-ServedDataset = Annotated[Dataset, Depends(_dataset)]
 PackId = Annotated[int, Path(description="A pack's number, in step order.", ge=0, lt=2**63, examples=[0])]
 ShardName = Annotated[str, Path(description="A shard's file name.", max_length=256, examples=["preshard-000000.tar"])]
 
@@ -35,19 +30,17 @@ class Part:
     def __init__(
         self,
         request: Request,
-        response: Response,
         offset: Annotated[int, Query(ge=0, lt=2**63, description="Items to skip at the start.")] = 0,
         limit: Annotated[int, Query(ge=1, description="Most items in the answer.")] = 50,
     ) -> None:
-        most = service_of(request).settings.max_limit
-        if limit > most:
+        if limit > MOST_ITEMS:
             raise not_legal(
-                f"query.limit: {limit} is more than {most}, the most items of a page; ask for further pages"
+                f"query.limit: {limit} is more than {MOST_ITEMS}, the most items of a page; ask for further pages"
             )
         self.offset = offset
         self.limit = limit
-        self._request = request
-        self._response = response
+        self._path = request.scope["raw_path"].decode("ascii", "replace")
+        self._others = [(k, v) for k, v in request.query_params.multi_items() if k not in ("offset", "limit")]
 
     @property
     def wanted(self) -> slice:
@@ -55,20 +48,14 @@ class Part:
         return slice(self.offset, self.offset + self.limit)
 
     def fields(self, total: int) -> dict[str, Any]:
-        """The fields of ``PageOf`` except its items; sets the ``Link`` header (RFC 8288)."""
+        """The fields of ``PageOf`` except its items."""
         after = self.offset + self.limit
         following = self._link(after) if after < total else None
         before = self._link(max(min(self.offset, total) - self.limit, 0)) if self.offset > 0 else None
-        links = [f'<{url}>; rel="{rel}"' for rel, url in (("next", following), ("prev", before)) if url]
-        if links:
-            self._response.headers["Link"] = ", ".join(links)
         return {"total": total, "offset": self.offset, "limit": self.limit, "next": following, "previous": before}
 
     def _link(self, offset: int) -> str:
-        query = [(k, v) for k, v in self._request.query_params.multi_items() if k not in ("offset", "limit")]
-        query += [("offset", str(offset)), ("limit", str(self.limit))]
-        path = self._request.scope["raw_path"].decode("ascii", "replace")
-        return f"{path}?{urlencode(query)}"
+        return f"{self._path}?{urlencode([*self._others, ('offset', offset), ('limit', self.limit)])}"
 
 
 Paged = Annotated[Part, Depends()]

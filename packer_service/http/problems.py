@@ -42,6 +42,10 @@ class ProblemError(Exception):
         self.detail = detail
         self.headers = headers or {}
 
+    def as_arguments(self) -> dict[str, Any]:
+        """What makes it again, as JSON has it."""
+        return {name: getattr(self, name) for name in ("status", "kind", "title", "detail", "headers")}
+
 
 def not_found(what: str, detail: str) -> ProblemError:
     return ProblemError(404, "not-found", f"No such {what}", detail)

@@ -17,8 +17,7 @@ from typing import Any
 import uvicorn
 from pydantic import SecretStr
 
-from preshard.packer_service.http.app import create_front
-from preshard.packer_service.http.connections import BoundedConnection
+from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.packer_service.runtime.interrupt import Interrupted
 from preshard.schemas.errors import ConfigError, PreshardError
@@ -77,7 +76,7 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
         PreshardError: the service cannot listen on the address.
     """
     settings = settings_for(root, host, os.environ.get(TOKEN), **others)
-    app = create_front(settings)
+    app = create_app(settings)
     with _listening(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         where = f"http://{name}:{listener.getsockname()[1]}/"
@@ -88,7 +87,7 @@ def serve_folder(root: str, host: str, port: int, **others: Any) -> None:
         gc.freeze()  # looking through all that was imported, as is done now and then, would stop every answer meanwhile
         config = uvicorn.Config(
             app,
-            http=BoundedConnection,
+            http="httptools",
             loop="uvloop",
             ws="none",
             log_config=None,

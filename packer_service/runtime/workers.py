@@ -284,7 +284,7 @@ def _start(limits: Limits) -> tuple[subprocess.Popen[bytes], Connection, Connect
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=theirs,
-            env=_environment(),
+            env=worker_environment(),
         )
     finally:
         for end in (their_calls, their_answers, their_lifeline):
@@ -292,11 +292,15 @@ def _start(limits: Limits) -> tuple[subprocess.Popen[bytes], Connection, Connect
     return process, calls, answers, lifeline
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the modules that we find, and with libraries that keep to one CPU and to the memory that they use."""
+def worker_environment() -> dict[str, str]:
+    """Ours, with the modules that we find, and with libraries that keep to one CPU and to the memory that they use.
+
+    Without the service's token, which no process needs that reads files of others.
+    """
     path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **threads, "PYTHONPATH": path, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    ours = {name: value for name, value in os.environ.items() if name != "PRESHARD_TOKEN"}
+    return {**ours, **threads, "PYTHONPATH": path, "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
 class Watchdog:

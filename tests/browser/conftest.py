@@ -13,15 +13,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.settings import ServiceSettings
-from preshard.packer_service.report.what_if import plan_table
-from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.config import PackConfig
 
 CHROMIUM_FLAGS = [
     # Tests may run as root in a container, where the sandbox cannot start.
@@ -158,17 +156,9 @@ def root(
     return root
 
 
-class PlannerHere:
-    """Makes plans in this process: starting one for each takes seconds, and tests/http/test_plan.py does it."""
-
-    def make(self, table: pa.Table, config: dict[str, Any], dp_sizes: list[int]) -> dict[str, Any]:
-        return plan_table(table, parse_config(config), dp_sizes).model_dump(mode="json")
-
-
 @contextmanager
 def _served(settings: ServiceSettings) -> Iterator[str]:
     app = create_app(settings)
-    app.state.service.planner = PlannerHere()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))

@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from preshard.packer_service.http import listing
 from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.settings import ServiceSettings
 
 Start = Callable[..., TestClient]
 PATIENT: dict[str, Any] = {"request_seconds": 240.0, "plan_seconds": 240.0}
 """Limits that a busy machine does not reach; tests of limits set their own."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience() -> Iterator[None]:
+    """Requests wait for looks through the root for as long as those take on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FIRST_WAIT_SECONDS", "LATER_WAIT_SECONDS"):
+            patch.setattr(listing, name, 120.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
+from preshard.packer_service.http.middleware import guards
+
 SECRET = "a secret that lies outside the root"
 TOKEN = "correct horse battery staple"
 
@@ -201,9 +203,12 @@ def test_every_answer_has_the_headers_that_make_browsers_careful(client: TestCli
         assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_bodies_are_bounded_whether_they_say_their_size_or_not(root: Path, start: Callable[..., TestClient]) -> None:
+def test_bodies_are_bounded_whether_they_say_their_size_or_not(
+    root: Path, start: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails when a body without a length, or with a false one, is read to its end."""
-    client = start(root, max_body_bytes=1000)
+    monkeypatch.setattr(guards, "MAX_BODY_BYTES", 1000)
+    client = start(root)
     sent = 0
 
     def pieces() -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import schemathesis
 from fastapi.testclient import TestClient
@@ -22,10 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from preshard.packer_service.config import load_config
 from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.settings import ServiceSettings
-from preshard.packer_service.report.what_if import plan_table
 
 CHECKS = [
     not_a_server_error,
@@ -55,24 +52,21 @@ def operations() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def app(served_root: Path) -> Any:
-    app = create_app(ServiceSettings(root=str(served_root), rescan_seconds=60))
-    lengths = {"doc_id": ["a", "b"], "tokens": [100, 900], "images": [0, 0], "source": ["s", "s"]}
-    figures = plan_table(pa.table(lengths), load_config(None, ["seq_len=1024", "block_size=32"]))
-    # a process for each request would take minutes; tests/http/test_plan.py starts some
-    app.state.service.planner = SimpleNamespace(make=lambda *_: figures.model_dump(mode="json"))
-    return app
+def client(served_root: Path) -> Iterator[TestClient]:
+    app = create_app(ServiceSettings(root=str(served_root), rescan_seconds=60, request_seconds=240))
+    with TestClient(app) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def requests_of(app: Any) -> dict[str, Any]:
+def requests_of(client: TestClient) -> dict[str, Any]:
     """What makes requests to each operation, legal ones and others."""
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", client.app)
     return {each.ok().label: each.ok() for each in schema.get_all_operations()}
 
 
 @pytest.mark.parametrize("label", operations())
-def test_no_answer_is_undocumented(app: Any, requests_of: dict[str, Any], label: str) -> None:
+def test_no_answer_is_undocumented(client: TestClient, requests_of: dict[str, Any], label: str) -> None:
     """Fails when a request, legal or not, gives a 5xx, an unnamed status, another content type or another shape."""
     operation = requests_of[label]
     statuses: set[int] = set()
@@ -90,17 +84,16 @@ def test_no_answer_is_undocumented(app: Any, requests_of: dict[str, Any], label:
         for parameter, real in REAL.items():
             if parameter in (case.path_parameters or {}) and (parameter == "name" or turn % 3):
                 case.path_parameters[parameter] = real[turn % len(real)]
-        answer = case.call()
+        answer = case.call(session=client)
         statuses.add(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
 
     ask()
-    with TestClient(app) as client:
-        path = label.split()[1]
-        for parameter, real in REAL.items():
-            path = path.replace(f"{{{parameter}}}", str(real[0]))
-        if label.startswith("GET") and "images" not in path:
-            assert client.get(path).status_code == 200
+    path = label.split()[1]
+    for parameter, real in REAL.items():
+        path = path.replace(f"{{{parameter}}}", str(real[0]))
+    if label.startswith("GET") and "images" not in path:
+        assert client.get(path).status_code == 200
     assert statuses
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from preshard.packer_service.http.planner import Planner
+from preshard.packer_service.http import pool
+from preshard.packer_service.http.routers.plan import MOST_DOCUMENTS
 from preshard.packer_service.job.preview_lengths import plan_lengths
 from preshard.packer_service.report.plan_keys import UNANSWERED
 from preshard.packer_service.runtime.progress import ConsoleProgress
@@ -46,11 +46,8 @@ def test_a_plan_is_that_of_the_command(client: TestClient, overrides: dict[str, 
     assert answer.json()["rejects"] == {"empty": 1, "too_long": 1}
 
 
-def test_a_datasets_documents_are_planned_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_datasets_documents_are_planned_again(client: TestClient) -> None:
     """Fails when the dataset's own configuration gives another plan than the one it was packed by."""
-    service = client.app.state.service  # type: ignore[attr-defined]
-    # planned here: the test above starts a process for it
-    monkeypatch.setattr(service, "planner", Planner(service.settings, is_bounded=True))
     packed = client.get("/v1/datasets/tiny").json()
     answer = client.post("/v1/plan", json={"dataset": "tiny"}).json()
     same = ("fill", "padding", "packs_for_tokens", "packs_for_images")  # costs are those of causal masks
@@ -81,33 +78,30 @@ def test_a_datasets_documents_are_planned_again(client: TestClient, monkeypatch:
         ({"dataset": "tiny", "dp": [3]}, "dp: "),
     ],
 )
-def test_what_cannot_be_planned_is_refused(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: str
-) -> None:
-    """Fails when a wrong request starts a process, or its fault is not named."""
-    started: list[object] = []
-    monkeypatch.setattr(subprocess, "run", lambda *given, **_: started.append(given))
+def test_what_cannot_be_planned_is_refused(client: TestClient, asked: dict[str, Any], told: str) -> None:
+    """Fails when the fault of a request is not named."""
     answer = client.post("/v1/plan", json=asked)
     assert (answer.status_code, told in answer.json()["detail"]) == (422, True), answer.text
-    assert not started
 
 
-def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient]) -> None:
+def test_a_plan_has_bounds(root: Path, start: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a plan takes more documents, seconds or memory than it may, or a second one queues."""
-    short = {"lengths": {"tokens": [5, 6, 7]}}
-    answer = start(root, plan_documents=2).post("/v1/plan", json=short)
-    assert (answer.status_code, answer.json()["title"]) == (413, "Request too large")
-    answer = start(root, plan_seconds=0.2).post("/v1/plan", json=short)  # the process alone takes longer to start
-    assert (answer.status_code, answer.json()["title"]) == (504, "Request took too long")
-    answer = start(root, plan_memory=1 << 20).post("/v1/plan", json=short)
-    assert (answer.status_code, answer.json()["title"]) == (503, "Busy")
     client = start(root)
-    with client.app.state.service.planner.turn():  # type: ignore[attr-defined]
-        answer = client.post("/v1/plan", json=short)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-    assert start(root).post("/v1/plan", json={"dataset": "nobody"}).status_code == 404
+    many = {"lengths": {"tokens": [5] * (MOST_DOCUMENTS + 1)}}
+    answer = client.post("/v1/plan", json=many)
+    assert (answer.status_code, answer.json()["title"]) == (413, "Request too large")
+    assert client.post("/v1/plan", json={"dataset": "nobody"}).status_code == 404
+    many["lengths"]["tokens"].pop()
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "PROCESS_MEMORY", 1 << 20)
+        assert client.post("/v1/plan", json=many).status_code == 503
+    with start(root, request_seconds=0.5, plan_seconds=0.5) as hurried:
+        while hurried.get("/v1/datasets").json()["total"] < 2:
+            pass  # the process that others are forked from is there
+        answer = hurried.post("/v1/plan", json=many)
+    assert (answer.status_code, answer.json()["title"]) == (504, "Request took too long")
     (root / "one" / "packs.parquet").unlink()
-    assert start(root).post("/v1/plan", json={"dataset": "one"}).status_code == 409
+    assert client.post("/v1/plan", json={"dataset": "one"}).status_code == 409
 
 
 def test_keys_come_with_the_values_of_the_dataset(client: TestClient, tiny_config: PackConfig) -> None:

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from preshard.packer_service.http import listing
+
 QUESTIONS = ("", "/balance", "/shards", "/packs", "/packs/0/layout", "/documents/text-0", "/rejects")
 
 
@@ -261,12 +263,14 @@ def test_the_root_itself_may_be_the_dataset(root: Path, start: Callable[..., Tes
 
 
 def test_a_root_too_deep_or_wide_is_listed_in_part_and_says_so(
-    root: Path, start: Callable[..., TestClient], tiny_dataset: Path
+    root: Path, start: Callable[..., TestClient], tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when a whole disk given as root is walked through without a bound."""
     shutil.copytree(tiny_dataset, root / "a" / "b" / "c")
-    for limits in ({"max_depth": 2}, {"max_datasets": 2}, {"max_folders": 4}):
-        page = start(root, **limits).get("/v1/datasets").json()
+    for name, most in (("MAX_DEPTH", 2), ("MAX_DATASETS", 2), ("MAX_FOLDERS", 4)):
+        with monkeypatch.context() as patch:
+            patch.setattr(listing, name, most)
+            page = start(root).get("/v1/datasets").json()
         assert (page["complete"], page["total"]) == (False, 2)
     page = start(root).get("/v1/datasets").json()
     assert (page["complete"], page["total"]) == (True, 3)

@@ -13,29 +13,24 @@ from pathlib import Path
 
 _SERVE = """
 import json, sys
-from preshard.packer_service.http import connections
 from preshard.packer_service.http.serve import serve_folder
 from preshard.packer_service.runtime.interrupt import interruptible
-root, header_seconds, settings = sys.argv[1:]
-connections.HEADER_SECONDS = float(header_seconds)
+root, settings = sys.argv[1:]
 with interruptible():
     serve_folder(root, "127.0.0.1", 0, **json.loads(settings))
 """
 
 
 @contextlib.contextmanager
-def served(
-    root: Path | str, header_seconds: float = 10.0, **settings: object
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def served(root: Path | str, **settings: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A service in a process of its own, and its port; killed at the end if it still runs.
 
     Args:
         root: the folder to serve.
-        header_seconds: how long headers may take.
         settings: fields of ``ServiceSettings``.
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, str(root), str(header_seconds), json.dumps(settings)],
+        [sys.executable, "-c", _SERVE, str(root), json.dumps(settings)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

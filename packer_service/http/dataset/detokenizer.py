@@ -18,12 +18,12 @@ DECODER_BYTES = 64 << 20
 """Memory of a tokenizer that is kept, about."""
 
 
-def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
+def find_decoder(dataset: Dataset) -> Decode:
     """The function that turns the dataset's tokens into text.
 
     The path in a dataset's configuration is never opened: it belongs to the machine that packed, and a manifest may
-    name any file. Tekken is built in; any other tokenizer is the one that the dataset carries, or else one of ``files``
-    by its hash.
+    name any file. Tekken is built in; any other tokenizer is the one that the dataset carries, or else one of the
+    service's files by its hash.
 
     Raises:
         ProblemError: 409 the dataset's tokenizer is not one of these.
@@ -36,7 +36,8 @@ def find_decoder(dataset: Dataset, files: Sequence[str]) -> Decode:
         decode = dataset.kept(("decoder",), lambda: _carried(dataset, parse_decoder), lambda _: DECODER_BYTES)
         if decode is not None:
             return decode
-    names = ["tekken"] if wanted.name == "tekken" else [name for name in files if _sha256(name) == wanted.sha256]
+    files = [name for name in dataset.tokenizers if _sha256(name) == wanted.sha256]
+    names = ["tekken"] if wanted.name == "tekken" else files
     for name in names:
         try:
             decoder = load_decoder(name)

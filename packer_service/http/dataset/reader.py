@@ -91,6 +91,7 @@ class Dataset:
         self.stamps = stamps
         self.cache = cache
         self.broken: str | None = None
+        self.tokenizers: tuple[str, ...] = ()
         self.tag = tag
         self.n_packs = manifest.counts.packs
         self.order = MeasureOrder.of(self.config, self.n_packs)

@@ -54,7 +54,7 @@ class _Answer:
         if message["type"] == "http.response.start" and _is_text(message):
             varies = [*message["headers"], (b"vary", b"Accept-Encoding")]
             message = {**message, "headers": varies}
-            if accepts_gzip(self.scope) and LEAST_BYTES <= _length(message) <= MOST_BYTES:
+            if accepts_gzip(self.scope) and is_worth_compressing(_length(message)):
                 self.start = message
                 return
         if self.start is None:
@@ -77,6 +77,11 @@ class _Answer:
         if tag and len(small) <= KEPT_BYTES and self.scope["path"].startswith("/static/"):
             self.compress.kept[key] = small
         return small
+
+
+def is_worth_compressing(n_bytes: int) -> bool:
+    """Whether a text of so many bytes is compressed for who reads that."""
+    return LEAST_BYTES <= n_bytes <= MOST_BYTES
 
 
 def accepts_gzip(scope: Scope) -> bool:

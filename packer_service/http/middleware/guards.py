@@ -13,6 +13,12 @@ from preshard.packer_service.http.settings import ServiceSettings
 
 PLAN_PATH = "/v1/plan"
 
+MAX_BODY_BYTES, MAX_BODIES_BYTES = 16 << 20, 64 << 20
+"""Most bytes of a request's body, and of all that are read or answered at once."""
+
+SLACK_SECONDS = 2.0
+"""Time beyond the limit of a request in which the reason for its end still reaches the client."""
+
 _OPEN = ("/", "/healthz", "/docs", "/openapi.json")
 """Paths that need no token: they reveal nothing about any dataset, and browsers request them without one."""
 
@@ -101,28 +107,23 @@ class Gate:
 class Bounds:
     """Ends requests whose body is too large or that take too long.
 
-    Args:
-        app: what answers.
-        settings: the limits.
-        slack_seconds: what is added to the limits of time, for an application that keeps them itself.
+    The processes that read have the whole time to answer, and what they say about it should arrive.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, slack_seconds: float = 0.0) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self.app = app
         self.settings = settings
-        self.slack_seconds = slack_seconds
-        self.held = _Held(settings.max_bodies_bytes)
+        self.held = _Held(MAX_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self.settings.max_body_bytes, self.held)
-        # a plan has its own limit, after which the process that makes it is ended
+        exchange = _Exchange(scope, receive, send, MAX_BODY_BYTES, self.held)
         seconds = self.settings.request_seconds + (self.settings.plan_seconds if scope["path"] == PLAN_PATH else 0)
         try:
             exchange.check_declared()
-            async with asyncio.timeout(seconds + self.slack_seconds):
+            async with asyncio.timeout(seconds + SLACK_SECONDS):
                 await self.app(scope, exchange.receive, exchange.send)
         except _RefusedError:
             pass

@@ -7,15 +7,12 @@ import logging
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from preshard.packer_service.http.dataset.reader import Dataset
-from preshard.packer_service.http.dataset.unfinished import Unfinished
-from preshard.packer_service.http.models.datasets import DatasetEntry
 from preshard.packer_service.http.problems import ProblemError, problem_response
-from preshard.packer_service.http.service import ServiceState
 from preshard.schemas.secrets import without_secrets
 
 access = logging.getLogger("preshard.access")
@@ -26,9 +23,17 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Metrics:
-    """Prometheus metrics of one application."""
+    """Prometheus metrics of one application.
 
-    def __init__(self, service: ServiceState) -> None:
+    Args:
+        cache_bytes: most bytes that are kept.
+        cache_figures: returns bytes, entries, hits and misses of what is kept.
+        count: returns how many datasets are in a state.
+    """
+
+    def __init__(
+        self, cache_bytes: int, cache_figures: Callable[[], tuple[int, int, int, int]], count: Callable[[str], int]
+    ) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "preshard_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
@@ -37,29 +42,17 @@ class Metrics:
             "preshard_http_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=self.registry
         )
         values = {
-            "preshard_cache_bytes": ("Bytes kept in memory.", lambda: service.cache_figures()[0]),
-            "preshard_cache_limit_bytes": ("Most bytes that are kept.", lambda: service.settings.cache_bytes),
-            "preshard_cache_entries": ("Values kept in memory.", lambda: service.cache_figures()[1]),
-            "preshard_cache_hits": ("Values found in memory.", lambda: service.cache_figures()[2]),
-            "preshard_cache_misses": ("Values that had to be made.", lambda: service.cache_figures()[3]),
+            "preshard_cache_bytes": ("Bytes kept in memory.", lambda: cache_figures()[0]),
+            "preshard_cache_limit_bytes": ("Most bytes that are kept.", lambda: cache_bytes),
+            "preshard_cache_entries": ("Values kept in memory.", lambda: cache_figures()[1]),
+            "preshard_cache_hits": ("Values found in memory.", lambda: cache_figures()[2]),
+            "preshard_cache_misses": ("Values that had to be made.", lambda: cache_figures()[3]),
         }
         for name, (text, value) in values.items():
             Gauge(name, text, registry=self.registry).set_function(value)
         datasets = Gauge("preshard_datasets", "Datasets below the root.", ["state"], registry=self.registry)
         for state in ("whole", "unfinished", "damaged"):
-            datasets.labels(state).set_function(lambda state=state: _count(service, state))  # type: ignore[misc]
-
-
-def _count(service: ServiceState, state: str) -> int:
-    return sum(_state(found) == state for found in service.catalog.snapshot().values())
-
-
-def _state(found: object) -> str:
-    if isinstance(found, DatasetEntry):
-        return found.state
-    if isinstance(found, Dataset) and found.broken is None:
-        return "whole"
-    return "unfinished" if isinstance(found, Unfinished) else "damaged"
+            datasets.labels(state).set_function(lambda state=state: count(state))  # type: ignore[misc]
 
 
 class Observer:

@@ -40,6 +40,11 @@ class PageOf(Answer, Generic[T]):
     next: str | None = Field(description="Path and query of the next part; null at the end.")
     previous: str | None = Field(description="Path and query of the previous part; null at the start.")
 
+    def link_header(self) -> dict[str, str]:
+        """The neighbouring parts as a header (RFC 8288), where there are any."""
+        links = [f'<{url}>; rel="{rel}"' for rel, url in (("next", self.next), ("prev", self.previous)) if url]
+        return {"link": ", ".join(links)} if links else {}
+
 
 class Histogram(Answer):
     """Counts of values between edges: bar i counts `edges[i] <= value < edges[i + 1]`, the last one also its end."""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
-from preshard.packer_service.http.answers.entries import entry_of
 from preshard.packer_service.http.answers.overview import overview
-from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetEntry, DatasetPage
+from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetPage
 from preshard.packer_service.http.parameters import Paged, ServedDataset
 from preshard.packer_service.http.service import DatasetRoute, service_of
 from preshard.packer_service.report.mismatch import warnings_of
 
-listing = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
 
 
-@listing.get("", summary="Every dataset below the root")
-def datasets(request: Request, part: Paged) -> DatasetPage:
+@listed.get("", summary="Every dataset below the root")
+async def datasets(request: Request, response: Response, part: Paged) -> DatasetPage:
     """Whole, unfinished and damaged ones, by name. New and changed ones appear without a restart."""
-    catalog = service_of(request).catalog
-    found = list(catalog.look().values())
-    entries = [each if isinstance(each, DatasetEntry) else entry_of(each) for each in found[part.wanted]]
-    return DatasetPage(items=entries, complete=catalog.complete, **part.fields(len(found)))
+    listing = service_of(request).listing
+    await listing.fresh(None)
+    found = list(listing.look().values())
+    page = DatasetPage(items=found[part.wanted], complete=listing.complete, **part.fields(len(found)))
+    response.headers.update(page.link_header())
+    return page
 
 
 @router.get("", summary="One dataset: fill, losses, steps, sizes")

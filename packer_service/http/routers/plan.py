@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request
 
+from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.plan import PlanKeys, PlanRequest
-from preshard.packer_service.http.problems import ProblemError, not_legal
-from preshard.packer_service.http.service import ServiceState, service_of
+from preshard.packer_service.http.problems import ProblemError, busy, not_legal
+from preshard.packer_service.http.service import service_of
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.plan_keys import plan_keys, refuse_unanswered
 from preshard.packer_service.report.records import PlanReport
@@ -21,33 +23,70 @@ from preshard.schemas.errors import ConfigError, PlanError
 router = APIRouter(prefix="/v1", tags=["plan"])
 
 
-@router.get("/plan/keys", summary="What can be asked of a plan")
-def keys(
+MOST_DOCUMENTS = 1_000_000
+"""Most documents of a plan."""
+
+TURN_SECONDS = 1.0
+"""Time in which a plan whose client has gone makes room for the next one, before that is refused."""
+
+URGENT_SECONDS = 10.0
+"""Time in which a plan stands beside answers for a processor, of which it takes a second or two. Behind them it might
+not end in its time on a busy machine."""
+
+
+@router.get("/plan/keys", summary="What can be asked of a plan", response_model=PlanKeys)
+async def keys(
     request: Request,
     dataset: Annotated[str | None, Query(max_length=4096, description="A dataset's name, for its own values.")] = None,
-) -> PlanKeys:
+) -> Any:
     """Every key of a configuration with its meaning, its range and its present value, or why no plan answers for it."""
-    present = service_of(request).catalog.dataset(dataset).config if dataset else PackConfig()
-    return PlanKeys(dataset=dataset, keys=plan_keys(present, of_dataset=dataset is not None))
+    if not dataset:
+        return PlanKeys(dataset=None, keys=plan_keys(PackConfig(), of_dataset=False))
+    service = service_of(request)
+    return await service.ask_alone(request, dataset, keys_of, {"name": dataset}, service.settings.request_seconds)
 
 
-@router.post("/plan", summary="What would packing these documents give?")
-def plan(request: Request, asked: PlanRequest) -> PlanReport:
+def keys_of(dataset: Dataset, name: str) -> PlanKeys:
+    """The keys with a dataset's own values; called where it is read."""
+    return PlanKeys(dataset=name, keys=plan_keys(dataset.config, of_dataset=True))
+
+
+@router.post("/plan", summary="What would packing these documents give?", response_model=PlanReport)
+async def plan(request: Request, asked: PlanRequest) -> Any:
     """The answer of `preshard plan --lengths`, for lengths in the request or for the packed documents of a dataset.
 
     For a dataset, the lengths are those of its documents as packed, and the request's configuration overrides its own.
     A key that a plan cannot answer for, such as `video.fps`, is refused: `/v1/plan/keys` lists them.
     """
     service = service_of(request)
-    table, config = _lengths_and_config(service, asked)
-    limit = service.settings.plan_documents
-    if len(table) > limit:
-        detail = f"{len(table)} documents are more than {limit}, the most that are planned at once."
+    try:
+        async with asyncio.timeout(TURN_SECONDS):
+            await service.planning.acquire()
+    except TimeoutError:
+        raise busy("Another plan is being made, and only one is made at a time.", 5) from None
+    try:
+        seconds = service.settings.request_seconds + service.settings.plan_seconds
+        return await service.ask_alone(request, asked.dataset, planned_of, {"asked": asked}, seconds, URGENT_SECONDS)
+    finally:
+        service.planning.release()
+
+
+def planned_of(asked: PlanRequest, dataset: Dataset | None = None) -> PlanReport:
+    """The figures of a plan; called in a process of its own.
+
+    Raises:
+        ProblemError: 422 no plan can be made of this; 413 it has too many documents.
+    """
+    from preshard.packer_service.report.what_if import planned  # takes half a second, which only plans should pay
+
+    present = dataset.config if dataset else PackConfig()
+    table, config = _lengths_and_config(asked, dataset)
+    if len(table) > MOST_DOCUMENTS:
+        detail = f"{len(table)} documents are more than {MOST_DOCUMENTS}, the most that are planned at once."
         raise ProblemError(413, "too-large", "Request too large", detail)
     try:
         wanted = parse_config(config)
         window = wanted.order.window
-        present = service.catalog.dataset(asked.dataset).config if asked.dataset else PackConfig()
         if asked.dataset:
             refuse_changes(wanted, asked.dataset, present, names=True)
         refuse_unanswered(wanted, present, of_dataset=bool(asked.dataset))
@@ -57,10 +96,13 @@ def plan(request: Request, asked: PlanRequest) -> PlanReport:
         check_dp_sizes(asked.dp, window)
     except PlanError as error:
         raise not_legal(f"dp: {error}") from None
-    return PlanReport.model_validate(service.planner.make(table, config, asked.dp))
+    answer = planned(table, config, asked.dp)
+    if "wrong" in answer:
+        raise not_legal(answer["wrong"])
+    return PlanReport.model_validate(answer["figures"])
 
 
-def _lengths_and_config(service: ServiceState, asked: PlanRequest) -> tuple[pa.Table, dict[str, Any]]:
+def _lengths_and_config(asked: PlanRequest, dataset: Dataset | None) -> tuple[pa.Table, dict[str, Any]]:
     if asked.lengths is not None:
         n = len(asked.lengths.tokens)
         columns = {
@@ -70,7 +112,7 @@ def _lengths_and_config(service: ServiceState, asked: PlanRequest) -> tuple[pa.T
             "source": pa.array(asked.lengths.source or ["default"] * n, pa.string()),
         }
         return pa.table(columns), asked.config
-    dataset = service.catalog.dataset(asked.dataset or "")
+    assert dataset is not None
     names = ["doc_id", "piece", "copy_number", "epoch", "source", *STORED_SIZES]
     documents = pa.table({name: dataset.column("documents.parquet", name) for name in names})
     table = stored_lengths(documents, dataset.config)

@@ -7,7 +7,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 
 from preshard.packer_service.http.dataset.detokenizer import find_decoder
 from preshard.packer_service.http.dataset.reader import Dataset
@@ -15,7 +15,7 @@ from preshard.packer_service.http.dataset.sample import ServedSample, read_sampl
 from preshard.packer_service.http.models.reading import CropToShow, DocumentToRead, UnitToShow
 from preshard.packer_service.http.parameters import PackId, ServedDataset
 from preshard.packer_service.http.problems import not_found, not_legal
-from preshard.packer_service.http.service import DatasetRoute, service_of
+from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.shown import document_spans
 from preshard.schemas.sequence import IGNORE_INDEX
 
@@ -29,7 +29,6 @@ Number = Annotated[int, Path(description="A document's number in its pack.", ge=
 
 @router.get("/{pack_id}/documents/{number}", summary="One document of a pack, to be read")
 def document(
-    request: Request,
     dataset: ServedDataset,
     pack_id: PackId,
     number: Number,
@@ -45,7 +44,7 @@ def document(
     end = min(start + MOST_TOKENS, span.length) if end is None else end
     if not start <= end <= span.length or end - start > MOST_TOKENS:
         raise not_legal(f"query: {start} to {end} is not a range of at most {MOST_TOKENS} of its {span.length} tokens")
-    decode = find_decoder(dataset, service_of(request).settings.tokenizers)
+    decode = find_decoder(dataset)
     tokens, inside = sample.sequence, slice(span.start, span.start + span.length)
     units = _units(dataset, sample, number)
     spans = document_spans(

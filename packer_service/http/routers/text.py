@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from jaxtyping import Bool, Float32, Int64
 
 from preshard.packer_service.http.dataset.detokenizer import Decode, find_decoder
@@ -14,7 +14,7 @@ from preshard.packer_service.http.dataset.sample import ServedSample, read_sampl
 from preshard.packer_service.http.models.packs import PackText, TokenSpan
 from preshard.packer_service.http.parameters import PackId, ServedDataset
 from preshard.packer_service.http.problems import not_legal
-from preshard.packer_service.http.service import DatasetRoute, service_of
+from preshard.packer_service.http.service import DatasetRoute
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import IGNORE_INDEX, PackedSequence
 
@@ -31,7 +31,6 @@ KINDS = ("text", "image", "padding")
 
 @router.get("/{pack_id}/text", summary="Tokens of a range, decoded")
 def text(
-    request: Request,
     dataset: ServedDataset,
     pack_id: PackId,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
@@ -43,7 +42,7 @@ def text(
     if not start <= end <= seq_len or end - start > MOST_TOKENS:
         raise not_legal(f"query: {start} to {end} is not a range of at most {MOST_TOKENS} of the {seq_len} tokens")
     sample = read_sample(dataset, pack_id)
-    decode = find_decoder(dataset, service_of(request).settings.tokenizers)
+    decode = find_decoder(dataset)
     tokens = sample.sequence
     return PackText(
         pack_id=pack_id,
