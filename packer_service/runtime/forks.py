@@ -224,8 +224,11 @@ def main(descriptor: int, preload: str) -> None:
         if not order:
             os._exit(0)
         if os.fork() == 0:
-            orders.close()
-            _work(socket.socket(fileno=descriptors[0]), int(order))
+            try:
+                orders.close()
+                _work(socket.socket(fileno=descriptors[0]), int(order))
+            finally:  # also without the memory to say why
+                os._exit(1)
         os.close(descriptors[0])
 
 
@@ -253,8 +256,10 @@ def _answer(channel: Connection) -> None:
             function, args = pickle.loads(request)
             answer = function(*args)
         except BaseException:
-            traceback.print_exc()
-            os._exit(1)
+            try:
+                traceback.print_exc()
+            finally:  # also without the memory to say why
+                os._exit(1)
         with suppress(OSError):
             channel.send_bytes(answer)
         del request, args, answer
