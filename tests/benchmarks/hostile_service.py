@@ -4,11 +4,11 @@
     python tests/benchmarks/hostile_service.py --store
 
 Clients ask about the sound dataset, each five times a second, half of the questions new ones; first alone, then while
-twenty others, in a process of their own, ask everything about every hostile dataset without a pause, two hundred
-connections send headers that never end, the shards of one dataset vanish and come back, and the manifest of another
-changes all the time. With ``--store`` the root is a bucket, in which one dataset's objects come three seconds late,
-those of another never, and the folder of a third cannot even be listed. Printed are the times of both, what all
-processes of the service take, what is left of them when the questions stop, and how long it takes to end.
+twenty others, in a process of their own, ask everything about every hostile dataset without a pause, the shards of one
+dataset vanish and come back, and the manifest of another changes all the time. With ``--store`` the root is a bucket,
+in which one dataset's objects come three seconds late, those of another never, and the folder of a third cannot even be
+listed. Printed are the times of both, what all processes of the service take, what is left of them when the questions
+stop, and how long it takes to end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ QUESTIONS = (
 WAIT_SECONDS = 120.0
 PAUSE_SECONDS = 0.2
 HOSTILE_CLIENTS = 20
-SLOW_CONNECTIONS = 200
 
 
 class Quiet:
@@ -139,19 +138,8 @@ def ask_hostilely(port: int, names: list[str], statuses: dict[int, int]) -> None
                     statuses[status] = statuses.get(status, 0) + 1
             await asyncio.sleep(0.05)
 
-    async def stall() -> None:
-        """Headers that never end."""
-        while True:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"GET / HTTP/1.1\r\n")
-                while not writer.is_closing():
-                    await asyncio.sleep(1)
-                    writer.write(b"X-A: b\r\n")
-                    await writer.drain()
-
     async def everything() -> None:
-        await asyncio.gather(*map(work, range(HOSTILE_CLIENTS)), *(stall() for _ in range(SLOW_CONNECTIONS)))
+        await asyncio.gather(*map(work, range(HOSTILE_CLIENTS)))
 
     asyncio.run(everything())
 
