@@ -66,9 +66,14 @@ class ServiceState:
         if asked is None:
             asking = self._ask(known, function, parameters, gzip)
             asked = self._asked[key] = asyncio.ensure_future(asking)
-            asked.add_done_callback(lambda _: self._asked.pop(key, None))
+            asked.add_done_callback(lambda task: self._forget(key, task))
         # whoever goes away leaves the question to the others, and the pool bounds its time
         return await asyncio.shield(asked)
+
+    def _forget(self, key: tuple[str, ...], task: asyncio.Task[Reply]) -> None:
+        self._asked.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # asyncio reports one that nobody has asked for, as where all clients have gone
 
     async def _ask(self, known: Known, function: Callable[..., Any], parameters: dict[str, Any], gzip: bool) -> Reply:
         for _ in range(2):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import schemathesis
-from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import one_of
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.python import asgi
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -42,6 +42,8 @@ REAL = {
 """What path parameters must be for an answer to be more than a 404."""
 
 EXAMPLES = 14
+SECONDS = 240.0
+"""Longest wait for an answer, of which the first compiles loops."""
 
 
 @cache
@@ -52,21 +54,22 @@ def operations() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def client(served_root: Path) -> Iterator[TestClient]:
-    app = create_app(ServiceSettings(root=str(served_root), rescan_seconds=60, request_seconds=240))
-    with TestClient(app) as client:
+def client(served_root: Path) -> Iterator[asgi.ASGIClient]:
+    """The only client of one application, which belongs to one event loop."""
+    app = create_app(ServiceSettings(root=str(served_root), rescan_seconds=60, request_seconds=SECONDS))
+    with asgi.get_client(app) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def requests_of(client: TestClient) -> dict[str, Any]:
+def requests_of(client: asgi.ASGIClient) -> dict[str, Any]:
     """What makes requests to each operation, legal ones and others."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", client.app)
     return {each.ok().label: each.ok() for each in schema.get_all_operations()}
 
 
 @pytest.mark.parametrize("label", operations())
-def test_no_answer_is_undocumented(client: TestClient, requests_of: dict[str, Any], label: str) -> None:
+def test_no_answer_is_undocumented(client: asgi.ASGIClient, requests_of: dict[str, Any], label: str) -> None:
     """Fails when a request, legal or not, gives a 5xx, an unnamed status, another content type or another shape."""
     operation = requests_of[label]
     statuses: set[int] = set()
@@ -84,7 +87,7 @@ def test_no_answer_is_undocumented(client: TestClient, requests_of: dict[str, An
         for parameter, real in REAL.items():
             if parameter in (case.path_parameters or {}) and (parameter == "name" or turn % 3):
                 case.path_parameters[parameter] = real[turn % len(real)]
-        answer = case.call(session=client)
+        answer = case.call(session=client, timeout=SECONDS)
         statuses.add(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
 
@@ -93,7 +96,7 @@ def test_no_answer_is_undocumented(client: TestClient, requests_of: dict[str, An
     for parameter, real in REAL.items():
         path = path.replace(f"{{{parameter}}}", str(real[0]))
     if label.startswith("GET") and "images" not in path:
-        assert client.get(path).status_code == 200
+        assert client.get(path, timeout=SECONDS).status_code == 200
     assert statuses
 
 
