@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, SequenceInvalid, TableInvalid
+from preshard.schemas.files.npz import decode_arrays, encode_arrays
+from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import TokenLayout, layout_name
 from preshard.schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
-from preshard.schemas.npz import decode_arrays, encode_arrays
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
-from preshard.schemas.validation import first_violation
 
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
 """Extensions of the first three members of a sample, in their order in the tar."""

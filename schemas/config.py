@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from preshard.schemas.errors import ConfigError, ManifestInvalid
+from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
 from preshard.schemas.manifest import MANIFEST, ManifestHead
-from preshard.schemas.validation import Violation, first_violation, nearest_multiples
 
 MAX_WINDOW = 2**20
 """More packs than any step has data-parallel ranks. All divisors of the window are looked for, which takes that many

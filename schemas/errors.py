@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 
 
 class PreshardError(ValueError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tarfile
 from dataclasses import dataclass
 
-from preshard.schemas.checksum import check_member
 from preshard.schemas.codec import (
     HEAD,
     HEADER_MEMBERS,
@@ -19,6 +18,7 @@ from preshard.schemas.codec import (
 )
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
+from preshard.schemas.files.checksum import check_member
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import PackedSequence

@@ -12,8 +12,8 @@ from pydantic import (
     field_validator,
 )
 
-from preshard.schemas.encoder import encoder_of, tokens_per_second
 from preshard.schemas.layout import RankImages
+from preshard.schemas.model.encoder import encoder_of, tokens_per_second
 
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
@@ -110,7 +110,7 @@ class ModelEntry(_Record):
         merge: patches along one side of the square that one row stands for, where there are three axes.
         row_ids: ids of the tokens that rows fill.
         group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
-        settings: what else is needed of what the family read from the folder, see also :mod:`preshard.schemas.encoder`.
+        settings: what else the family read from the folder, see also :mod:`preshard.schemas.model.encoder`.
     """
 
     model_type: str

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from preshard.schemas.measures import MEASURES
+from preshard.schemas.dataset.measures import MEASURES
 
 PACKS = pa.schema(
     [

@@ -9,8 +9,8 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.memory import Recompute
-from preshard.schemas.validation import first_violation
+from preshard.schemas.files.validation import first_violation
+from preshard.schemas.model.memory import Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.data.mixture import parse_weighted
 from preshard.trainer.distributed.mesh import CpFsdp

@@ -17,7 +17,7 @@ with needed("trainer", "exporting", "train"):
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 from preshard.trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
 from preshard.trainer.distributed.processes import first_problem
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from preshard.schemas.dimensions import ModelDimensions, model_dimensions
-from preshard.schemas.encoder import encoder_of
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import BLOCK_SCHEMES
-from preshard.schemas.memory import RECOMPUTE, STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory
+from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
+from preshard.schemas.model.encoder import encoder_of
+from preshard.schemas.model.memory import RECOMPUTE, STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory
 from preshard.trainer.config import DTYPES, TrainConfig, option
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.pack_index import PackTable

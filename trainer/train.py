@@ -21,7 +21,7 @@ with needed("trainer", "training", "train"):
 
 import torch.distributed as dist
 
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 from preshard.trainer.distributed.mesh import build_mesh
 from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
 from preshard.trainer.loop import run

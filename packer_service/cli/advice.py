@@ -72,7 +72,7 @@ def suggest(
     Keys that --config and --set give stay as they are.
     """
     from preshard.packer_service.config import load_config
-    from preshard.packer_service.job.suggest import suggest as suggest_for
+    from preshard.packer_service.job.preview.suggest import suggest as suggest_for
     from preshard.packer_service.report.advice.question import make_question
 
     question = make_question({**_values(assumed), "gpus": gpus, "gpu": gpu})

@@ -9,7 +9,7 @@ import click
 from preshard.packer_service.cli.options import dp_option, print_figures, say
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import join
+from preshard.schemas.files.filesystem import join
 
 
 @click.command()
@@ -50,8 +50,8 @@ def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int
 
 
 def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
-    from preshard.packer_service.report.compare_console import print_comparison
-    from preshard.packer_service.report.compare_sides import compare_locations
+    from preshard.packer_service.report.comparison.console import print_comparison
+    from preshard.packer_service.report.comparison.sides import compare_locations
 
     if dp_sizes:
         raise ConfigError("report: --dp has no effect beside --against; leave it out")

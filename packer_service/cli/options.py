@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from preshard.packer_service.runtime.local import EXECUTORS
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 
 if TYPE_CHECKING:
     from preshard.packer_service.ingest.media.reach import AllowedMedia

@@ -16,7 +16,7 @@ from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, 
 from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.version import VERSION
 
 

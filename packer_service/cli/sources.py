@@ -24,7 +24,7 @@ from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError, TooManyRejectsError
-from preshard.schemas.filesystem import join
+from preshard.schemas.files.filesystem import join
 
 if TYPE_CHECKING:
     from preshard.packer_service.ingest.media.reach import AllowedMedia
@@ -119,9 +119,9 @@ def plan(
     media = allowed_media(media_root, allow_media)
     found = _looked_at(sources, config, media) if sources else None
     from preshard.packer_service.api.pack import require_documents
-    from preshard.packer_service.job.preview import plan_sources
-    from preshard.packer_service.job.preview_lengths import plan_lengths
-    from preshard.packer_service.job.preview_tables import plan_tables
+    from preshard.packer_service.job.preview.lengths import plan_lengths
+    from preshard.packer_service.job.preview.source import plan_sources
+    from preshard.packer_service.job.preview.tables import plan_tables
 
     if lengths is not None:
         with ExitStack() as stack:
@@ -159,8 +159,8 @@ def show(
 ) -> None:
     """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
     from preshard.packer_service.config import load_config
-    from preshard.packer_service.job.show import show_document
-    from preshard.packer_service.report.show import print_document
+    from preshard.packer_service.job.preview.show import show_document
+    from preshard.packer_service.report.document.show import print_document
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")

@@ -16,44 +16,34 @@ from preshard.packer_service.http.problems import add_handlers
 from preshard.packer_service.http.routers import (
     advice,
     balance,
-    comparison,
     datasets,
     documents,
-    health,
-    images,
     layout,
-    mask,
-    metrics,
-    openapi,
     packs,
     page,
+    pictures,
     plan,
     reading,
+    service,
     shards,
-    text,
 )
 from preshard.packer_service.http.service import ServiceState
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.schemas.version import VERSION
 
 ROUTERS = (
-    health.router,
+    service.router,
     datasets.listed,
     datasets.router,
     balance.router,
     advice.router,
-    comparison.router,
     shards.router,
     packs.router,
     layout.router,
-    mask.router,
-    text.router,
+    pictures.router,
     reading.router,
-    images.router,
     documents.router,
     plan.router,
-    metrics.router,
-    openapi.router,
     page.router,
 )
 
@@ -71,7 +61,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app = FastAPI(title="preshard", version=VERSION, docs_url=None, redoc_url=None, lifespan=_run_processes)
     app.state.service = service
     metrics = app.state.metrics = Metrics(settings.cache_bytes, service.cache_figures, service.listing.count)
-    app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]
+    app.openapi = partial(page.describe, app)  # type: ignore[method-assign]
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -15,7 +15,7 @@ from preshard.packer_service.http.problems import busy, damaged, no_dataset, unf
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.packer_service.http.worker import MOST_LOOKS, look_at
 from preshard.packer_service.runtime.forks import EndedError, Fork
-from preshard.schemas.filesystem import is_remote
+from preshard.schemas.files.filesystem import is_remote
 
 MAX_DEPTH, MAX_FOLDERS, MAX_DATASETS = 6, 10_000, 1000
 """Most folders between the root and a dataset, folders that are searched, and datasets that are listed."""

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from preshard.packer_service.http.models.common import Problem
-from preshard.schemas.validation import violations_of
+from preshard.schemas.files.validation import violations_of
 
 MEDIA_TYPE = "application/problem+json"
 

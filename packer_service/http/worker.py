@@ -204,7 +204,7 @@ def _preload_rest() -> Iterator[None]:
     _settle()
     yield
     # not the loops of plans: where no cache has them yet, compiling them would keep every process from starting
-    importlib.import_module("preshard.packer_service.report.what_if")
+    importlib.import_module("preshard.packer_service.report.planned.what_if")
     _settle()
     yield
     importlib.import_module("preshard.packer_service.ingest.text.load").load_decoder("tekken").decode([])

@@ -14,7 +14,7 @@ from preshard.packer_service.ingest.text.load import load_decoder, parse_decoder
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import join, locate
+from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.manifest import (
     CARRIED_FILES,
     CARRIED_TEMPLATES,

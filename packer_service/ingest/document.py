@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 
 MediumKind = Literal["image", "video"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -17,8 +17,8 @@ from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.followed import check_window
 from preshard.schemas.manifest import ModelEntry, TokenizerEntry
+from preshard.schemas.model.followed import check_window
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_process.chat_texts` does in a process."""

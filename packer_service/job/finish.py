@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from jaxtyping import UInt64
 
 from preshard.packer_service.ingest.model import PackedFor
-from preshard.packer_service.job.document_count import PLACE, DocumentCount
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.record_file import GROUP, join_group, joined_entries, joined_rows
-from preshard.packer_service.job.tables import Sums, write_table
+from preshard.packer_service.job.writing.record_file import GROUP, join_group, joined_entries, joined_rows
+from preshard.packer_service.job.writing.tables import Sums, write_table
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
-from preshard.schemas.identity import dataset_id
+from preshard.schemas.dataset.document_ids import hash_ids
+from preshard.schemas.dataset.identity import dataset_id
+from preshard.schemas.dataset.manifest_parts import manifest_parts
+from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -34,10 +39,56 @@ from preshard.schemas.manifest import (
     ManifestHead,
     TableEntry,
 )
-from preshard.schemas.manifest_parts import manifest_parts
-from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES
 from preshard.schemas.version import VERSION
+
+PLACE = ("piece", "copy_number", "epoch")
+"""Columns that are 0 in the row that stands for a document."""
+
+
+class DocumentCount:
+    """Counts documents while the rows of ``documents.parquet`` and ``rejects.parquet`` pass."""
+
+    def __init__(self) -> None:
+        self._firsts, self._rows = 0, 0
+        self._lost = list[UInt64[np.ndarray, "some"]]()
+
+    def of_documents(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        for part in parts:
+            self._rows += len(part)
+            self._firsts += pc.sum(_is_first(part)).as_py() or 0
+            yield part
+
+    def of_rejects(self, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        for part in parts:
+            written = part.filter(pc.equal(part["stage"], "write"))
+            if len(written):
+                self._lost.append(np.unique(hash_ids(written["doc_id"])))
+            yield part
+
+    def count(self, again: Callable[[], Iterable[pa.Table]]) -> int:
+        """The number of documents with at least one row.
+
+        Args:
+            again: reads the rows of ``documents.parquet`` a second time: only needed where documents that have several
+                rows lost some of them.
+        """
+        if not self._lost or self._firsts == self._rows:
+            return self._firsts
+        lost = np.unique(np.concatenate(self._lost))
+        count, left = self._firsts, list[UInt64[np.ndarray, "some"]]()
+        for part in again():
+            hashes = hash_ids(part["doc_id"])
+            of_lost = np.isin(hashes, lost)
+            count -= int((of_lost & _is_first(part).to_numpy()).sum())
+            left.append(np.unique(hashes[of_lost]))
+        return count + len(np.unique(np.concatenate(left))) if left else count
+
+
+def _is_first(rows: pa.Table) -> pa.ChunkedArray:
+    piece, copy_number, epoch = (pc.equal(rows[name], 0) for name in PLACE)
+    return pc.and_(piece, pc.and_(copy_number, epoch))
+
 
 FEW_GROUPS = 4
 """Most groups of shards that this process joins itself: a second or two, where Ray takes nine to start."""

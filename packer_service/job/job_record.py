@@ -12,7 +12,7 @@ from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.version import VERSION
 
 SHOWN_DIFFERENCES = 3

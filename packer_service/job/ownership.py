@@ -16,9 +16,9 @@ from preshard.packer_service.job.job_record import Record, refuse_difference
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
+from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.manifest import MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
-from preshard.schemas.manifest_parts import decode_manifest_parts
 
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""

@@ -21,11 +21,11 @@ from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.finish import Finished, finish, write_carried
 from preshard.packer_service.job.job_record import job_record
 from preshard.packer_service.job.ownership import claimed, finished_before, now
-from preshard.packer_service.job.partition import PARTITION_ROWS
+from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.resume import FEW_BYTES
 from preshard.packer_service.job.stages import PackingJob, plan, with_copies, write_missing
 from preshard.packer_service.report.console import mixture_lines
-from preshard.packer_service.report.limits import rejected_when_written
+from preshard.packer_service.report.planned.limits import rejected_when_written
 from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer

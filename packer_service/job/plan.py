@@ -16,7 +16,7 @@ from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict
 
 from preshard.packer_service.ingest.source.file import SourceFile
-from preshard.packer_service.job.measured import FOLDER_FILES
+from preshard.packer_service.job.planning.measured import FOLDER_FILES
 from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_facts, read_rows, write_rows

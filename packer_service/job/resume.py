@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 from jaxtyping import Bool
 
-from preshard.packer_service.job.record_file import GROUP, group_folder, record_name
-from preshard.packer_service.job.records import find_kept
+from preshard.packer_service.job.writing.record_file import GROUP, group_folder, record_name
+from preshard.packer_service.job.writing.records import find_kept
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder

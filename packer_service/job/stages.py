@@ -13,17 +13,17 @@ import numpy as np
 
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment
-from preshard.packer_service.job.measured import COPIES, KeptFragment, find_measured, measure_and_keep
 from preshard.packer_service.job.ownership import Claim
-from preshard.packer_service.job.partitions import PartitionPlanner
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.records import build_and_keep
+from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured, measure_and_keep
+from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.resume import kept_shards
+from preshard.packer_service.job.writing.records import build_and_keep
 from preshard.packer_service.runtime.executors import ChosenItems, Executor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
-from preshard.schemas.filesystem import join
+from preshard.schemas.files.filesystem import join
 from preshard.schemas.manifest import PLANNED
 
 T = TypeVar("T", bound=TaskCounts)

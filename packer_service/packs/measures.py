@@ -13,8 +13,8 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.schemas.boundaries import smallest_limit
+from preshard.schemas.dataset.measures import IMAGE_LOADS, MEASURES
 from preshard.schemas.layout import RankImages, TokenLayout
-from preshard.schemas.measures import IMAGE_LOADS, MEASURES
 
 
 @dataclass(kw_only=True)

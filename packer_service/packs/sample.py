@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.pack import Pack
-from preshard.schemas.checksum import crc32c
 from preshard.schemas.codec import (
     HEAD,
     LAYOUTS,
@@ -22,6 +21,7 @@ from preshard.schemas.codec import (
     tar_member,
     tar_parts,
 )
+from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, StoredImage, Unit
 from preshard.schemas.sequence import PackedSequence

@@ -20,7 +20,7 @@ from jaxtyping import Int, Int64
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.packer_service.plan.best_fit import GONE, build_tree, first_at_most, set_value
 from preshard.packer_service.plan.blend import STRETCH, source_columns
-from preshard.schemas.document_ids import mix64
+from preshard.schemas.dataset.document_ids import mix64
 
 
 @compiled

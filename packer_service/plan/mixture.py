@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
 from preshard.schemas.config import PackConfig
-from preshard.schemas.document_ids import mix64
+from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
 
 _FRACTION_BITS = 53

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
 from preshard.packer_service.plan.blend import blend_order
-from preshard.schemas.document_ids import mix64
+from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import part_size, places_in_group, rest_order
 from preshard.schemas.errors import PlanError
-from preshard.schemas.step_order import part_size, places_in_group, rest_order
 
 _PARTITION_STEP = 0x1CE4E5B9BF58476D
 """Difference of the seeds of two partitions: odd and large, so that it is no small sum of epochs and seeds."""
@@ -27,7 +27,7 @@ def step_order(
     """Orders packs so that every aligned group of ``window`` of them is a run of neighbours in cost.
 
     Inside a group the seed shuffles the packs so that every aligned sub-group of a size that divides the window is
-    again a run of neighbours (:mod:`preshard.schemas.step_order`). The seed gives the order of the groups, too, which
+    again a run of neighbours (:mod:`preshard.schemas.dataset.step_order`). The seed also orders the groups, which
     is then changed so that sources are mixed evenly
     (:func:`~preshard.packer_service.plan.blend.blend_order`). When the number of packs does not divide by ``window``,
     the rest comes last: it is the run of neighbours without which the other groups are the most even. Where parts of a

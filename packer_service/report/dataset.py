@@ -25,9 +25,9 @@ from preshard.packer_service.report.records import (
 from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.manifest_parts import read_manifest_head
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead
-from preshard.schemas.manifest_parts import read_manifest_head
 
 REJECTS_FILE = "rejects.parquet"
 

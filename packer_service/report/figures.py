@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from preshard.packer_service.layout.measures import key_weight
 from preshard.schemas.config import PackConfig
-from preshard.schemas.measures import MEASURES, MeasureGroup
+from preshard.schemas.dataset.measures import MEASURES, MeasureGroup
 
 Better = Literal["less", "more"]
 

@@ -6,10 +6,75 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from preshard.packer_service.report.reasons import Reasons
-from preshard.packer_service.report.records import Losses
+from preshard.packer_service.report.records import Losses, RejectReason
+
+LISTED = 10
+"""Reasons that a report names; a source with more than that has one fault after another in its rows."""
+
+MEDIA_CODES = ("missing_media", "unreachable_media", "bad_image", "bad_video", "decode_failed")
+"""Their messages begin with the name of a file and a colon."""
+
+VALUES = (
+    (r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", "'…'"),
+    (r"-?\b\d+(?:[.,]\d+)*(?:e[+-]?\d+)?\b", "N"),
+)
+"""Quoted text and numbers: what differs between messages of one reason. Patterns of RE2."""
+
+
+def reject_reasons(rejects: pa.Table) -> list[RejectReason]:
+    """The most frequent reasons, most frequent first; equally frequent ones in the order of their first reject.
+
+    Messages of one code that differ only in the values they quote are one reason.
+
+    Args:
+        rejects: ``doc_id``, ``location``, ``code`` and ``message`` of each reject.
+    """
+    reasons = Reasons()
+    reasons.add(rejects)
+    return reasons.most()
+
+
+class Reasons:
+    """The same of rejects that come in parts: the parts are not kept, only one example for each reason."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[tuple[str, str]]()
+        self.examples = dict[tuple[str, str], dict[str, Any]]()
+
+    def add(self, rejects: pa.Table) -> None:
+        messages = pc.fill_null(rejects["message"], "")
+        grouped = pa.table(
+            {
+                "code": rejects["code"],
+                "pattern": _patterns(rejects["code"], messages),
+                "row": pa.array(np.arange(len(rejects))),
+            }
+        ).group_by(["code", "pattern"], use_threads=False)
+        counted = grouped.aggregate([("row", "count"), ("row", "min")]).sort_by("row_min")
+        keys = list(zip(counted["code"].to_pylist(), counted["pattern"].to_pylist(), strict=True))
+        self.counts.update(dict(zip(keys, counted["row_count"].to_pylist(), strict=True)))
+        new = [i for i, key in enumerate(keys) if key not in self.examples]
+        rows = counted["row_min"].take(pa.array(new, pa.int64()))
+        examples = rejects.select(["doc_id", "location", "code", "message"]).take(rows).to_pylist()
+        self.examples |= {keys[i]: example for i, example in zip(new, examples, strict=True)}
+
+    def most(self) -> list[RejectReason]:
+        ranked = sorted(self.examples, key=lambda key: -self.counts[key])[:LISTED]
+        return [RejectReason(documents=self.counts[key], **self.examples[key]) for key in ranked]
+
+
+def _patterns(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Messages with their values replaced."""
+    of_media = pc.is_in(codes, pa.array(MEDIA_CODES))
+    unnamed = pc.replace_substring_regex(messages, "^.*?: ", "…: ", max_replacements=1)
+    patterns = pc.if_else(of_media, unnamed, messages)
+    for pattern, replacement in VALUES:
+        patterns = pc.replace_substring_regex(patterns, pattern, replacement)
+    return patterns
 
 
 def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:

@@ -18,7 +18,7 @@ from preshard.packer_service.report.figures import COST, Figure, expression, fig
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, RankLoads, Spread
 from preshard.packer_service.tables.connect import connect
 from preshard.schemas.config import PackConfig
-from preshard.schemas.measures import MEASURES, MeasureGroup, MeasureOrder, measure_groups
+from preshard.schemas.dataset.measures import MEASURES, MeasureGroup, MeasureOrder, measure_groups
 
 RANK_MEAN_DIGITS = 3
 """Decimals of a rank's mean load: loads are whole numbers, of which thousandths are more than enough."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from preshard.packer_service.report.records import Thinned
 from preshard.schemas.config import PackConfig
-from preshard.schemas.encoder import encoder_of
 from preshard.schemas.manifest import ManifestHead, ModelEntry, TokenizerEntry
+from preshard.schemas.model.encoder import encoder_of
 
 PADDED_VOCABULARY = 1.03
 """A model's vocabulary is padded to a round number: Qwen3-8B's has 151,936 rows for 151,669 tokens, 1.002 times as

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import TableInvalid
-from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES
 
 PART_ROWS = 65_536

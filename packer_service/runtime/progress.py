@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.secrets import without_secrets
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -16,8 +16,8 @@ from pyarrow import fs
 
 from preshard.packer_service.runtime.patience import NoAnswerError, answer
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import is_uri, join, locate
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.filesystem import is_uri, join, locate
+from preshard.schemas.files.secrets import without_secrets
 
 TEMPORARY = ".tmp-"
 """Prefix of the name under which a file is written until it is whole."""

@@ -22,10 +22,10 @@ from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError, FormatError, ManifestMissing, MeasuresInvalid, PreshardError
+from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
-from preshard.schemas.measures import MeasureOrder
-from preshard.schemas.secrets import without_secrets
 
 MOST_PACKS = 8
 """Packs of a dataset that are checked independently unless all are asked for."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from preshard.packer_service.runtime.scratch import scratch_folder
-from preshard.schemas.document_ids import hash_ids
+from preshard.schemas.dataset.document_ids import hash_ids
 
 PARTITION_ROWS = 1_000_000
 """Rows that are looked at together: some hundred MiB with what grouping them takes."""

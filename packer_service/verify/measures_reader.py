@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.scan import PART_ROWS
 from preshard.packer_service.verify.verdict import Faults
+from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
 from preshard.schemas.errors import TableChanged, TableInvalid
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.measures import MEASURES, MeasureOrder
 
 MEASURES_FILE = "measures.parquet"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.rows import Expected
-from preshard.packer_service.verify.sample import SampleCheck
+from preshard.packer_service.verify.sample.rows import Expected
+from preshard.packer_service.verify.sample.sample import SampleCheck
 from preshard.packer_service.verify.tar import RawSample, TarScan
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key

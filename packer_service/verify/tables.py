@@ -20,8 +20,8 @@ from preshard.packer_service.verify.measures_reader import MEASURES_FILE
 from preshard.packer_service.verify.scan import DocumentOrder, PackSpan, TableScan, check_bytes
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.identity import dataset_id
 from preshard.schemas.errors import DocumentLost, DocumentTwice
-from preshard.schemas.identity import dataset_id
 from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
 from preshard.schemas.tables import DOCUMENTS, REJECTS, TABLES
 

@@ -48,13 +48,13 @@ from machine import hardware  # noqa: E402
 from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
 from preshard.packer_service.layout.tiles import whole_tiles  # noqa: E402
 from preshard.packer_service.report.advice.answer import Advisor  # noqa: E402
-from preshard.packer_service.report.advice.derived import PackMask, with_derived  # noqa: E402
-from preshard.packer_service.report.advice.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
+from preshard.packer_service.report.advice.estimate.derived import PackMask, with_derived  # noqa: E402
+from preshard.packer_service.report.advice.estimate.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
 from preshard.packer_service.report.advice.model import configured_sizes  # noqa: E402
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
-from preshard.schemas.dimensions import ModelDimensions  # noqa: E402
-from preshard.schemas.measures import MeasureGroup  # noqa: E402
+from preshard.schemas.dataset.measures import MeasureGroup  # noqa: E402
+from preshard.schemas.model.dimensions import ModelDimensions  # noqa: E402
 from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
 from preshard.trainer.distributed.mesh import ContextParallel  # noqa: E402
 

@@ -12,7 +12,7 @@ from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import image_boundaries
 from preshard.packer_service.plan.cost import CostModel
-from preshard.packer_service.report.advice.loads import PackLoads, read_pack_loads
+from preshard.packer_service.report.advice.estimate.loads import PackLoads, read_pack_loads
 from preshard.packer_service.report.measures import SampledMeasures
 from preshard.schemas.config import PackConfig
 from preshard.schemas.sequence import MaskArrays

@@ -34,8 +34,8 @@ from made_records import CONFIG, TARGET, MadeRecords  # noqa: E402
 from preshard.packer_service.job.finish import finish  # noqa: E402
 from preshard.packer_service.job.resume import kept_shards  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
+from preshard.schemas.dataset.manifest_parts import decode_manifest_parts  # noqa: E402
 from preshard.schemas.manifest import MANIFEST  # noqa: E402
-from preshard.schemas.manifest_parts import decode_manifest_parts  # noqa: E402
 
 ASKS = ("entries", "sizes", "size", "is_file", "exists", "read", "open", "stream", "write", "writer", "delete_all")
 """Methods of a folder that send a request."""

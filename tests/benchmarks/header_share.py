@@ -20,8 +20,8 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.packs.rendered import grid_positions
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.schemas.files.npz import decode_arrays, encode_arrays
 from preshard.schemas.header import read_member
-from preshard.schemas.npz import decode_arrays, encode_arrays
 
 
 def main() -> None:

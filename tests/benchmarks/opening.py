@@ -57,8 +57,8 @@ def write_dataset(
     """
     from preshard.schemas.codec import encode_json
     from preshard.schemas.config import PackConfig
+    from preshard.schemas.dataset.manifest_parts import manifest_parts
     from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TableEntry, TokenizerEntry
-    from preshard.schemas.manifest_parts import manifest_parts
 
     digest, size = write_packs(folder / "packs.parquet", packs, per_shard, places or {})
     config = (config or PackConfig()).model_copy(update={"packs_per_shard": per_shard})

@@ -40,9 +40,9 @@ from mixtures import MIXTURES  # noqa: E402
 from scale_drawn import PER_FRAGMENT, draw, write_lengths  # noqa: E402
 from scale_driver import DP_SIZE, Peak, Quiet, drive  # noqa: E402
 
-from preshard.packer_service.job.partition import PARTITION_ROWS  # noqa: E402
-from preshard.packer_service.job.preview_lengths import plan_lengths  # noqa: E402
-from preshard.packer_service.job.runs import RUN_ROWS  # noqa: E402
+from preshard.packer_service.job.planning.partition import PARTITION_ROWS  # noqa: E402
+from preshard.packer_service.job.planning.runs import RUN_ROWS  # noqa: E402
+from preshard.packer_service.job.preview.lengths import plan_lengths  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.manifest import WORK  # noqa: E402
 

@@ -16,9 +16,9 @@ from scale_drawn import N_FRAGMENTS
 from scale_tables import FEW_LOADS, write_tables
 
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
-from preshard.packer_service.job.measured import find_measured
-from preshard.packer_service.job.partitions import PartitionPlanner
 from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.planning.measured import find_measured
+from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.plan.order import straggler_ratio
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig

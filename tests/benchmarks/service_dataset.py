@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mixtures import lengths
 
-from preshard.packer_service.job.tables import ENCODINGS, GROUP_ROWS
+from preshard.packer_service.job.writing.tables import ENCODINGS, GROUP_ROWS
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
-from preshard.packer_service.report.what_if import solve_lengths
+from preshard.packer_service.report.planned.what_if import solve_lengths
 from preshard.schemas.codec import encode_json, sample_key, seal_manifest, shard_name
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
 from preshard.schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
-from preshard.schemas.measures import MEASURES, MeasureOrder
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 SOLVED = 128

@@ -31,14 +31,14 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from machine import hardware  # noqa: E402
 
 from preshard.packer_service.ingest.packed.settings import packed_target  # noqa: E402
-from preshard.packer_service.job.tables import write_table  # noqa: E402
+from preshard.packer_service.job.writing.tables import write_table  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
 from preshard.schemas.codec import encode_json, sample_key, shard_name  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
-from preshard.schemas.identity import dataset_id  # noqa: E402
+from preshard.schemas.dataset.identity import dataset_id  # noqa: E402
+from preshard.schemas.dataset.manifest_parts import manifest_parts  # noqa: E402
+from preshard.schemas.dataset.measures import MeasureOrder  # noqa: E402
 from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, Counts, ManifestHead, ShardEntry  # noqa: E402
-from preshard.schemas.manifest_parts import manifest_parts  # noqa: E402
-from preshard.schemas.measures import MeasureOrder  # noqa: E402
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS, TABLES  # noqa: E402
 from tests.support.made_records import made_measures  # noqa: E402
 
@@ -55,7 +55,7 @@ COMMANDS = {
     "answer = f(at).model_dump_json()",
     "verify": "from preshard.packer_service.verify import verify_dataset as f; "
     "answer = json.dumps(f(at, processes=1, progress=Quiet()).as_json())",
-    "plan": "from preshard.packer_service.job.preview_tables import plan_tables as f; "
+    "plan": "from preshard.packer_service.job.preview.tables import plan_tables as f; "
     "from preshard.packer_service.config import load_config; "
     "answer = f([at], load_config(None, ['seq_len=73728'], [at]), Quiet()).model_dump_json()",
 }

@@ -53,14 +53,14 @@ from preshard.packer_service.ingest.source.files import list_fragments, read_row
 from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
 from preshard.packer_service.ingest.source.rows import parse_document  # noqa: E402
 from preshard.packer_service.job import pack as job  # noqa: E402
-from preshard.packer_service.job.measured import measure_and_keep  # noqa: E402
-from preshard.packer_service.job.partitions import PartitionPlanner  # noqa: E402
 from preshard.packer_service.job.plan import (  # noqa: E402
     PLAN_FOLDER,
     Planned,
 )
-from preshard.packer_service.job.read import ShardDocument, read_shard  # noqa: E402
-from preshard.packer_service.job.records import build_and_keep  # noqa: E402
+from preshard.packer_service.job.planning.measured import measure_and_keep  # noqa: E402
+from preshard.packer_service.job.planning.partitions import PartitionPlanner  # noqa: E402
+from preshard.packer_service.job.writing.read import ShardDocument, read_shard  # noqa: E402
+from preshard.packer_service.job.writing.records import build_and_keep  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402

@@ -16,9 +16,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from preshard.schemas.dimensions import model_dimensions  # noqa: E402
-from preshard.schemas.encoder import VisionEncoder  # noqa: E402
-from preshard.schemas.memory import RECOMPUTE  # noqa: E402
+from preshard.schemas.model.dimensions import model_dimensions  # noqa: E402
+from preshard.schemas.model.encoder import VisionEncoder  # noqa: E402
+from preshard.schemas.model.memory import RECOMPUTE  # noqa: E402
 from preshard.trainer.config import TrainConfig  # noqa: E402
 from preshard.trainer.fit import GIB, Fitting, Packs  # noqa: E402
 

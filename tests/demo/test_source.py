@@ -19,9 +19,9 @@ from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.job.measure import measure_fragment
-from preshard.packer_service.job.measured import keep_measured
-from preshard.packer_service.job.partitions import PartitionPlanner
+from preshard.packer_service.job.planning.measure import measure_fragment
+from preshard.packer_service.job.planning.measured import keep_measured
+from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.packer_service.shards.store import Folder

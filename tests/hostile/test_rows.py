@@ -16,8 +16,8 @@ from PIL import Image
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.job.measure import measure_fragment
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import REJECT_CODES, ConfigError, DocumentError

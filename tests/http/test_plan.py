@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 from preshard.packer_service.http import pool
 from preshard.packer_service.http.routers.plan import MOST_DOCUMENTS
-from preshard.packer_service.job.preview_lengths import plan_lengths
-from preshard.packer_service.report.plan_keys import UNANSWERED
+from preshard.packer_service.job.preview.lengths import plan_lengths
+from preshard.packer_service.report.planned.plan_keys import UNANSWERED
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.config import PackConfig, parse_config
 

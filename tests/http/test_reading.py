@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from preshard.packer_service.job.show import show_document
+from preshard.packer_service.job.preview.show import show_document
 from preshard.schemas.config import PackConfig
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.packer_service.job import contents
-from preshard.packer_service.job.contents import aside, decode_documents, read_documents
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.read import ShardDocument
-from preshard.packer_service.job.videos import ShardVideos
+from preshard.packer_service.job.writing import contents
+from preshard.packer_service.job.writing.contents import aside, decode_documents, read_documents
+from preshard.packer_service.job.writing.read import ShardDocument
+from preshard.packer_service.job.writing.videos import ShardVideos
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.runtime.executors import PlainExecutor

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preshard.packer_service.job.duplicates import Row, Settled, settle
+from preshard.packer_service.job.planning.duplicates import Row, Settled, settle
 
 IDS = st.sampled_from(["x", "x#2", "x#3", "x#2#2", "y", "#2", ""])
 ROWS = st.lists(st.tuples(IDS, st.integers(0, 3), st.booleans()), max_size=14)

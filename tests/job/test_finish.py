@@ -14,15 +14,15 @@ from made_records import CONFIG, TARGET, MadeRecords
 
 from preshard.packer_service.job import finish as finishing
 from preshard.packer_service.job.finish import Finished, finish
-from preshard.packer_service.job.record_file import GROUP, record_name
 from preshard.packer_service.job.resume import kept_shards
+from preshard.packer_service.job.writing.record_file import GROUP, record_name
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import WorkError
 from preshard.schemas.codec import decode_manifest
-from preshard.schemas.identity import dataset_id
+from preshard.schemas.dataset.identity import dataset_id
+from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.manifest import MANIFEST, WORK
-from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES
 
 

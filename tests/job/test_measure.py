@@ -15,7 +15,7 @@ from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_document
-from preshard.packer_service.job.measure import measure_fragment
+from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
 QUESTION = {"role": "user", "content": [{"type": "image", "image": "0.png"}, {"type": "text", "text": "What is it?"}]}

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.preview import plan_sources
+from preshard.packer_service.job.preview.source import plan_sources
 from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor

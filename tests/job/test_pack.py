@@ -17,10 +17,10 @@ from rich.console import Console
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.partitions import PLAN_FILE
 from preshard.packer_service.job.plan import PLAN_FOLDER
-from preshard.packer_service.job.record_file import GROUP, encode_record, read_record, record_name
+from preshard.packer_service.job.planning.partitions import PLAN_FILE
 from preshard.packer_service.job.resume import CHECKED_TOGETHER
+from preshard.packer_service.job.writing.record_file import GROUP, encode_record, read_record, record_name
 from preshard.packer_service.report.console import print_report
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor

@@ -19,7 +19,7 @@ from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.show import show_document
+from preshard.packer_service.job.preview.show import show_document
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.config import PackConfig
@@ -141,7 +141,7 @@ sys.path[:0] = sys.argv[4].split(":")
 import numpy as np
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.show import show_document
+from preshard.packer_service.job.preview.show import show_document
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.packer_service.runtime.executors import PlainExecutor
 from repacked import Listener

@@ -14,17 +14,17 @@ import pytest
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
-from preshard.packer_service.job.measure import MEASURED, Measured
-from preshard.packer_service.job.measured import KeptFragment, find_measured, keep_measured
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.partition import Partition, count_partitions
-from preshard.packer_service.job.partitions import PartitionPlanner
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.preview_lengths import plan_lengths
-from preshard.packer_service.job.read import read_shard
-from preshard.packer_service.job.runs import cut_runs
+from preshard.packer_service.job.planning.measure import MEASURED, Measured
+from preshard.packer_service.job.planning.measured import KeptFragment, find_measured, keep_measured
+from preshard.packer_service.job.planning.partition import Partition, count_partitions
+from preshard.packer_service.job.planning.partitions import PartitionPlanner
+from preshard.packer_service.job.planning.runs import cut_runs
+from preshard.packer_service.job.preview.lengths import plan_lengths
+from preshard.packer_service.job.writing.read import read_shard
 from preshard.packer_service.plan.order import straggler_ratio
-from preshard.packer_service.report.what_if import plan_table
+from preshard.packer_service.report.planned.what_if import plan_table
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder

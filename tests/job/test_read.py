@@ -12,9 +12,9 @@ import pytest
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.text.load import load_tokenizer
-from preshard.packer_service.job import read as read_module
-from preshard.packer_service.job.measure import measure_fragment
-from preshard.packer_service.job.read import ShardDocument, read_document
+from preshard.packer_service.job.planning.measure import measure_fragment
+from preshard.packer_service.job.writing import read as read_module
+from preshard.packer_service.job.writing.read import ShardDocument, read_document
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 

@@ -9,7 +9,7 @@ import pytest
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
-from preshard.packer_service.job.show import RejectedError, show_document
+from preshard.packer_service.job.preview.show import RejectedError, show_document
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 

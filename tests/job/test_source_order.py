@@ -11,7 +11,7 @@ import pytest
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.preview import plan_sources
+from preshard.packer_service.job.preview.source import plan_sources
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.schemas.config import PackConfig

@@ -15,7 +15,7 @@ from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.suggest import suggest
+from preshard.packer_service.job.preview.suggest import suggest
 from preshard.packer_service.report.advice.question import make_question
 from preshard.packer_service.report.advice.suggestion import compared_lengths
 from preshard.packer_service.report.dataset import report_dataset

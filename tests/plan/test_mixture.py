@@ -11,7 +11,7 @@ from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.plan.mixture import count_copies, take
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.schemas.config import PackConfig
-from preshard.schemas.document_ids import mix64
+from preshard.schemas.dataset.document_ids import mix64
 
 HASHES = mix64(np.arange(40_000, dtype=np.uint64))
 

@@ -14,8 +14,7 @@ import pytest
 from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.dataset import advised_model
-from preshard.packer_service.report.advice.figures import SplitAdvice
-from preshard.packer_service.report.advice.loads import (
+from preshard.packer_service.report.advice.estimate.loads import (
     COLUMNS,
     SAMPLED_PACKS,
     PackLoads,
@@ -23,16 +22,17 @@ from preshard.packer_service.report.advice.loads import (
     read_pack_loads,
     sampled_spans,
 )
-from preshard.packer_service.report.advice.memory import MemoryEstimate
+from preshard.packer_service.report.advice.estimate.memory import MemoryEstimate
+from preshard.packer_service.report.advice.estimate.seconds import Estimate, PackSeconds
+from preshard.packer_service.report.advice.estimate.split import MOST, SplitChoice
+from preshard.packer_service.report.advice.figures import SplitAdvice
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
-from preshard.packer_service.report.advice.seconds import Estimate, PackSeconds
-from preshard.packer_service.report.advice.split import MOST, SplitChoice
 from preshard.packer_service.report.measures import SampledMeasures
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dimensions import ModelDimensions
+from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.measures import MeasureOrder
+from preshard.schemas.model.dimensions import ModelDimensions
 from tests.support.made_records import made_measures
 
 SEQ_LEN, TILES = 1024, 64

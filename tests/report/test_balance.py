@@ -23,7 +23,7 @@ from preshard.packer_service.report.measures import (
 )
 from preshard.packer_service.report.records import Balances
 from preshard.schemas.config import CostConfig, PackConfig
-from preshard.schemas.measures import MEASURES, MeasureGroup
+from preshard.schemas.dataset.measures import MEASURES, MeasureGroup
 from tests.support.made_records import made_measures
 
 DEGREE, SEQ_LEN = 2, 256

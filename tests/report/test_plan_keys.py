@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from preshard.packer_service.report.plan_keys import plan_keys, refuse_unanswered
-from preshard.packer_service.report.what_if import plan_table
+from preshard.packer_service.report.planned.plan_keys import plan_keys, refuse_unanswered
+from preshard.packer_service.report.planned.what_if import plan_table
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import ConfigError
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from preshard.packer_service.report.plain import plain
-from preshard.packer_service.report.show import print_document
-from preshard.packer_service.report.shown import (
+from preshard.packer_service.report.document.show import print_document
+from preshard.packer_service.report.document.shown import (
     ShownDocument,
     ShownMedium,
     ShownPiece,
@@ -18,6 +17,7 @@ from preshard.packer_service.report.shown import (
     document_spans,
     run_edges,
 )
+from preshard.packer_service.report.plain import plain
 
 TOKENS = ["<s>", "how", "<i>", ".", ".", "</i>", "so", "?", "yes", "!", "</s>"]
 LOSS = [9, 10]

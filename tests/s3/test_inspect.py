@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.settings import ServiceSettings
-from preshard.schemas.filesystem import split_query
+from preshard.schemas.files.filesystem import split_query
 
 
 def answers(root: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import join, locate
+from preshard.schemas.files.filesystem import join, locate
 
 
 def local_files(folder: Path) -> dict[str, bytes]:

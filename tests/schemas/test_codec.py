@@ -37,8 +37,8 @@ from preshard.schemas.errors import (
     SequenceInvalid,
     TableInvalid,
 )
+from preshard.schemas.files.npz import encode_arrays
 from preshard.schemas.manifest import StoredImage
-from preshard.schemas.npz import encode_arrays
 from preshard.schemas.sequence import SEQUENCE_DTYPES
 from preshard.schemas.tables import REJECTS
 

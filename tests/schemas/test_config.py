@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig, parse_config, stored_config
 from preshard.schemas.errors import ConfigError, ManifestInvalid
+from preshard.schemas.files.validation import first_violation, nearest_multiples, violations_of
 from preshard.schemas.manifest import Manifest
-from preshard.schemas.validation import first_violation, nearest_multiples, violations_of
 
 
 @pytest.fixture

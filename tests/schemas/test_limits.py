@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from preshard.schemas.codec import encode_json, seal_manifest
 from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.dataset.measures import BLOCK_VALUES, measure_groups
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
 from preshard.schemas.manifest import DocumentSpan, Manifest
-from preshard.schemas.measures import BLOCK_VALUES, measure_groups
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
 
 DEFAULTS: dict[str, Any] = {

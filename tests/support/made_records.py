@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from preshard.packer_service.job.record_file import ShardRecord, encode_record, record_name
+from preshard.packer_service.job.writing.record_file import ShardRecord, encode_record, record_name
 from preshard.schemas.codec import TAR_END, encode_index, sample_key, shard_name
 from preshard.schemas.config import PackConfig
-from preshard.schemas.identity import PLAN_COLUMNS
+from preshard.schemas.dataset.identity import PLAN_COLUMNS
+from preshard.schemas.dataset.measures import MEASURES, measure_groups
 from preshard.schemas.manifest import SHARDS, WORK, ShardEntry, TokenizerEntry
-from preshard.schemas.measures import MEASURES, measure_groups
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 CONFIG = PackConfig(layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1, 2), packs_per_shard=4)

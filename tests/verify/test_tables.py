@@ -15,8 +15,8 @@ from preshard.packer_service.verify.measures_reader import MeasuresReader
 from preshard.packer_service.verify.tables import check_documents, count_documents
 from preshard.packer_service.verify.verdict import Faults
 from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.dataset.measures import MEASURES, MeasureGroup, MeasureOrder
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.measures import MEASURES, MeasureGroup, MeasureOrder
 from preshard.schemas.tables import DOCUMENTS, REJECTS
 
 
@@ -77,7 +77,7 @@ def test_measures_come_pack_by_pack_in_parts_whatever_the_row_groups(
     row_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when rows are lost between row groups or blocks, or a part that was passed over shifts those after it."""
-    monkeypatch.setattr("preshard.schemas.measures.BLOCK_VALUES", 200)
+    monkeypatch.setattr("preshard.schemas.dataset.measures.BLOCK_VALUES", 200)
     groups = (MeasureGroup(scheme="zigzag", degree=2), MeasureGroup(scheme=None, degree=3))
     order = MeasureOrder(groups=groups, n_packs=23)
     assert order.block_packs == 6

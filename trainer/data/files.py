@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from preshard.schemas.config import stored_config
+from preshard.schemas.dataset.manifest_parts import read_manifest_head
 from preshard.schemas.errors import (
     ConfigError,
     ManifestInvalid,
@@ -22,10 +23,9 @@ from preshard.schemas.errors import (
     TableChanged,
     TableMissing,
 )
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
+from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
-from preshard.schemas.manifest_parts import read_manifest_head
-from preshard.schemas.secrets import without_secrets
 from preshard.trainer.data.pack_index import PACKS_TABLE, WHOLE_TABLE, PackIndex
 
 OPEN_SHARDS = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from preshard.schemas.document_ids import mix64
-from preshard.schemas.step_order import places_in_group, rest_order
+from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import places_in_group, rest_order
 
 
 class EpochOrder:
@@ -14,9 +14,9 @@ class EpochOrder:
 
     The packer stores packs so that those of an aligned group cost nearly the same, as do those of its aligned
     sub-groups. Only whole groups change places, and inside a group only what leaves the packs of every aligned
-    sub-group together (:mod:`preshard.schemas.step_order`), so a data-parallel size that divides ``window`` has steps
-    without a straggler in every epoch. Packs that do not fill a group stay last, shuffled by the same rule: anywhere
-    else they would move the groups behind them out of alignment.
+    sub-group together (:mod:`preshard.schemas.dataset.step_order`), so a data-parallel size that divides ``window``
+    has steps without a straggler in every epoch. Packs that do not fill a group stay last, shuffled by the same
+    rule: anywhere else they would move the groups behind them out of alignment.
 
     The stored order has no special role: every epoch of every seed is a shuffle by the same rule, whatever the number
     of ranks. Only the places of the groups and of the last packs are kept in memory.

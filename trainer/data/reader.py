@@ -14,10 +14,10 @@ from PIL import Image
 from pyarrow.fs import FileSystem
 from torch import Tensor
 
-from preshard.schemas.checksum import check_member
 from preshard.schemas.codec import TAR_BLOCK, image_member
 from preshard.schemas.config import stored_config
 from preshard.schemas.errors import ImagesInvalid, MembersInvalid
+from preshard.schemas.files.checksum import check_member
 from preshard.schemas.header import read_member
 from preshard.schemas.layout import rank_positions
 from preshard.schemas.manifest import SampleHead, StoredImage

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.followed import check_followed, check_window, window_of
 from preshard.schemas.manifest import ManifestHead
+from preshard.schemas.model.followed import check_followed, check_window, window_of
 from preshard.trainer.models.families import check_version, family_of
 from preshard.trainer.models.interface import register_attention
 
@@ -45,7 +45,7 @@ def read_model_config(folder: str | Path) -> Any:
 
     Raises:
         ConfigError: transformers is not installed, the folder holds no model, or one that packs do not follow
-            (:func:`preshard.schemas.followed.check_followed`).
+            (:func:`preshard.schemas.model.followed.check_followed`).
     """
     transformers = register_attention()
     folder = Path(folder)

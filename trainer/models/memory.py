@@ -20,7 +20,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.memory import RECOMPUTE
+from preshard.schemas.model.memory import RECOMPUTE
 from preshard.trainer.attention.kept import KeptResults
 
 Offload = Literal["none", "host", "disk"]

@@ -6,7 +6,7 @@ from preshard.packer_service.http.answers.measures import all_balances
 from preshard.packer_service.http.answers.overview import reject_columns, written_fill, written_sums
 from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset
-from preshard.packer_service.report.compare import ComparedSide, compared_side
+from preshard.packer_service.report.comparison.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of
 from preshard.packer_service.report.losses import losses_of
 

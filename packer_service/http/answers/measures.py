@@ -14,7 +14,7 @@ from preshard.packer_service.report import measures
 from preshard.packer_service.report.figures import MEASURED, Figure
 from preshard.packer_service.report.measures import Question
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, Spread
-from preshard.schemas.measures import MeasureGroup
+from preshard.schemas.dataset.measures import MeasureGroup
 
 
 def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:

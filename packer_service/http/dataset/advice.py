@@ -6,8 +6,8 @@ from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import read_sample
 from preshard.packer_service.http.problems import ProblemError
-from preshard.packer_service.report.advice.derived import PackMask, not_derived, with_derived
-from preshard.packer_service.report.advice.loads import PackLoads, read_pack_loads
+from preshard.packer_service.report.advice.estimate.derived import PackMask, not_derived, with_derived
+from preshard.packer_service.report.advice.estimate.loads import PackLoads, read_pack_loads
 from preshard.schemas.errors import LayoutError
 
 

@@ -15,9 +15,9 @@ from preshard.packer_service.http.models.datasets import DatasetEntry, name_belo
 from preshard.packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.filesystem import split_query
+from preshard.schemas.files.filesystem import split_query
+from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, WORK
-from preshard.schemas.secrets import without_secrets
 from preshard.schemas.tables import TABLES
 
 

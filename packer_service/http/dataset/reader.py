@@ -26,6 +26,8 @@ from preshard.packer_service.report.records import FillLimit, Thinned
 from preshard.packer_service.report.tables import check_row_groups, numbers_of
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.manifest_parts import split_manifest
+from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import (
     ManifestInvalid,
     PreshardError,
@@ -36,8 +38,6 @@ from preshard.schemas.errors import (
     TableMissing,
 )
 from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, ManifestHead
-from preshard.schemas.manifest_parts import split_manifest
-from preshard.schemas.measures import MeasureOrder
 from preshard.schemas.tables import TABLES, row_group_edges
 from preshard.schemas.version import VERSION
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from preshard.packer_service.http.models.common import Answer
-from preshard.packer_service.report.plan_keys import ConfigurationKey
+from preshard.packer_service.report.planned.plan_keys import ConfigurationKey
 
 Length = Annotated[int, Field(ge=0, lt=2**31)]
 LONGEST_NAME = 256

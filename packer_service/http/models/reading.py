@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from preshard.packer_service.http.models.common import Answer
-from preshard.packer_service.report.shown import ShownSpan
+from preshard.packer_service.report.document.shown import ShownSpan
 from preshard.schemas.manifest import UnitKind
 
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from preshard.packer_service.http.answers.compared import compared
 from preshard.packer_service.http.answers.overview import overview
 from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetPage
 from preshard.packer_service.http.parameters import Paged, ServedDataset
 from preshard.packer_service.http.service import DatasetRoute, service_of
+from preshard.packer_service.report.comparison.compare import ComparedSide
 from preshard.packer_service.report.mismatch import warnings_of
 
 listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
+
+
+@router.get("/compared", summary="One side of a comparison: named figures, and which of two values is better")
+def compared_figures(dataset: ServedDataset) -> ComparedSide:
+    """Two of these answers side by side are `preshard report --against`: figures join by section and name.
+
+    What only one side names is nothing among rejects and sources, and unknown elsewhere.
+    """
+    return compared(dataset)
 
 
 @listed.get("", summary="Every dataset below the root")

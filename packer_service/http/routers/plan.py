@@ -13,11 +13,11 @@ from preshard.packer_service.http.models.plan import PlanKeys, PlanRequest
 from preshard.packer_service.http.problems import ProblemError, busy, not_legal
 from preshard.packer_service.http.service import service_of
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.plan_keys import plan_keys, refuse_unanswered
+from preshard.packer_service.report.planned.plan_keys import plan_keys, refuse_unanswered
+from preshard.packer_service.report.planned.stored_lengths import STORED_SIZES, stored_lengths
 from preshard.packer_service.report.records import PlanReport
-from preshard.packer_service.report.stored_lengths import STORED_SIZES, stored_lengths
-from preshard.schemas.changes import refuse_changes
 from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.dataset.changes import refuse_changes
 from preshard.schemas.errors import ConfigError, PlanError
 
 router = APIRouter(prefix="/v1", tags=["plan"])
@@ -77,7 +77,9 @@ def planned_of(asked: PlanRequest, dataset: Dataset | None = None) -> PlanReport
     Raises:
         ProblemError: 422 no plan can be made of this; 413 it has too many documents.
     """
-    from preshard.packer_service.report.what_if import planned  # takes half a second, which only plans should pay
+    from preshard.packer_service.report.planned.what_if import (
+        planned,  # takes half a second, which only plans should pay
+    )
 
     present = dataset.config if dataset else PackConfig()
     table, config = _lengths_and_config(asked, dataset)

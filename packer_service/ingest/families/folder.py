@@ -15,7 +15,7 @@ from preshard.packer_service.ingest.families.qwen_folder import read_qwen
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.followed import check_followed, window_of
+from preshard.schemas.model.followed import check_followed, window_of
 
 READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "qwen3_vl": read_qwen,

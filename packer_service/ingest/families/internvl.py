@@ -27,9 +27,9 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.config import ImageBackend
-from preshard.schemas.encoder import VisionEncoder
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import UnitKind
+from preshard.schemas.model.encoder import VisionEncoder
 
 SIZE = {"height": 384, "width": 384}
 """The processors' own size of a tile."""

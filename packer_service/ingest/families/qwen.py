@@ -20,9 +20,9 @@ from preshard.packer_service.ingest.families.family import (
     UnitShape,
     encoder_load,
 )
-from preshard.schemas.encoder import VisionEncoder
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import UnitKind
+from preshard.schemas.model.encoder import VisionEncoder
 
 MAX_ASPECT_RATIO = 200
 """Longer side over shorter, above which the processors refuse a picture."""

@@ -17,8 +17,8 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.config import ImageBackend
-from preshard.schemas.encoder import TIME_KEY, VisionEncoder
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.encoder import TIME_KEY, VisionEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from preshard.packer_service.ingest.families.family import Scaling
 from preshard.schemas.config import ImageBackend
-from preshard.schemas.encoder import ENCODER_KEY, VisionEncoder
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.encoder import ENCODER_KEY, VisionEncoder
 
 CONFIG = "config.json"
 PROCESSOR = "processor_config.json"

@@ -23,7 +23,7 @@ from pyarrow import fs
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 REMOTE_BUFFER = 1 << 20
 """Bytes read from a remote file at a time: demuxers ask for a few kilobytes, each of which would be a request."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import is_uri, join, locate, split_query
-from preshard.schemas.secrets import NAMED_BY_USER, without_secrets
+from preshard.schemas.files.filesystem import is_uri, join, locate, split_query
+from preshard.schemas.files.secrets import NAMED_BY_USER, without_secrets
 
 SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf"))
 """What ``pyarrow.fs`` opens: ``--allow-media`` could allow it."""

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from preshard.packer_service.ingest.carried import carried_settings
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
 from preshard.packer_service.ingest.source.forms.custom import is_custom
-from preshard.schemas.changes import NEEDS_SOURCE, leaves
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.changes import NEEDS_SOURCE, leaves
 from preshard.schemas.errors import ConfigError
 
 FILES = ("tokenizer", "model", "chat_template")

@@ -9,10 +9,10 @@ from typing import IO, Any
 from pyarrow import fs
 
 from preshard.packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
+from preshard.schemas.dataset.manifest_parts import SealedHead, read_sealed_head
 from preshard.schemas.errors import ConfigError, FormatError
-from preshard.schemas.filesystem import join, locate
+from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.manifest import MANIFEST, WORK, ManifestHead
-from preshard.schemas.manifest_parts import SealedHead, read_sealed_head
 
 
 def dataset_manifest(source: str) -> SealedHead | None:

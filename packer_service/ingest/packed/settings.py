@@ -13,8 +13,8 @@ from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.packed.defaults import FILES
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
-from preshard.schemas.changes import REMEDY, leaves, refuse_changes
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.changes import REMEDY, leaves, refuse_changes
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead
 

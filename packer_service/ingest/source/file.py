@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import is_remote, split_query
+from preshard.schemas.files.filesystem import is_remote, split_query
 
 DATASET = "dataset"
 """Kind of a source that is a packed dataset."""

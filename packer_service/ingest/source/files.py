@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.source.containers.registry import SCANNED, T
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError, row_at
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 MAX_GROUP_ROWS = 2**40
 """Most rows that a damaged row group is believed to have, so that the numbers of later rows stay in 64 bits."""

@@ -34,8 +34,8 @@ from preshard.packer_service.ingest.source.names import (
 from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import is_remote, join, locate, split_query
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
+from preshard.schemas.files.secrets import without_secrets
 
 LOOKING = 16
 """Files looked at at the same time: each takes a request or two in an object store."""

@@ -37,7 +37,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
 from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 ROWS = 64
 """Rows that are looked at."""

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from preshard.packer_service.ingest.source.containers.registry import CODECS, SUFFIXES, TABLES, WHOLE_SUFFIXES
-from preshard.schemas.filesystem import is_uri, split_query
-from preshard.schemas.secrets import without_secrets
+from preshard.schemas.files.filesystem import is_uri, split_query
+from preshard.schemas.files.secrets import without_secrets
 
 ENDINGS = frozenset((*SUFFIXES, *WHOLE_SUFFIXES, *CODECS))
 _NUMBERED = re.compile(r"-[0-9]{5}-of-[0-9]{5}.*$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from preshard.packer_service.report.advice.figures import Assumption
 from preshard.packer_service.report.advice.hardware import Device
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
-from preshard.schemas.dimensions import ModelDimensions
+from preshard.schemas.model.dimensions import ModelDimensions
 
 PREMISES = (
     "parameters, gradients and the optimiser's state are sharded over all devices, and each rank takes one pack a step",

@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.report.advice.answer import Advisor
-from preshard.packer_service.report.advice.derived import PackMask, not_derived, with_derived
+from preshard.packer_service.report.advice.estimate.derived import PackMask, not_derived, with_derived
+from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.figures import Advice
-from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from preshard.packer_service.report.dataset import dataset_limit, open_dataset
@@ -18,11 +18,11 @@ from preshard.packer_service.report.tables import open_measures, read_packs
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.config import PackConfig, stored_config
-from preshard.schemas.dimensions import ModelDimensions
-from preshard.schemas.encoder import encoder_of
 from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
 from preshard.schemas.header import decode_header
 from preshard.schemas.manifest import SHARDS, ManifestHead
+from preshard.schemas.model.dimensions import ModelDimensions
+from preshard.schemas.model.encoder import encoder_of
 
 PLACE = ("offset", "header_size", "head_crc32c")
 """Columns of ``packs.parquet`` that say where a pack's mask lies."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.config import CostConfig, VisionConfig
-from preshard.schemas.dimensions import ModelDimensions, encoder_parameters, model_dimensions, row_width
-from preshard.schemas.encoder import VisionEncoder, encoder_of
+from preshard.schemas.model.dimensions import ModelDimensions, encoder_parameters, model_dimensions, row_width
+from preshard.schemas.model.encoder import VisionEncoder, encoder_of
 
 
 def configured_sizes(

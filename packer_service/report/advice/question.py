@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from preshard.packer_service.report.advice.hardware import DEVICES, Device, DeviceName
 from preshard.schemas.config import CostConfig, Width
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.memory import Recompute
-from preshard.schemas.validation import first_violation
+from preshard.schemas.files.validation import first_violation
+from preshard.schemas.model.memory import Recompute
 
 MAX_GPUS = 2**17
 """More than any job has; splits are found among its divisors."""

@@ -18,16 +18,16 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.plan.make import align_lengths
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.assumptions import PREMISES
+from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.figures import SplitAdvice
-from preshard.packer_service.report.advice.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.question import AdviceQuestion
-from preshard.packer_service.report.limits import NEARLY, Budgets, Sizes, least_values
-from preshard.packer_service.report.what_if import sampled_measures
+from preshard.packer_service.report.planned.limits import NEARLY, Budgets, Sizes, least_values
+from preshard.packer_service.report.planned.what_if import sampled_measures
 from preshard.schemas.codec import encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig, parse_config
-from preshard.schemas.dimensions import ModelDimensions
-from preshard.schemas.encoder import encoder_of
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.model.dimensions import ModelDimensions
+from preshard.schemas.model.encoder import encoder_of
 
 LOST = 0.01
 """Share of the tokens that a choice may cut off to be taken."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
-from preshard.schemas.encoder import VisionEncoder
 from preshard.schemas.layout import TILE
+from preshard.schemas.model.encoder import VisionEncoder
 
 TRAINING = 6
 """Operations for each multiply-add of the forward pass: two, and three times as many in a training step."""

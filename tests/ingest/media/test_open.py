@@ -14,8 +14,8 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import open as media_module
 from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.schemas import filesystem
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.files import filesystem
 
 
 def image(uri: str | None = None, data: bytes | None = None) -> Medium:

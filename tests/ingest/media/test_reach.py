@@ -12,7 +12,7 @@ from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.stores import _content
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 SECRET = "hunter2"
 QUERY = "?endpoint_override={listener}&scheme=http&region=us-east-1"

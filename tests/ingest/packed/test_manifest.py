@@ -10,9 +10,9 @@ import pytest
 
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
 from preshard.schemas.codec import encode_json
+from preshard.schemas.dataset.manifest_parts import manifest_parts
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TokenizerEntry
-from preshard.schemas.manifest_parts import manifest_parts
 
 N_SHARDS = 150_000
 

@@ -17,9 +17,9 @@ from preshard.packer_service.ingest.source.files import list_fragments, read_fra
 from preshard.packer_service.ingest.source.forms.custom import source_hash
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.ingest.source.rows import parse_document
-from preshard.schemas import filesystem
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.files import filesystem
 
 TEXT, CHAT = {"text": "a"}, {"messages": [{"role": "assistant", "content": "a"}]}
 SHAREGPT = {"conversations": [{"from": "gpt", "value": "a"}], "model": "m"}

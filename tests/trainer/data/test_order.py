@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from preshard.schemas.step_order import part_size
+from preshard.schemas.dataset.step_order import part_size
 from preshard.trainer.data.order import OneDataset, epoch_order
 
 

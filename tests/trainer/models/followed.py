@@ -31,8 +31,8 @@ from thread_ranks import run_ranks
 from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.model_configs import MARKS, model_config
-from preshard.schemas.followed import IMAGES, TEXT
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.model.followed import IMAGES, TEXT
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind

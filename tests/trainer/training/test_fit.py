@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preshard.schemas.dimensions import ModelDimensions, model_dimensions
-from preshard.schemas.encoder import VisionEncoder
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
+from preshard.schemas.model.encoder import VisionEncoder
 from preshard.trainer import fit
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.setup import prepare

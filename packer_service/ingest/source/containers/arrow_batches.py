@@ -12,7 +12,7 @@ from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 MAGIC = b"ARROW1"
 """A file of random access begins with it; without it, a file is a stream, which is what ``datasets`` writes."""

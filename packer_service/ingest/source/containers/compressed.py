@@ -20,7 +20,7 @@ from cachetools import LRUCache
 
 from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 FRAME_BYTES = 128 * 2**10
 """Bytes of one frame of a copy: reading a row takes some 0.2 ms, and a copy is a fifth larger than one single frame."""

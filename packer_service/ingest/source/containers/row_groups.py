@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.file import SourceFile, Watched, reason_of
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.filesystem import locate
+from preshard.schemas.files.filesystem import locate
 
 Columns = tuple[str, ...] | None
 

@@ -1,0 +1,247 @@
+"""One fragment of the source to a table of lengths: the first half of the job, and all of ``preshard plan``."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from preshard.packer_service.ingest.document import Document, Medium
+from preshard.packer_service.ingest.media.reach import is_absolute
+from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
+from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
+from preshard.packer_service.ingest.packed.dataset import open_dataset
+from preshard.packer_service.ingest.render import render_row
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile, SourceRow
+from preshard.packer_service.ingest.source.files import read_fragment
+from preshard.packer_service.ingest.source.forms.detect import find_form
+from preshard.packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
+from preshard.packer_service.layout.area import attention_area
+from preshard.packer_service.packs.figures import UnitTotals
+from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.rejects import reason_columns
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.sequence import IGNORE_INDEX, MaskArrays
+
+MEASURED = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("doc_id", pa.string()),
+        ("source", pa.string()),
+        ("piece", pa.int64()),
+        ("tokens", pa.int64()),
+        ("images", pa.int64()),
+        ("patches", pa.int64()),
+        ("load", pa.int64()),
+        ("area", pa.int64()),
+        ("loss_weight", pa.float64()),
+        ("truncated", pa.int64()),
+        ("thinned_to", pa.float64()),
+        ("content", pa.uint64()),
+        ("rendered", pa.uint64()),
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("message", pa.string()),
+    ]
+)
+"""One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
+fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask.
+``thinned_to`` is the largest time between two frames of a video that ``video.max_frames`` thins, in seconds.
+``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it."""
+
+AHEAD_ROWS = 16
+"""Most rows that wait while the images of those before them are read."""
+LOADED_PACKS = 16
+"""Packs of a dataset that are read at the same time."""
+MAX_UNUSED = 100
+"""Most names of unused columns that are kept: rows of JSON can each have keys of their own."""
+MAX_UNUSED_NAME = 80
+"""Most characters of such a name."""
+
+
+class Measured(NamedTuple):
+    """A fragment's table, its lines (blank ones included), and the fields of its rows that nothing reads."""
+
+    table: pa.Table
+    n_lines: int
+    unused: list[str]
+
+
+def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
+    """Tokenises and probes every row of a fragment; no pixel is decoded. Of a dataset nothing is even tokenised."""
+    measured = list[dict[str, Any]]()
+    if fragment.file.kind == DATASET:
+        stored = open_dataset(fragment.file).rows(fragment.start, fragment.end)
+        for row in _load_ahead(stored, fragment):
+            measured += _measure_row(row, fragment, config)
+        return Measured(pa.Table.from_pylist(measured, schema=MEASURED), len(stored), [])
+    read, unused = read_fragment(fragment), set[str]()
+    for row in _read_ahead(read.rows, fragment.file, config, unused):
+        measured += _measure_row(row, fragment, config)
+    names = sorted({_plain(name) for name in unused - set(config.ignore_columns)})
+    return Measured(pa.Table.from_pylist(measured, schema=MEASURED), read.n_lines, names[:MAX_UNUSED])
+
+
+def _plain(name: str) -> str:
+    """The name of a column as a table of results can hold it."""
+    return name[:MAX_UNUSED_NAME].encode("utf-8", "replace").decode()
+
+
+def _read_ahead(
+    rows: Iterable[tuple[int, RowReference, Any]], file: SourceFile, config: PackConfig, unused: set[str]
+) -> Iterator[SourceRow]:
+    """Rows and what they say. Where that shows images in a store, those of the next rows are read meanwhile.
+
+    ``unused`` gets the names of fields that nothing reads.
+    """
+    AHEAD.forget()
+    waiting, form = deque[SourceRow](), find_form(file.form)
+    for number, reference, content in rows:
+        if isinstance(content, dict) and len(unused) < MAX_UNUSED:
+            unused.update(unused_columns(content, form))
+        doc_id, source = row_identity(content, config.ignore_columns, file.source)
+        row = SourceRow(
+            file=file,
+            number=number,
+            reference=reference,
+            doc_id=doc_id,
+            source=source,
+            document=_parsed(content, file, config),
+        )
+        n_ahead = AHEAD.expect(_media(row), file.media)
+        waiting.append(row)
+        while waiting and (not n_ahead or len(waiting) > AHEAD_ROWS):
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _parsed(content: Any, file: SourceFile, config: PackConfig) -> Document | DocumentError:
+    if isinstance(content, DocumentError):
+        return content
+    try:
+        return parse_document(content, file.form, config.ignore_columns)
+    except DocumentError as error:
+        return error
+
+
+def _media(row: SourceRow) -> list[Medium]:
+    return row.document.media() if isinstance(row.document, Document) and not row.document.is_plain else []
+
+
+def _load_ahead(rows: Iterable[SourceRow], fragment: Fragment) -> Iterator[SourceRow]:
+    """The documents that have their first (or only) place in some packs of a dataset; packs are read together."""
+    source, loaded = open_dataset(fragment.file), fragment.start
+    for row in rows:
+        if source.is_first(row):
+            first = row.reference.offset
+            if first >= loaded:
+                loaded = min(first + LOADED_PACKS, fragment.end)
+                source.load(range(first, loaded))
+            yield row
+
+
+def _measure_row(row: SourceRow, fragment: Fragment, config: PackConfig) -> list[dict[str, Any]]:
+    place = row.reference
+    where = {"row": row.number, "offset": place.offset, "size": place.size, "doc_id": row.doc_id, "source": row.source}
+    if isinstance(row.document, DocumentError):
+        return [{**where, **reason_columns("read", row.document)}]
+    if row.document is not None:
+        where["content"] = _row_hash(row.document, row)
+    try:
+        with reading_row(_place(fragment, row)):
+            pieces = render_row(row, config)
+    except DocumentError as error:
+        return [{**where, **reason_columns("measure", error)}]
+    if row.document is None:
+        where["content"] = _stored_hash(pieces, row.source)
+    return _lengths(where, pieces)
+
+
+def _place(fragment: Fragment, row: SourceRow) -> str:
+    """How a message names a row whose number in its file is not known yet, unless it lies in the first fragment."""
+    whole, file = not fragment.start, fragment.file
+    return file.location(row.number + 1) if whole else f"{file.label}, offset {row.reference.offset}"
+
+
+def _lengths(where: dict[str, Any], pieces: Sequence[RenderedDocument]) -> list[dict[str, Any]]:
+    """One row for each piece of a document."""
+    rendered, thinned_to = _number(_digest_of(pieces)), _thinned_to(pieces[0])
+    return [
+        {
+            **where,
+            "rendered": rendered,
+            "piece": number,
+            "tokens": len(piece),
+            "images": totals.n_images,
+            "patches": totals.n_patches,
+            "load": totals.load,
+            "area": _area(piece),
+            "loss_weight": float(piece.loss_weights[piece.labels != IGNORE_INDEX].sum(dtype=np.float64)),
+            "truncated": piece.truncated,
+            "thinned_to": thinned_to,
+        }
+        for number, piece in enumerate(pieces)
+        for totals in (UnitTotals.of(piece.units),)
+    ]
+
+
+def _thinned_to(piece: RenderedDocument) -> float | None:
+    """The largest time between frames of a video with fewer than were asked for; a stored document does not say it."""
+    placed = (part for medium in piece.media for part in medium if isinstance(part, PlacedMedium))
+    shapes = [each.shape for each in placed]
+    steps = [shape.thinned_to for shape in shapes if isinstance(shape, VideoFrames) and shape.thinned_to is not None]
+    return max(steps, default=None)
+
+
+def _row_hash(document: Document, row: SourceRow) -> int:
+    """A hash of what a row says, whatever container it lies in; an image or video counts by its name, or its bytes."""
+    relative = any(medium.uri is not None and not is_absolute(medium.uri) for medium in _media(row))
+    said = json.dumps([document, row.source, row.file.beneath if relative else None], default=_in_json)
+    return _number(blake2b(said.encode(), digest_size=8))
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return blake2b(value).hexdigest()
+    return [type(value).__name__, *(getattr(value, each.name) for each in fields(value))]
+
+
+def _stored_hash(pieces: Sequence[RenderedDocument], source: str) -> int:
+    """A hash of what a packed document is: of its arrays and, by their checksums, its crops."""
+    digest = _digest_of(pieces)
+    for piece in pieces:
+        of_units = [piece.media[number].images for number in piece.units.numbers.tolist()]
+        digest.update(np.array([image.crc32c for images in of_units for image in images], "<u4").tobytes())
+    digest.update(source.encode())
+    return _number(digest)
+
+
+def _digest_of(pieces: Sequence[RenderedDocument]) -> blake2b:
+    digest = blake2b(digest_size=8)
+    for piece in pieces:
+        for array in (piece.tokens, piece.labels, piece.loss_weights, piece.branch_ids, piece.units.grids):
+            digest.update(array.tobytes())
+    return digest
+
+
+def _number(digest: blake2b) -> int:
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _area(piece: RenderedDocument) -> int:
+    """Allowed pairs of a document's mask."""
+    if piece.n_branches:
+        masks = {"branch_ids": piece.branch_ids, "group_ids": piece.group_ids}
+        return attention_area(MaskArrays(doc_ids=piece.tokens * 0, **masks))
+    # Without branches a token sees all before it, and the later ones of its group: a tenth of the time.
+    members = np.bincount(piece.group_ids[piece.group_ids >= 0])
+    return len(piece) * (len(piece) + 1) // 2 + int((members * (members - 1) // 2).sum())

@@ -1,0 +1,149 @@
+"""What measuring keeps in a job's work folder: one table per fragment of the source.
+
+Tasks keep their own results, so that a result outlives the driver, and no lengths pass through it. Every file is
+written whole or not at all: what is there is done. A file's name says how many lines and rows it holds, so listing the
+folders of some hundred files tells the next step all that it needs to know before it reads any.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
+from preshard.packer_service.ingest.source.file import Fragment
+from preshard.packer_service.job.planning.measure import Measured, measure_fragment
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import damaged
+from preshard.schemas.codec import encode_table
+from preshard.schemas.config import PackConfig
+from preshard.schemas.files.filesystem import split_query
+
+MEASURED_FOLDER = "measured"
+COPIES = "copies"
+"""Folder of the copies of compressed files that can be read at any position."""
+
+FOLDER_FILES = 256
+"""Most fragments (or partitions) whose files share a folder: no listing is long, whatever the size of the source."""
+
+
+class KeptFragment(NamedTuple):
+    """A fragment whose table is kept: its number, its lines (blank ones included), and the rows of its table.
+
+    ``unreachable`` counts the documents that a store did not give. A later run does not find such a fragment, and
+    measures it again.
+    """
+
+    number: int
+    n_lines: int
+    n_rows: int
+    unreachable: int = 0
+
+    @property
+    def name(self) -> str:
+        group, place = divmod(self.number, FOLDER_FILES)
+        again = f"-{self.unreachable}" if self.unreachable else ""
+        return f"{MEASURED_FOLDER}/{group:06d}/{place:03d}-{self.n_lines}-{self.n_rows}{again}.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredCounts(TaskCounts):
+    """What measuring a fragment gave, in numbers."""
+
+    kept: KeptFragment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredFragment:
+    """What measuring a fragment gave, and the seconds that it took."""
+
+    measured: Measured
+    seconds: float
+
+
+def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> MeasuredCounts:
+    """Runs in a task: measures a fragment and keeps its table under the fragment's number.
+
+    Of a compressed file it keeps a copy first that can be read at any position, as the file itself cannot.
+    """
+    index, fragment = item
+    started = time.monotonic()
+    if fragment.file.copy is not None:
+        path, query = split_query(fragment.file.copy)
+        folder, _, name = path.rpartition("/")
+        with Folder(folder + query).writer(name) as sink:
+            keep_copy(spooled(fragment.file), sink)
+    found = measure_fragment(fragment, config)
+    return keep_measured(Folder(work), index, found, time.monotonic() - started)
+
+
+def keep_measured(work: Folder, index: int, found: Measured, seconds: float) -> MeasuredCounts:
+    """Writes what measuring a fragment gave."""
+    facts = {"unused": json.dumps(found.unused), "seconds": f"{seconds:.3f}"}
+    rejects = count_by_code(found.table)
+    kept = KeptFragment(index, found.n_lines, len(found.table), rejects.get("unreachable_media", 0))
+    work.write(kept.name, encode_table(found.table.replace_schema_metadata(facts)))
+    return MeasuredCounts(amounts=count_rows(found.table), rejects=rejects, kept=kept)
+
+
+def count_rows(measured: pa.Table) -> Counter[str]:
+    """Number of documents and of rejected documents in a table of ``measure.MEASURED``."""
+    rejected = len(measured) - measured["code"].null_count
+    return Counter(documents=pc.sum(pc.equal(measured["piece"], 0)).as_py() or 0, rejected=rejected)
+
+
+def count_by_code(table: pa.Table) -> dict[str, int]:
+    """Number of rejected documents by their code."""
+    counts = table["code"].drop_null().value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in counts}
+
+
+def find_measured(work: Folder, indices: Iterable[int], *, unreachable: bool = False) -> dict[int, KeptFragment]:
+    """Those of some fragments that were measured before, by number. Lists only the folders that can hold them.
+
+    Args:
+        work: the work folder.
+        indices: numbers of fragments.
+        unreachable: whether those count of which a store did not give every document.
+    """
+    folders = (work / MEASURED_FOLDER).entries()
+    found = dict[int, KeptFragment]()
+    for group in dict.fromkeys(index // FOLDER_FILES for index in indices):
+        if f"{group:06d}" in folders:
+            for name in (work / MEASURED_FOLDER / f"{group:06d}").entries():
+                stem, _, ending = name.partition(".")
+                if ending == "parquet" and not name.startswith("."):
+                    place, *counts = map(int, stem.split("-"))
+                    kept = KeptFragment(group * FOLDER_FILES + place, *counts)
+                    before = found.get(kept.number)
+                    if (unreachable or not kept.unreachable) and (
+                        before is None or kept.unreachable < before.unreachable
+                    ):
+                        found[kept.number] = kept
+    return {index: found[index] for index in indices if index in found}
+
+
+def read_measured(work: Folder, kept: KeptFragment) -> MeasuredFragment:
+    """Reads back a fragment that was measured.
+
+    Raises:
+        WorkError: its file is damaged.
+    """
+    try:
+        table = pq.read_table(io.BytesIO(work.read(kept.name)))
+        facts = table.schema.metadata
+        unused = json.loads(facts[b"unused"])
+        found = Measured(table.replace_schema_metadata(None), kept.n_lines, unused)
+        return MeasuredFragment(measured=found, seconds=float(facts[b"seconds"]))
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise damaged(work, kept.name, error) from None

@@ -1,0 +1,300 @@
+"""One partition of all documents, planned by itself: a range of hashes, so a random sample of the documents.
+
+What two documents of one partition have to do with each other is settled here: rows of one id meet, and so do ``x`` and
+``x#2``, since partitions are ranges of the hash of the id without its number. They follow from the source and the
+configuration alone, never from the cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from duckdb import DuckDBPyConnection
+
+from preshard.packer_service.job.plan import (
+    PLACES,
+    PLAN_FOLDER,
+    SegmentFacts,
+    segment_name,
+    write_segment,
+)
+from preshard.packer_service.job.planning.duplicates import Row, settle
+from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, sorting
+from preshard.packer_service.plan.make import Plan, plan_documents
+from preshard.packer_service.plan.mixture import Taken, take_mixture
+from preshard.packer_service.plan.order import whole_groups
+from preshard.packer_service.report.planned.limits import fill_limit
+from preshard.packer_service.runtime.executors import TaskCounts
+from preshard.packer_service.runtime.scratch import give_back_memory
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_rows
+from preshard.schemas.codec import encode_table
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.document_ids import hash_ids
+from preshard.schemas.tables import REJECTS
+
+PARTITION_ROWS = 1_000_000
+"""Documents of a partition, each as often as it is taken: of far fewer, packs are less full and steps less even."""
+
+SIZES = ("tokens", "images", "patches", "load", "area")
+REFERENCE = ("doc_id", "source_number", "file", "line", "offset", "size", "piece", "truncated", "images", "patches")
+"""Columns of a document that its rows of the plan have."""
+
+SETTLED = pa.schema(
+    [
+        ("file", pa.int64()),
+        ("line", pa.int64()),
+        ("new_id", pa.string()),
+        ("new_hash", pa.uint64()),
+        ("equal", pa.string()),
+    ]
+)
+"""Rows of an id that others have: their new ids, and of those that are not packed what they are equal to."""
+
+IS_FIRST = "coalesce(piece, 0) = 0"
+"""Of the rows of a document, the one of its first piece; a rejected document has a single row."""
+
+SHARED = f"""
+    SELECT DISTINCT {HASH} FROM (
+        SELECT {HASH}, coalesce(own_hash, {HASH}) AS id_hash FROM measured WHERE {IS_FIRST}
+        GROUP BY ALL HAVING count(*) > 1
+    )
+"""
+"""The stems of which an id occurs several times; of a source whose ids are unique, none."""
+
+SAME_ID = f"""
+    SELECT file, line, doc_id, content, rendered, is_stored FROM measured SEMI JOIN shared USING ({HASH})
+    WHERE {IS_FIRST} ORDER BY file, line
+"""
+
+DOCUMENTS = f"""
+    WITH documents AS (
+        SELECT coalesce(new_hash, own_hash, {HASH}) AS id_hash, coalesce(new_id, doc_id) AS doc_id,
+            source_number, file, line, "offset", size, piece, {", ".join(SIZES)}, truncated, loss_weight
+        FROM measured JOIN sources USING (source) LEFT JOIN settled USING (file, line)
+        WHERE code IS NULL AND equal IS NULL
+    )
+    SELECT * FROM documents ORDER BY id_hash, doc_id, piece, file, line
+"""
+"""Documents in canonical order, so that what is made of them does not depend on the order of the source."""
+
+REJECTED = f"""
+    SELECT coalesce(new_id, doc_id) AS doc_id, source, label || ':' || line AS location,
+        CASE WHEN equal IS NULL THEN stage ELSE 'plan' END AS stage,
+        CASE WHEN equal IS NULL THEN code ELSE 'duplicate_row' END AS code,
+        CASE WHEN equal IS NULL THEN message ELSE equal END AS message
+    FROM measured LEFT JOIN labels USING (file) LEFT JOIN settled USING (file, line)
+    WHERE {IS_FIRST} AND (code IS NOT NULL OR equal IS NOT NULL) ORDER BY file, line
+"""
+
+
+class Partition(NamedTuple):
+    """One of several equal ranges of the 64-bit hash."""
+
+    number: int
+    of: int
+
+    @property
+    def low(self) -> int:
+        return self.number * 2**64 // self.of
+
+    @property
+    def high(self) -> int:
+        return (self.number + 1) * 2**64 // self.of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What the runs hold, as every partition has to know it.
+
+    Attributes:
+        runs: their names.
+        sources: names of all sources, sorted.
+        labels: labels of the source's files, by which rejects say where they are; none where nobody asks that.
+        has_rejects: whether any row is rejected.
+    """
+
+    runs: Sequence[str]
+    sources: Sequence[str]
+    labels: Sequence[str]
+    has_rejects: bool
+
+
+def count_partitions(by_source: Mapping[str, int], config: PackConfig, rows_each: int) -> int:
+    """How many partitions there are.
+
+    Args:
+        by_source: rows of each source that can be packed.
+        config: its mixture and epochs say how often each is taken.
+        rows_each: rows of a partition.
+    """
+    weights = dict(config.mixture)
+    taken = math.fsum(count * weights.get(name, 1.0) for name, count in sorted(by_source.items())) * config.epochs
+    return max(1, math.ceil(taken / rows_each))
+
+
+def plan_partition(
+    part: Partition, measured: Measured, config: PackConfig, work: str, *, unique: bool = True
+) -> TaskCounts:
+    """Runs in a task: plans the documents of a partition, and keeps the plan as a segment.
+
+    Args:
+        part: the partition.
+        measured: what the runs hold.
+        config: the configuration of the job.
+        work: the work folder.
+        unique: whether rows of one id get numbers, and equal ones are rejected.
+    """
+    folder = Folder(work)
+    with sorting() as tables:
+        scan = _Scan(tables, folder / RUNS, measured, part)
+        settled, n_numbered = scan.settle() if unique else (SETTLED.empty_table(), 0)
+        tables.register("settled", settled)
+        rejects = scan.rejects() if measured.has_rejects or len(settled) else REJECTS.empty_table()
+        documents = scan.documents()
+    give_back_memory()  # sorting takes columns in Arrow, planning takes arrays
+    columns = {name: documents[name].to_numpy() for name in ("id_hash", "source_number", "piece", *SIZES)}
+    if not documents["loss_weight"].null_count:
+        columns["loss_weight"] = documents["loss_weight"].to_numpy()
+    taken, totals = take_mixture(columns, config, measured.sources)
+    n_rows = int((columns["piece"] == 0).sum()) + len(rejects)
+    columns = {name: columns[name][taken.document] for name in ("id_hash", "source_number", *SIZES)}
+    columns |= {"pass_number": taken.pass_number, "epoch": taken.epoch}
+    documents = documents.select(REFERENCE)
+    give_back_memory()
+    plan = plan_documents(columns, config, part.number)
+    rows, groups = _plan_rows(documents, taken, plan), whole_groups(_epochs(taken, plan), config.order.window)
+    del documents
+    give_back_memory()
+    facts = SegmentFacts(
+        n_rows=n_rows,
+        n_documents=_count_ids(columns["id_hash"], taken),
+        n_rejected=len(rejects),
+        n_numbered=n_numbered,
+        n_placed=plan.n_documents,
+        groups=groups.tolist(),
+        left=plan.n_packs - int(groups.sum()),
+        totals=tuple(totals),
+        tokens=int(plan.length.sum()),
+        aligned=int(plan.aligned_length.sum()),
+        images=pc.sum(rows["images"]).as_py() or 0,
+        patches=pc.sum(rows["patches"]).as_py() or 0,
+        truncated=_truncated(rows, measured.sources),
+        limit=None if part.number else fill_limit(columns, config, plan.n_packs),
+    )
+    name, to = segment_name(part.number), folder / PLAN_FOLDER
+    to.write(f"{name}-rejects.parquet", encode_table(rejects))
+    write_segment(to, name, rows, plan.cost, facts)
+    counts = TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
+    del columns, taken, rows, plan
+    give_back_memory()  # the next partition may be planned in the same process
+    return counts
+
+
+class _Scan:
+    """The rows of a partition, queried through a connection."""
+
+    def __init__(self, tables: DuckDBPyConnection, runs: Folder, measured: Measured, part: Partition) -> None:
+        self._tables, self._runs, self._measured = tables, runs, measured
+        self._within = Range(HASH, part.low, part.high)
+        names, labels = (pa.array(each, pa.string()) for each in (measured.sources, measured.labels))
+        tables.register("sources", pa.table({"source": names, "source_number": np.arange(len(names))}))
+        tables.register("labels", pa.table({"file": np.arange(len(labels)), "label": labels}))
+
+    def _read(self, *columns: str) -> None:
+        """Names the rows ``measured`` for the next query."""
+        schema = pa.schema([LOCATED.field(name) for name in columns])
+        rows = read_rows(self._runs, self._measured.runs, self._within, columns)
+        self._tables.register("measured", pa.RecordBatchReader.from_batches(schema, rows))
+
+    def settle(self) -> tuple[pa.Table, int]:
+        """What becomes of rows whose id others have as well, and how many of them get a number."""
+        self._read(HASH, "own_hash", "piece")
+        shared = self._tables.sql(SHARED).to_arrow_table()
+        if not len(shared):
+            return SETTLED.empty_table(), 0
+        self._tables.register("shared", shared)
+        self._read(HASH, "piece", "file", "line", "doc_id", "content", "rendered", "is_stored")
+        labels = self._measured.labels
+        rows = [
+            Row(
+                is_fresh=not row["is_stored"],
+                is_unread=row["content"] is None,
+                content=row["content"] or 0,
+                label=labels[row["file"]] if labels else "",
+                line=row["line"],
+                doc_id=row["doc_id"],
+                number=number,
+                rendered=row["rendered"],
+                file=row["file"],
+            )
+            for number, row in enumerate(self._tables.sql(SAME_ID).to_arrow_table().to_pylist())
+        ]
+        found = settle(rows)
+        settled = list[dict[str, object]]()
+        for row in rows:
+            twin = rows[found.twins[row.number]] if row.number in found.twins else row
+            if row.number in found.ids or twin is not row:
+                equal = None if twin is row else f"is equal to the row {twin.location!r}" if labels else ""
+                new_id = found.ids.get(twin.number, twin.doc_id)
+                settled.append({"file": row.file, "line": row.line, "new_id": new_id, "equal": equal})
+        table = pa.Table.from_pylist(settled, SETTLED)
+        hashes = pa.array(hash_ids(table["new_id"]))
+        return table.set_column(SETTLED.get_field_index("new_hash"), "new_hash", hashes), len(found.ids)
+
+    def rejects(self) -> pa.Table:
+        """Rejected rows, equal ones among them, in source order."""
+        self._read("file", "line", "piece", "doc_id", "source", "stage", "code", "message")
+        return self._tables.sql(REJECTED).to_arrow_table().cast(REJECTS)
+
+    def documents(self) -> pa.Table:
+        """The documents, in integers that are as narrow as their values allow."""
+        self._read(
+            HASH, "own_hash", "doc_id", "source", "file", "line", "offset", "size", "piece", *SIZES, "truncated",
+            "loss_weight", "code",
+        )  # fmt: skip
+        found = self._tables.sql(DOCUMENTS).to_arrow_reader(BATCH_ROWS)
+        parts = [pa.table([_narrow(column) for column in batch.columns], found.schema.names) for batch in found]
+        return pa.concat_tables(parts or [found.schema.empty_table()], promote_options="permissive")
+
+
+def _narrow(column: pa.Array) -> pa.Array:
+    """The same values in the smallest integers that hold them."""
+    if column.type != pa.int64() or column.null_count:
+        return column
+    least, most = pc.min_max(column).as_py().values()
+    widths = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+    return column.cast(next(w for w in widths if -(1 << w.bit_width - 1) <= least and most < 1 << w.bit_width - 1))
+
+
+def _plan_rows(documents: pa.Table, taken: Taken, plan: Plan) -> pa.Table:
+    """The rows of the plan: of each pack its documents, one after the other, and where each lies."""
+    rows = documents.select(REFERENCE).take(pa.array(taken.document[plan.document]))
+    placed = {name: getattr(plan, name) for name in PLACES}
+    placed |= {name: getattr(taken, name)[plan.document] for name in ("copy_number", "epoch")}
+    for name, column in (placed | {"pack": plan.pack_id}).items():
+        rows = rows.append_column(name, pa.array(column))
+    return rows
+
+
+def _epochs(taken: Taken, plan: Plan) -> np.ndarray:
+    """The epoch of each pack."""
+    return taken.epoch[plan.document[plan.pack_edges[:-1]]]
+
+
+def _count_ids(hashes: np.ndarray, taken: Taken) -> int:
+    """How many different ids there are, however often each is taken: rows of one id are neighbours in every pass."""
+    once = hashes[(taken.copy_number == 0) & (taken.epoch == 0)]
+    return int((once[1:] != once[:-1]).sum()) + bool(len(once))
+
+
+def _truncated(rows: pa.Table, sources: Sequence[str]) -> dict[str, int]:
+    numbers, lost = (rows[name].to_numpy() for name in ("source_number", "truncated"))
+    sums = np.bincount(numbers, weights=lost, minlength=len(sources)).astype(np.int64)
+    return {name: number for name, number in zip(sources, sums.tolist(), strict=True) if number}

@@ -1,0 +1,224 @@
+"""One shard from references: reads its documents again, decodes, builds the packs, writes. Second half of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+
+from preshard.packer_service.ingest.model import PackedFor
+from preshard.packer_service.ingest.packed.pack import find_known_pack
+from preshard.packer_service.job.plan import PlannedShardRef
+from preshard.packer_service.job.writing.contents import Aside, aside, decode_documents, read_documents
+from preshard.packer_service.job.writing.read import ShardDocument
+from preshard.packer_service.job.writing.videos import ShardVideos
+from preshard.packer_service.packs.crop import Crop
+from preshard.packer_service.packs.figures import UnitTotals, pack_figures
+from preshard.packer_service.packs.measures import MeasureRows
+from preshard.packer_service.packs.pack import Pack, build_pack
+from preshard.packer_service.packs.sample import EncodedSample, encode_sample, make_head
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.write import WrittenShard, write_shard
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.rejects import reject_row
+from preshard.schemas.errors import DocumentError
+from preshard.schemas.manifest import DocumentSpan
+from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltShard:
+    """A written shard and its rows of every table."""
+
+    name: str
+    size: int
+    sha256: str
+    first_pack: int
+    tables: dict[str, pa.Table]
+
+
+def build_shard(
+    shard: PlannedShardRef, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, folder: Folder
+) -> BuiltShard:
+    """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects.
+
+    Args:
+        shard: which one it is.
+        packs: the documents of each of its packs.
+        config: the job's configuration.
+        target: what the job packs for.
+        folder: of the dataset's shards.
+    """
+    with aside() as other:
+        builder = _ShardBuilder(shard.first_pack, packs, config, target, other)
+        written = write_shard(folder, shard.name, builder.samples())
+    return BuiltShard(
+        name=shard.name,
+        size=written.size,
+        sha256=written.sha256,
+        first_pack=shard.first_pack,
+        tables=builder.rows.tables(shard.name, written),
+    )
+
+
+@dataclass(kw_only=True)
+class _ShardRows:
+    """A shard's rows of every table, collected as its samples are made."""
+
+    packs: list[dict[str, int | float | str]] = field(default_factory=list)
+    documents: list[dict[str, object]] = field(default_factory=list)
+    rejects: list[dict[str, str]] = field(default_factory=list)
+    measures: MeasureRows = field(default_factory=MeasureRows)
+
+    def add_reject(self, document: ShardDocument, error: DocumentError) -> None:
+        """A document fails in each of its copies alike, and is rejected once."""
+        row = document.row
+        if row["copy_number"] or row["epoch"]:
+            return
+        self.rejects.append(
+            reject_row(
+                doc_id=row["doc_id"],
+                source=document.source,
+                location=document.location,
+                stage="write",
+                error=error,
+            )
+        )
+
+    def add_pack(
+        self,
+        pack_id: int,
+        pack: Pack,
+        documents: list[ShardDocument],
+        spans: list[DocumentSpan],
+        encoded: EncodedSample,
+        config: PackConfig,
+    ) -> None:
+        lengths = np.array([span.length for span in spans], np.int64)
+        self.measures.add_pack(
+            pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads
+        )
+        totals = UnitTotals.of(pack.units)
+        figures = pack_figures(pack_id, pack.sequence, pack.index, lengths, totals, config)
+        header = {"header_size": len(encoded.header), "head_crc32c": encoded.head_crc32c}
+        self.packs.append({**figures, **header})
+        self.documents += [
+            {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.row["truncated"]}
+            for span, document in zip(spans, documents, strict=True)
+        ]
+
+    def tables(self, name: str, written: WrittenShard) -> dict[str, pa.Table]:
+        packs = [
+            {**row, "shard": name, "index_in_shard": i, "offset": offset, "size": size}
+            for i, (row, offset, size) in enumerate(zip(self.packs, written.offsets, written.sizes, strict=True))
+        ]
+        return {
+            "packs.parquet": pa.Table.from_pylist(packs, schema=PACKS),
+            "documents.parquet": pa.Table.from_pylist(self.documents, schema=DOCUMENTS),
+            "rejects.parquet": pa.Table.from_pylist(self.rejects, schema=REJECTS),
+            "measures.parquet": self.measures.table(),
+        }
+
+
+class _ShardBuilder:
+    """Makes the samples of a shard one after the other, and collects their rows of the tables."""
+
+    def __init__(
+        self, first_pack: int, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, other: Aside
+    ) -> None:
+        self.rows = _ShardRows()
+        self._first_pack, self._packs, self._other = first_pack, packs, other
+        self._config, self._target = config, target
+        self._videos = ShardVideos(packs, config, other.ended)
+
+    def samples(self) -> Iterator[list[bytes]]:
+        """The samples as tar bytes, in parts.
+
+        The documents of the next pack are read while one is encoded and written, where they may wait for a decoder.
+        Text is read in turn: it keeps this thread's CPU busy, and two threads would only wait for each other.
+        """
+        following: Future[None] | None = None
+        for number, documents in enumerate(self._packs):
+            if following is None:
+                self._read(number)
+            else:
+                following.result()
+            shows_media = any(document.n_units for document in documents)
+            pack, kept = self._build(documents)
+            spans = list(map(_span, kept))
+            crops = _placed_crops(kept)
+            for document in documents:
+                document.release()
+            following = None
+            if shows_media and number + 1 < len(self._packs):
+                following = self._other.start(partial(self._read, number + 1))
+            pack_id, config = self._first_pack + number, self._config
+            head = make_head(pack_id, spans, pack)
+            encoded = encode_sample(head, pack.sequence, pack.layouts, crops, config.image_format, pack.encoded)
+            self.rows.add_pack(pack_id, pack, kept, spans, encoded, config)
+            yield [encoded.header, *encoded.crops]
+            del crops, encoded  # the next one's crops are decoded now
+
+    def _read(self, number: int) -> None:
+        read_documents(self._packs[number], self._config, self._videos, self._other.ended)
+
+    def _build(self, documents: Sequence[ShardDocument]) -> tuple[Pack, list[ShardDocument]]:
+        """The pack of those documents that can be read and decoded, and these, with their crops."""
+        decoding: Future[None] | None = None
+        read = [document for document in documents if document.error is None]
+        if any(document.n_units for document in read):
+            decode = partial(decode_documents, documents, self._config, self._videos, self._other.ended)
+            decoding = self._other.start(decode)
+        pack = self._pack(read)
+        if decoding is not None:
+            decoding.result()
+        kept = [document for document in documents if document.error is None]
+        for document in documents:
+            if document.error is not None:
+                self.rows.add_reject(document, document.error)
+        if len(kept) < len(read):  # rare: an image or video that was measured cannot be decoded
+            pack = self._pack(kept)
+        return pack, kept
+
+    def _pack(self, documents: Sequence[ShardDocument]) -> Pack:
+        rendered = [document.arrays for document in documents]
+        return build_pack(
+            rendered,
+            [document.row["start"] for document in documents],
+            [document.row["aligned_length"] for document in documents],
+            config=self._config,
+            pad_id=self._target.tokenizer.pad_id,
+            axes=self._target.axes,
+            known=find_known_pack(rendered),
+        )
+
+
+def _placed_crops(documents: Sequence[ShardDocument]) -> list[Crop]:
+    """The crops of a pack's documents, their units counted throughout the pack."""
+    firsts = accumulate((document.n_units for document in documents), initial=0)
+    return [crop.moved(first) for document, first in zip(documents, firsts, strict=False) for crop in document.crops]
+
+
+def _span(document: ShardDocument) -> DocumentSpan:
+    row, rendered, totals = document.row, document.arrays, UnitTotals.of(document.arrays.units)
+    return DocumentSpan(
+        doc_id=row["doc_id"],
+        piece=row["piece"],
+        copy_number=row["copy_number"],
+        epoch=row["epoch"],
+        source=document.source,
+        start=row["start"],
+        length=row["length"],
+        aligned_length=row["aligned_length"],
+        n_units=totals.n_units,
+        n_images=totals.n_images,
+        n_patches=totals.n_patches,
+        load=totals.load,
+        label_cut=rendered.label_cut,
+        medium_cut=rendered.medium_cut,
+    )

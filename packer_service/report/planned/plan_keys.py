@@ -1,0 +1,151 @@
+"""The keys of a configuration as a what-if form needs them: meanings, ranges, and which of them a plan can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from preshard.packer_service.report.records import Figures
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.changes import NAMES_FILES, NEEDS_SOURCE, leaves
+from preshard.schemas.errors import ConfigError
+
+NO_TEXT, NO_ROW, NO_FILE = "a plan tokenises nothing", "a plan reads no rows", "a plan writes nothing"
+
+UNANSWERED = {
+    "model": NO_TEXT,
+    "chat_template": NO_TEXT,
+    "tokenizer": NO_TEXT,
+    "special_tokens": NO_TEXT,
+    "vision.max_crops": "a plan knows how many crops each document has, but not their sizes",
+    "images": "a plan scales no pictures",
+    "video": "a plan samples no frames",
+    "image_format": NO_FILE,
+    "jpeg_quality": NO_FILE,
+    "annotation_weight": "a plan knows no loss weights",
+    "form": NO_ROW,
+    "ignore": NO_ROW,
+    "ignore_columns": NO_ROW,
+    "ignore_fields": NO_ROW,
+    "split": NO_ROW,
+    "source": NO_ROW,
+    "decoder_mib": "a plan decodes nothing",
+    "turns": NO_TEXT,
+    "packs_per_shard": NO_FILE,
+    "cost.vision_num_attention_heads": "the encoder's work depends on its width, not on how many heads share it",
+}
+"""Keys (or sections) that no figure of a plan depends on, and why."""
+
+STORED_WORK = "the vision encoder's work on each image is stored with the documents"
+"""Why the encoder's dimensions change nothing once a model's own have been used."""
+
+Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights"]
+
+_ONE: dict[str, Kind] = {"string": "text", "integer": "integer", "number": "number"}
+_LISTS: dict[str, Kind] = {"integer": "integers", "string": "names"}
+
+
+class ConfigurationKey(Figures):
+    """One key of a configuration."""
+
+    key: str = Field(description="Its name, with the section in front.", examples=["order.window"])
+    meaning: str
+    kind: Kind = Field(description="What its value is; `weights` is a mapping of sources to numbers.")
+    choices: list[str] = Field(description="Legal values, or members of a list; empty where any will do.")
+    least: int | float | None = Field(description="Smallest legal value, for a list of its members.")
+    above: int | float | None = Field(description="The value must be greater than this.")
+    most: int | float | None = Field(description="Largest legal value, for a list of its members.")
+    nullable: bool = Field(description="Whether null is legal.")
+    default: Any = Field(description="The default.")
+    value: Any = Field(description="The dataset's own value; the default where no dataset was named.")
+    refused: str | None = Field(description="Why a plan cannot answer for it; null where it can.")
+
+
+def plan_keys(present: PackConfig, *, of_dataset: bool) -> list[ConfigurationKey]:
+    """Every key of a configuration, in its order.
+
+    Args:
+        present: the values to begin with.
+        of_dataset: whether these are of a packed dataset, whose documents cannot be rendered again.
+    """
+    default, value = PackConfig().model_dump(mode="json"), present.model_dump(mode="json")
+    schema, reasons = PackConfig.model_json_schema(), unanswered(present, of_dataset=of_dataset)
+    return [
+        ConfigurationKey(
+            key=key,
+            meaning=described["description"],
+            default=_at(default, key),
+            value=_at(value, key),
+            refused=reasons.get(key, reasons.get(key.partition(".")[0])),
+            **_legal(key, described),
+        )
+        for key, described in _described(schema, schema["$defs"])
+    ]
+
+
+def unanswered(present: PackConfig, *, of_dataset: bool) -> dict[str, str]:
+    """Keys (or sections) whose change no plan can answer for, and why."""
+    reasons = dict(UNANSWERED)
+    if of_dataset:
+        reasons |= NEEDS_SOURCE | NAMES_FILES
+    if of_dataset and present.model is not None:
+        reasons |= {
+            f"cost.{name}": STORED_WORK for name in type(present.cost).model_fields if name.startswith("vision_")
+        }
+    return reasons
+
+
+def refuse_unanswered(config: PackConfig, present: PackConfig, *, of_dataset: bool) -> None:
+    """Refuses a configuration that differs from the present one in what a plan cannot answer for.
+
+    Raises:
+        ConfigError: names the key, and says why.
+    """
+    now, before = config.model_dump(mode="json"), present.model_dump(mode="json")
+    for name, reason in unanswered(present, of_dataset=of_dataset).items():
+        for key, value, old in leaves(name, _at(now, name), _at(before, name)):
+            if value != old:
+                raise ConfigError(f"{key}: a plan cannot say what {value!r:.200} changes: {reason}; leave the key out")
+
+
+def _described(schema: Mapping[str, Any], sections: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key with its own part of the JSON schema."""
+    for name, described in schema["properties"].items():
+        section = described.get("$ref", "").rpartition("/")[2]
+        if section:
+            yield from _described(sections[section], sections, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", described
+
+
+def _legal(key: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What values a key may have."""
+    options = described.get("anyOf", [described])
+    one = next(option for option in options if option.get("type") != "null")
+    items = one.get("items", {})
+    limits = items or one
+    choices = limits.get("enum", [])
+    if key == "mixture":
+        kind: Kind = "weights"
+    elif one["type"] == "array":
+        kind = "choices" if choices else _LISTS[items["type"]]
+    else:
+        kind = "choice" if choices else _ONE[one["type"]]
+    return {
+        "kind": kind,
+        "choices": choices,
+        "least": limits.get("minimum"),
+        "above": limits.get("exclusiveMinimum"),
+        "most": limits.get("maximum"),
+        "nullable": len(options) > 1,
+    }
+
+
+def _at(values: Mapping[str, Any], name: str) -> Any:
+    """A key's value, by its name with dots."""
+    value: Any = values
+    for part in name.split("."):
+        value = value[part]
+    return value

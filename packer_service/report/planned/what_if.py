@@ -1,0 +1,266 @@
+"""What packing documents would give, from their lengths alone; the balance is that of a sample of packs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float64, Int64
+
+from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.packs.measures import MeasureRows
+from preshard.packer_service.packs.pack import configured_layouts, image_boundaries
+from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.make import Plan, plan_documents
+from preshard.packer_service.plan.mixture import check_mixture, take_mixture
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
+from preshard.packer_service.report.losses import losses
+from preshard.packer_service.report.measures import SampledMeasures, all_balances
+from preshard.packer_service.report.planned.limits import fill_limit
+from preshard.packer_service.report.planned.mixture import mixture_figures
+from preshard.packer_service.report.records import FillLimit, Losses, Mixture, PlanReport
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.dataset.document_ids import canonical_order, hash_ids
+from preshard.schemas.dataset.measures import MEASURES
+from preshard.schemas.dataset.rejects import rejects_table
+from preshard.schemas.errors import PreshardError
+from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
+
+SAMPLED_PACKS = 8
+"""Packs whose layouts are solved for the balance figures, spread evenly over the plan."""
+
+SIZES = ("tokens", "images", "patches", "load")
+"""Columns of a document's sizes that a plan needs."""
+
+KEYS = ("doc_id", "source", "line")
+"""Columns that say which document it is; ``line`` is known where the lengths come from a file."""
+
+SampledPack: TypeAlias = pa.Table
+"""A pack's rows of measures.parquet."""
+
+
+def planned(table: pa.Table, config: dict[str, Any], dp_sizes: Sequence[int]) -> dict[str, Any]:
+    """The ``figures`` of :func:`plan_table` as JSON has them, or what is ``wrong`` with what was asked."""
+    try:
+        return {"figures": plan_table(table, parse_config(config), dp_sizes).model_dump(mode="json")}
+    except PreshardError as error:
+        return {"wrong": str(error)}
+
+
+def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()) -> PlanReport:
+    """The figures of packing documents of which only lengths are known; images are spread evenly over a document.
+
+    The table has ``doc_id`` and ``source`` as strings, ``tokens`` and ``images`` as int64 from 0, without nulls.
+    ``patches`` and ``load`` (the vision encoder's work) may be given, too, else they are those of square crops; and
+    ``truncated``, tokens that documents have lost before.
+
+    Raises:
+        PlanError: a data-parallel size does not divide the window.
+    """
+    check_dp_sizes(dp_sizes, config.order.window)
+    check_mixture(config, table["source"].unique().to_pylist())
+    fitting, lost = within_budgets(with_patches(table, config), config)
+    fitting = _in_canonical_order(fitting)
+    names = sorted(fitting["source"].unique().to_pylist())
+    columns = {name: fitting[name].to_numpy() for name in (*SIZES, "piece", "id_hash")}
+    columns["source_number"] = pc.index_in(fitting["source"], pa.array(names, pa.string())).to_numpy().astype(np.int64)
+    taken, totals = take_mixture(columns, config, names)
+    kept = fitting.take(pa.array(taken.document))
+    columns = {name: column[taken.document] for name, column in columns.items()}
+    columns |= {"pass_number": taken.pass_number, "epoch": taken.epoch}
+    images = columns["images"]
+    columns["area"] = causal_area(columns["tokens"])
+    started = time.perf_counter()
+    plan = plan_documents(columns, config)
+    seconds = time.perf_counter() - started
+    return plan_report(
+        plan_totals(plan, images, columns["patches"]),
+        plan.cost,
+        [_solve_planned(plan, pack, images, config) for pack in sampled_packs(plan.n_packs)],
+        config,
+        dp_sizes=dp_sizes,
+        seconds=seconds,
+        source_documents=len(table),
+        documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
+        rejected=len(lost),
+        numbered=0,
+        mixture=mixture_figures(totals, config, names),
+        lost=losses(_rejects(lost), kept, "truncated"),
+        limit=fill_limit(columns, config, plan.n_packs),
+    )
+
+
+def _in_canonical_order(table: pa.Table) -> pa.Table:
+    hashes = hash_ids(table["doc_id"])
+    order = canonical_order(hashes, table["doc_id"], table["piece"].to_numpy())
+    return table.append_column("id_hash", pa.array(hashes)).take(pa.array(order))
+
+
+def with_patches(table: pa.Table, config: PackConfig) -> pa.Table:
+    """The table with the patches and loads of square crops, where it has none."""
+    images = table["images"].to_numpy()
+    each = {"patches": config.vision.patches_per_crop, "load": CostModel.of(config).vision_work_per_crop}
+    for name, of_one in each.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array(images * of_one))
+    return table
+
+
+def sampled_packs(n_packs: int) -> list[int]:
+    """Ids of the packs of a plan whose layouts are solved."""
+    return np.unique(np.linspace(0, n_packs - 1, SAMPLED_PACKS).astype(int)).tolist() if n_packs else []
+
+
+def plan_report(
+    totals: PlanTotals,
+    cost: Float64[np.ndarray, "packs"],
+    sampled: Sequence[SampledPack],
+    config: PackConfig,
+    *,
+    dp_sizes: Sequence[int],
+    seconds: float,
+    source_documents: int,
+    documents: int,
+    rejected: int,
+    numbered: int,
+    lost: Losses,
+    mixture: Mixture,
+    limit: FillLimit | None,
+) -> PlanReport:
+    """The figures of a plan, whether it is in memory or in partitions: from sums over its documents and its packs.
+
+    Args:
+        totals: sums over its documents.
+        cost: of each of its packs, in step order.
+        sampled: the packs of :func:`sampled_packs`, solved; the balance is theirs.
+        config: the job's configuration.
+        dp_sizes: data-parallel sizes to give the straggler ratio for.
+        seconds: time that planning took.
+        source_documents: documents of the source.
+        documents: those of them that are packed, however many pieces each has.
+        rejected: those of them that are not.
+        numbered: those of both that got a number behind their id.
+        lost: what is lost.
+        mixture: what each source got.
+        limit: what keeps its packs from being fuller.
+    """
+    fill = fill_of(
+        totals,
+        cost,
+        seq_len=config.seq_len,
+        max_images=config.max_images,
+        max_patches=config.max_patches,
+        window=config.order.window,
+        dp_sizes=dp_sizes,
+        limit=limit,
+    )
+    found = [fill, lost, mixture, all_balances(sampled_measures(sampled, config))]
+    return PlanReport(
+        **{name: value for figures in found for name, value in figures if name != "documents"},
+        source_documents=source_documents,
+        documents=documents,
+        rejected=rejected,
+        numbered=numbered,
+        plan_seconds=round(seconds, 3),
+    )
+
+
+def sampled_measures(sampled: Sequence[SampledPack], config: PackConfig) -> SampledMeasures:
+    """The measures of solved packs."""
+    return SampledMeasures(config=config, rows=pa.concat_tables([MEASURES.empty_table(), *sampled]))
+
+
+def _solve_planned(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], config: PackConfig) -> SampledPack:
+    rows = plan.rows(pack)
+    return solve_lengths(
+        pack, plan.start[rows], plan.length[rows], plan.aligned_length[rows], images[plan.document[rows]], config
+    )
+
+
+def solve_lengths(
+    pack: int,
+    starts: Int64[np.ndarray, "docs"],
+    lengths: Int64[np.ndarray, "docs"],
+    aligned_lengths: Int64[np.ndarray, "docs"],
+    crops: Int64[np.ndarray, "docs"],
+    config: PackConfig,
+) -> SampledPack:
+    """One planned pack, its mask made up from the places and crops of its documents."""
+    index = MaskIndex.of(_mask_of_lengths(starts, lengths, crops, config))
+    layouts = configured_layouts(index, starts, aligned_lengths, config)
+    units = np.arange(1, int(crops.sum()) + 1)
+    rows = MeasureRows()
+    pooled = units * config.vision.pooled_per_crop
+    loads = np.full_like(units, CostModel.of(config).vision_work_per_crop)
+    boundaries = image_boundaries(loads, units, pooled, config.cp_sizes)
+    rows.add_pack(pack, index, layouts, boundaries, units, loads)
+    return rows.table()
+
+
+def _mask_of_lengths(
+    starts: Int64[np.ndarray, "docs"],
+    lengths: Int64[np.ndarray, "docs"],
+    crops: Int64[np.ndarray, "docs"],
+    config: PackConfig,
+) -> MaskArrays:
+    doc_ids = np.full(config.seq_len, PADDING_DOC, np.int32)
+    group_ids = np.full(config.seq_len, CAUSAL_ONLY, np.int32)
+    unit = 0
+    for number, (start, length, n) in enumerate(zip(starts, lengths, crops, strict=True)):
+        doc_ids[start : start + length] = number
+        for i in range(n):
+            at = start + i * length // n
+            size = min(config.vision.pooled_per_crop, length // n)
+            if config.bidirectional != "none":
+                group_ids[at : at + size] = number if config.bidirectional == "image_tokens" else unit
+            unit += 1
+    return MaskArrays(doc_ids=doc_ids, branch_ids=np.zeros_like(doc_ids), group_ids=group_ids)
+
+
+def within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.Table]:
+    """Documents as they can be packed, with :data:`KEYS` and what each loses, and those that cannot, with a code."""
+    sizes = {name: table[name].to_numpy() for name in SIZES}
+    unlimited = np.iinfo(np.int64).max
+    limits = {
+        "tokens": config.seq_len,
+        "images": unlimited if config.max_images is None else config.max_images,
+        "patches": unlimited if config.max_patches is None else config.max_patches,
+    }
+    code = np.select(
+        [sizes["tokens"] == 0, *(sizes[name] > limit for name, limit in limits.items())],
+        ["empty", "too_long", "too_many_images", "too_many_patches"],
+        "",
+    )
+    rejected = code == "empty" if config.oversize != "reject" else code != ""
+    pieces = np.ones(len(table), np.int64)
+    if config.oversize == "split":
+        pieces = np.maximum.reduce([-(-sizes[name] // limit) for name, limit in limits.items()]).clip(1)
+    fitting = np.repeat(np.flatnonzero(~rejected), pieces[~rejected])
+    number = np.arange(len(fitting)) - np.searchsorted(fitting, fitting)
+    share = {name: (column[fitting] + number) // pieces[fitting] for name, column in sizes.items()}
+    keys = [name for name in KEYS if name in table.column_names]
+    kept = table.select(keys).take(pa.array(fitting)).append_column("piece", pa.array(number))
+    for name in SIZES:
+        kept = kept.append_column(name, pa.array(np.minimum(share[name], limits.get(name, unlimited))))
+    before = table["truncated"].to_numpy() if "truncated" in table.column_names else np.zeros(len(table), np.int64)
+    lost_before = np.where(number == 0, before[fitting], 0)
+    cut = share["tokens"] - np.minimum(share["tokens"], config.seq_len)
+    lost = table.select(keys).filter(pa.array(rejected)).append_column("code", pa.array(code[rejected], pa.string()))
+    return kept.append_column("truncated", pa.array(cut + lost_before)), lost
+
+
+def _rejects(lost: pa.Table) -> pa.Table:
+    return rejects_table(
+        len(lost),
+        doc_id=lost["doc_id"],
+        source=lost["source"],
+        location=None,
+        stage="plan",
+        code=lost["code"],
+        message=None,
+    )

@@ -1,0 +1,185 @@
+"""The rules of a sample's token arrays: each is derived again from the spans, the units and the other arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from preshard.packer_service.verify.independent.positions import derive_positions
+from preshard.packer_service.verify.sample.units import unit_documents, unit_of_row
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.config import PackConfig
+from preshard.schemas.errors import (
+    BranchesInvalid,
+    FormatError,
+    GroupsInvalid,
+    LabelsInvalid,
+    PaddingInvalid,
+    PoolingInvalid,
+    PositionsInvalid,
+    SequenceInvalid,
+    SpansInvalid,
+    WeightsInvalid,
+)
+from preshard.schemas.manifest import DocumentSpan, ModelEntry, SampleHead, TokenizerEntry
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, PackedSequence
+
+
+def _where(error: type[FormatError], name: str, found: np.ndarray, wrong: np.ndarray, legal: Any) -> Iterator[Finding]:
+    """A finding for the first of the wrong entries of an array, if there is one.
+
+    ``legal`` is what the rule asks for: an array of the same length, or words for all entries.
+    """
+    at = np.flatnonzero(wrong)
+    if len(at):
+        first = int(at[0])
+        asked = legal[first] if isinstance(legal, np.ndarray) else legal
+        others = f", and {len(at) - 1} more" if len(at) > 1 else ""
+        yield error, f"{name}[{first}] is {found[first]}, not {asked}{others}"
+
+
+def _differs(error: type[FormatError], name: str, found: np.ndarray, expected: np.ndarray) -> Iterator[Finding]:
+    yield from _where(error, name, found, found != expected, expected)
+
+
+def check_tokens(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterator[Finding]:
+    """Every token is an id of the tokenizer."""
+    tokens = sequence.tokens
+    outside = (tokens < 0) | (tokens >= tokenizer.vocab_size)
+    yield from _where(SequenceInvalid, "tokens", tokens, outside, f"an id below vocab_size {tokenizer.vocab_size}")
+
+
+def check_spans(spans: list[DocumentSpan], config: PackConfig) -> Iterator[Finding]:
+    """Spans lie in order, aligned, without overlap, inside the pack."""
+    free_from, step = 0, config.alignment
+    for number, span in enumerate(spans):
+        name = f"documents[{number}]"
+        if span.length < 1:
+            yield SpansInvalid, f"{name}.length is {span.length}, not at least 1"
+        if span.start % step:
+            yield SpansInvalid, f"{name}.start is {span.start}, not a multiple of the alignment {step}"
+        if span.aligned_length != -(-span.length // step) * step:
+            rounded = -(-span.length // step) * step
+            yield SpansInvalid, f"{name}.aligned_length is {span.aligned_length}, not {rounded} ({span.length} aligned)"
+        if span.start < free_from:
+            yield (
+                SpansInvalid,
+                f"{name}.start is {span.start}, inside the document before it, which ends at {free_from}",
+            )
+        free_from = span.start + span.aligned_length
+    if free_from > config.seq_len:
+        yield SpansInvalid, f"the last document ends at {free_from}, after seq_len {config.seq_len}"
+
+
+def check_doc_ids(sequence: PackedSequence, spans: list[DocumentSpan]) -> Iterator[Finding]:
+    """``doc_ids`` number the spans, and are -1 elsewhere."""
+    expected = np.full(sequence.seq_len, PADDING_DOC, np.int32)
+    for number, span in enumerate(spans):
+        expected[span.start : span.start + span.length] = number
+    yield from _differs(SpansInvalid, "doc_ids", sequence.doc_ids, expected)
+
+
+def check_padding(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterator[Finding]:
+    """A token outside of every document does nothing in any array."""
+    inert = {
+        "tokens": tokenizer.pad_id,
+        "labels": IGNORE_INDEX,
+        "loss_weights": 0,
+        "branch_ids": 0,
+        "group_ids": CAUSAL_ONLY,
+        "pool_ids": NOT_POOLED,
+    }
+    padding = sequence.doc_ids == PADDING_DOC
+    for name, value in inert.items():
+        array = getattr(sequence, name)
+        yield from _where(PaddingInvalid, name, array, padding & (array != value), f"{value} (padding)")
+    for axis, positions in enumerate(sequence.position_ids):
+        wrong = padding & (positions != 0)
+        yield from _where(PaddingInvalid, f"position_ids[{axis}]", positions, wrong, "0 (padding)")
+
+
+def _document_starts(sequence: PackedSequence) -> Bool[np.ndarray, "seq"]:
+    """Whether each token begins a document, or the padding after one."""
+    doc = sequence.doc_ids
+    return np.concatenate([[True], doc[1:] != doc[:-1]])
+
+
+def check_branches(sequence: PackedSequence) -> Iterator[Finding]:
+    """Branches count up by one inside a document, from the shared prefix (0), or from 1 where the prefix is empty."""
+    branch, first = sequence.branch_ids.astype(np.int64), _document_starts(sequence)
+    before = np.concatenate([[0], branch[:-1]])
+    before[first] = 0
+    steps = branch - before
+    wrong = (sequence.doc_ids >= 0) & (branch != before) & (steps != 1)
+    yield from _where(BranchesInvalid, "branch_ids", branch, wrong, "the branch before it, or the next")
+
+
+def check_positions(sequence: PackedSequence, head: SampleHead, model: ModelEntry | None) -> Iterator[Finding]:
+    """Positions are those of each document alone; each annotation continues from the end of the shared prefix."""
+    merge = 1 if model is None else model.merge
+    expected = derive_positions(sequence, head.units, len(head.documents), axes=sequence.axes, merge=merge)
+    real, found = sequence.doc_ids >= 0, sequence.position_ids
+    for axis in range(sequence.axes):
+        wrong = real & (found[axis] != expected[axis])
+        yield from _where(PositionsInvalid, f"position_ids[{axis}]", found[axis], wrong, expected[axis])
+
+
+def check_labels(sequence: PackedSequence) -> Iterator[Finding]:
+    """A label is the next token, of the same document and branch, and not the place of a vision feature."""
+    doc, branch, labels = sequence.doc_ids, sequence.branch_ids, sequence.labels
+    follows = np.zeros(sequence.seq_len, np.bool_)
+    follows[:-1] = (doc[1:] == doc[:-1]) & (branch[1:] == branch[:-1]) & (sequence.pool_ids[1:] == NOT_POOLED)
+    following = np.where(follows, np.roll(sequence.tokens, -1), IGNORE_INDEX)
+    wrong = (doc >= 0) & (labels != IGNORE_INDEX) & (~follows | (labels != following))
+    yield from _where(LabelsInvalid, "labels", labels, wrong, following)
+
+
+def check_weights(sequence: PackedSequence) -> Iterator[Finding]:
+    """Weights are positive exactly where there is a label."""
+    weights, labels = sequence.loss_weights, sequence.labels
+    positive = np.isfinite(weights) & (weights > 0)
+    legal = np.where(labels == IGNORE_INDEX, "0 (there is no label)", "positive and finite (there is a label)")
+    wrong = (sequence.doc_ids >= 0) & np.where(labels == IGNORE_INDEX, weights != 0, ~positive)
+    yield from _where(WeightsInvalid, "loss_weights", weights, wrong, legal)
+
+
+def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[int]) -> Iterator[Finding]:
+    """``pool_ids`` name every pooled row once, in order, on row tokens of the unit's own document and one branch."""
+    at = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
+    rows, n_rows = sequence.pool_ids[at], head.cum_token_pooling_bounds[-1] if head.cum_token_pooling_bounds else 0
+    if len(at) != n_rows:
+        yield PoolingInvalid, f"pool_ids name {len(at)} rows, cum_token_pooling_bounds {n_rows}"
+        return
+    wrong = np.flatnonzero(rows != np.arange(n_rows))
+    if len(wrong):
+        yield PoolingInvalid, f"pool_ids[{at[wrong[0]]}] is {rows[wrong[0]]}, not {wrong[0]}, the next pooled row"
+        return
+    pooled, tokens = sequence.pool_ids != NOT_POOLED, sequence.tokens
+    legal = f"the image token {' or '.join(map(str, row_ids))} (a vision feature fills it)"
+    yield from _where(PoolingInvalid, "tokens", tokens, pooled & ~np.isin(tokens, row_ids), legal)
+    unit = unit_of_row(head)
+    owner = np.full(sequence.seq_len, PADDING_DOC, np.int64)
+    owner[at] = unit_documents(head)[unit]
+    wrong_doc = pooled & (sequence.doc_ids != owner)
+    yield from _where(PoolingInvalid, "doc_ids", sequence.doc_ids, wrong_doc, owner)
+    apart = (np.diff(unit) == 0) & (np.diff(sequence.branch_ids[at]) != 0)
+    if apart.any():
+        yield PoolingInvalid, f"unit {unit[:-1][apart][0]} lies in two branches, at token {at[1:][apart][0]}"
+
+
+def check_groups(
+    sequence: PackedSequence, head: SampleHead, bidirectional: str, model: ModelEntry | None
+) -> Iterator[Finding]:
+    """Groups follow the model's rule, or ``bidirectional``, numbered from 0 in the order of their first tokens."""
+    expected = np.full(sequence.seq_len, CAUSAL_ONLY, np.int64)
+    pooled = sequence.pool_ids != NOT_POOLED
+    inside = pooled if model is None else (sequence.doc_ids >= 0) & np.isin(sequence.tokens, model.group_ids)
+    if model is None and bidirectional == "within_image":
+        expected[pooled] = unit_of_row(head)
+    elif model is not None or bidirectional == "image_tokens":
+        expected[inside] = np.unique(sequence.doc_ids[inside], return_inverse=True)[1]
+    wrong = (sequence.doc_ids >= 0) & (sequence.group_ids != expected)
+    yield from _where(GroupsInvalid, "group_ids", sequence.group_ids, wrong, expected)

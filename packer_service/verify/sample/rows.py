@@ -1,0 +1,178 @@
+"""A sample against its rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from preshard.packer_service.verify.independent.attention import LayoutLoads
+from preshard.packer_service.verify.independent.cost import pack_cost
+from preshard.packer_service.verify.independent.layouts import least_largest_load
+from preshard.packer_service.verify.sample.images import rank_loads
+from preshard.packer_service.verify.tar import RawSample
+from preshard.packer_service.verify.verdict import Finding
+from preshard.schemas.codec import HEADER_MEMBERS, sample_key
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES
+from preshard.schemas.errors import (
+    DocumentRowInvalid,
+    MeasuresInvalid,
+    MemberChanged,
+    PackRowInvalid,
+    SampleHeadInvalid,
+)
+from preshard.schemas.files.checksum import crc32c
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.manifest import SampleHead
+from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
+from preshard.schemas.tables import DOCUMENTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What the manifest and the tables say of a sample. None where the table itself cannot be read.
+
+    ``independent`` asks for figures that share no code with the writer's.
+    """
+
+    pack_id: int
+    shard: str
+    index_in_shard: int
+    pack_row: dict[str, Any] | None
+    document_rows: list[dict[str, Any]] | None
+    measure_rows: pa.Table | None
+    independent: bool = False
+
+
+def check_document_rows(head: SampleHead, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """``documents.parquet`` says of this pack what KEY.json says."""
+    if len(rows) != len(head.documents):
+        yield DocumentRowInvalid, f"documents.parquet has {len(rows)} rows of this pack, not {len(head.documents)}"
+    for number, (row, span) in enumerate(zip(rows, head.documents, strict=False)):
+        for name, value in span.model_dump(include=set(DOCUMENTS.names)).items():
+            if row[name] != value:
+                yield (
+                    DocumentRowInvalid,
+                    f"documents.parquet has {name} {row[name]!r} for documents[{number}], not {value!r}",
+                )
+
+
+def check_checksums(raw: RawSample, head: SampleHead, expected: Expected) -> Iterator[Finding]:
+    """Every member has the checksum that KEY.json gives, and KEY.json the one that ``packs.parquet`` gives."""
+    stored: list[int | None] = [None if expected.pack_row is None else expected.pack_row["head_crc32c"]]
+    if list(head.crc32c) != list(HEADER_MEMBERS[1:]):
+        yield SampleHeadInvalid, f"crc32c has {list(head.crc32c)}, not {list(HEADER_MEMBERS[1:])}"
+    stored += [head.crc32c.get(extension) for extension in HEADER_MEMBERS[1:]]
+    stored += [image.crc32c for image in head.images]
+    for member, asked in zip(raw.members, stored, strict=False):
+        found = crc32c(member.data)
+        if asked is not None and found != asked:
+            yield MemberChanged, f"{member.name} has the CRC-32C {found}, not {asked}"
+
+
+def check_pack_row(
+    raw: RawSample,
+    head: SampleHead,
+    sequence: PackedSequence,
+    whole: tuple[int, int],
+    expected: Expected,
+    config: PackConfig,
+) -> Iterator[Finding]:
+    """``packs.parquet`` says of this pack what its bytes say. ``whole`` is the mask's allowed pairs and tiles."""
+    assert expected.pack_row is not None
+    area, tiles = whole
+    crops = raw.members[len(HEADER_MEMBERS) :]
+    first_crop = crops[0].offset if crops else raw.end
+    n_images = head.cum_image_bounds[-1] if head.cum_image_bounds else 0
+    load = sum(unit.load for unit in head.units)
+    derived = {
+        "pack_id": expected.pack_id,
+        "key": sample_key(expected.pack_id),
+        "shard": expected.shard,
+        "index_in_shard": expected.index_in_shard,
+        "offset": raw.offset,
+        "header_size": first_crop - raw.offset,
+        "size": raw.end - raw.offset,
+        "n_tokens": int((sequence.doc_ids != PADDING_DOC).sum()),
+        "n_padding": int((sequence.doc_ids == PADDING_DOC).sum()),
+        "n_documents": len(head.documents),
+        "n_units": len(head.units),
+        "n_images": n_images,
+        "n_patches": sum(unit.patches for unit in head.units),
+        "n_pooled_tokens": int((sequence.pool_ids != NOT_POOLED).sum()),
+        "load": load,
+        "attention_area": area,
+        "attention_tiles": tiles,
+        "cost": pack_cost(config, lengths=[span.length for span in head.documents], area=area, load=load),
+    }
+    for name, found in expected.pack_row.items():
+        if name != "head_crc32c" and found != derived[name]:
+            yield PackRowInvalid, f"packs.parquet has {name} {found!r}, not {derived[name]!r}"
+
+
+def check_measures(
+    expected: Expected, layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], head: SampleHead, tiles: int
+) -> Iterator[Finding]:
+    """``measures.parquet`` has what follows from the mask, the layouts and the boundaries.
+
+    Args:
+        expected: its rows of this pack.
+        layouts: the token layouts, in their order.
+        loads: what they give ranks to do.
+        head: the boundaries and the units.
+        tiles: tiles of the mask in natural order.
+    """
+    if expected.measure_rows is None:
+        return
+    found = expected.measure_rows.to_pylist()
+    asked = [
+        dict.fromkeys(MEASURES.names) | {"pack_id": expected.pack_id} | row
+        for row in (*_layout_rows(layouts, loads, tiles), *_image_rows(head))
+    ]
+    if len(found) != len(asked):
+        yield MeasuresInvalid, f"measures.parquet has {len(found)} rows of this pack, not {len(asked)}"
+    wrong = [
+        f"{name} {row[name]!r:.200}, not {value!r:.200} ({other['scheme'] or 'images'}, degree {other['degree']})"
+        for row, other in zip(found, asked, strict=False)
+        for name, value in other.items()
+        if row[name] != value
+    ]
+    if wrong:
+        others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield MeasuresInvalid, f"measures.parquet has {wrong[0]}{others}"
+
+
+def _layout_rows(
+    layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], tiles: int
+) -> Iterator[dict[str, object]]:
+    for layout in layouts:
+        of, degree = loads[layout.name], layout.ring_degree
+        tokens = int(layout.runs[:, 2].sum())
+        yield {
+            "scheme": layout.scheme,
+            "degree": degree,
+            "attention_tiles": tiles,
+            "gather_path": max(of.tiles),
+            "ring_path": sum(of.ring_steps),
+            "sum_attention": sum(of.attention),
+            "most_attention": max(of.attention),
+            "sum_tiles": sum(of.tiles),
+            "sum_keys": sum(of.keys_fetched),
+            "most_keys": max(of.keys_fetched),
+            "possible_keys": tokens * (degree - 1),
+            **{name: getattr(of, name) for name in LAYOUT_LOADS},
+        }
+
+
+def _image_rows(head: SampleHead) -> Iterator[dict[str, object]]:
+    for size, ranks in head.image_shard_boundaries.items():
+        parts = [ranks[str(rank)] for rank in range(int(size))]
+        crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
+        pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
+        row: dict[str, object] = {"scheme": None, "degree": int(size)}
+        for name, of_rank in zip(IMAGE_LOADS, (crops, pooled, rank_loads(head, size)), strict=True):
+            row |= {name: of_rank, f"sum_{name}": sum(of_rank), f"most_{name}": max(of_rank)}
+        yield row | {"least_image_load": least_largest_load([unit.load for unit in head.units], len(parts))}

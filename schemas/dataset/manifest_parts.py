@@ -1,0 +1,154 @@
+"""``manifest.json`` without a record for each shard in memory: of a very large dataset it lists a million of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import IO, NamedTuple
+
+from pydantic import ValidationError
+
+from preshard.schemas.codec import check_format_version, decode_manifest, encode_json
+from preshard.schemas.errors import ManifestInvalid
+from preshard.schemas.files.validation import first_violation
+from preshard.schemas.manifest import UNSEALED, ManifestHead, ShardEntry
+
+_SHARDS = b',"shards":['
+_SEAL = b'],"sha256":"'
+_END = b'"}'
+_ENDING = len(_SEAL + UNSEALED.encode() + _END)
+
+_BLOCK = 4 << 20
+"""Bytes that are read at a time: an object store is asked 25 times for the manifest of 625,000 shards."""
+
+
+class SealedHead(NamedTuple):
+    """A manifest's head and the hash of the whole manifest, which says which one it is."""
+
+    head: ManifestHead
+    sha256: str
+
+
+def manifest_parts(head: ManifestHead, shards: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a manifest, sealed, a few at a time.
+
+    Args:
+        head: all of it but the shards.
+        shards: each shard's entry, in order, as :func:`preshard.schemas.codec.encode_json` writes it.
+    """
+    digest, comma = hashlib.sha256(), b""
+    start = encode_json(head).removesuffix(b"}") + _SHARDS
+    digest.update(start)
+    yield start
+    for entry in shards:
+        digest.update(comma + entry)
+        yield comma + entry
+        comma = b","
+    digest.update(_SEAL + UNSEALED.encode() + _END)
+    yield _SEAL + digest.hexdigest().encode() + _END
+
+
+def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterator[ShardEntry]]:
+    """A manifest's head, checked against the hash that the file holds, and its shards, each made when it is asked for.
+
+    The parts lie as :func:`manifest_parts` writes them; any other legal JSON is decoded as a whole.
+
+    Raises:
+        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`; for an entry, when it is asked for.
+    """
+    head, entries = split_manifest(data, where)
+    return head, decode_entries(entries, where)
+
+
+def split_manifest(data: bytes, where: str) -> tuple[ManifestHead, bytes]:
+    """The same with the shards as JSON, one entry after the other with commas between.
+
+    Raises:
+        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
+    """
+    start, end = data.rfind(_SHARDS), len(data) - _ENDING
+    sealed = data[end + len(_SEAL) :].removesuffix(_END)
+    if start < 0 or end < start + len(_SHARDS) or data[end : end + len(_SEAL)] != _SEAL:
+        manifest = decode_manifest(data, where)
+        return manifest, b",".join(map(encode_json, manifest.shards))
+    digest = hashlib.sha256(memoryview(data)[: end + len(_SEAL)])
+    digest.update(UNSEALED.encode() + _END)
+    head = _decode_head(data[:start] + b"}", where)
+    _check_seal(digest.hexdigest(), sealed, where)
+    return head, data[start + len(_SHARDS) : end]
+
+
+def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
+    """The head of :func:`read_sealed_head`."""
+    return read_sealed_head(file, where).head
+
+
+def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
+    """A manifest's head, checked against the hash that the file holds, with memory for three blocks of the file.
+
+    The entries of shards are hashed and not decoded. As with :func:`decode_manifest_parts`, other legal JSON than
+    :func:`manifest_parts` writes is decoded as a whole.
+
+    Args:
+        file: from its first byte; can be read again.
+        where: how errors name it.
+
+    Raises:
+        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
+    """
+    start = b""
+    while (at := start.find(_SHARDS)) < 0 and (block := file.read(_BLOCK)):
+        start += block
+    if at < 0:
+        return _sealed_whole(start, where)
+    digest, held, size, start = hashlib.sha256(), start, len(start), start[:at]
+    while block := file.read(_BLOCK):
+        digest.update(memoryview(held)[:-_ENDING])
+        held, size = held[-_ENDING:] + block, size + len(block)
+    ending = held[-_ENDING:]
+    if size < at + len(_SHARDS) + _ENDING or not (ending.startswith(_SEAL) and ending.endswith(_END)):
+        file.seek(0)
+        return _sealed_whole(file.read(), where)
+    digest.update(memoryview(held)[:-_ENDING])
+    digest.update(_SEAL + UNSEALED.encode() + _END)
+    head = _decode_head(start + b"}", where)
+    _check_seal(digest.hexdigest(), ending[len(_SEAL) : -len(_END)], where)
+    return SealedHead(head, digest.hexdigest())
+
+
+def _sealed_whole(data: bytes, where: str) -> SealedHead:
+    manifest = decode_manifest(data, where)
+    return SealedHead(manifest, manifest.sha256)
+
+
+def _check_seal(digest: str, sealed: bytes, where: str) -> None:
+    if digest.encode() != sealed:
+        found = sealed.decode(errors="replace")
+        raise ManifestInvalid(where, f"sha256 is {found}, which is not the hash of the file with this field as zeros")
+
+
+def _decode_head(data: bytes, where: str) -> ManifestHead:
+    check_format_version(data, where)
+    try:
+        return ManifestHead.model_validate_json(data)
+    except ValidationError as error:
+        raise ManifestInvalid(where, str(first_violation(error))) from None
+
+
+def decode_entries(data: bytes, where: str) -> Iterator[ShardEntry]:
+    """Shards of :func:`split_manifest`, each made when it is asked for.
+
+    Raises:
+        ManifestInvalid: an entry is not legal.
+    """
+    text, at, decode = data.decode(), 0, json.JSONDecoder().raw_decode
+    while at < len(text):
+        try:
+            entry, at = decode(text, at)
+            yield ShardEntry.model_validate(entry)
+        except ValidationError as error:
+            raise ManifestInvalid(where, str(first_violation(error))) from None
+        except ValueError as error:
+            raise ManifestInvalid(where, f"the list of shards is not JSON ({error})") from None
+        at += 1  # the comma
