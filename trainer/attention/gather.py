@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -26,6 +26,7 @@ from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.tiles import list_tiles
 from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Exchange = Literal["all", "needed"]
@@ -139,14 +140,15 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
     if exchange == "all":
         return _AllExchange(positions=np.concatenate(slices), degree=cp.ring_degree, group=cp.ring_group)
     block_size, seq_len = layout.block_size, len(mask)
-    if layout.needs.shape[1] != -(-seq_len // block_size):
+    if mask.window is None and layout.needs.shape[1] != -(-seq_len // block_size):
         raise LayoutError(
             f"layout {layout.name} lists {layout.needs.shape[1]} blocks of needed keys; {seq_len} tokens make "
             f"{-(-seq_len // block_size)} blocks of its block_size {block_size}: use the block_size it was packed with"
         )
+    needs = layout.needs if mask.window is None else list_needs(layout, mask)
     mine = slices[cp.ring_rank]
-    sent = [np.flatnonzero(layout.needs[rank][mine // block_size]) for rank in range(cp.ring_degree)]
-    received = [held[layout.needs[cp.ring_rank][held // block_size]] for held in slices]
+    sent = [np.flatnonzero(needs[rank][mine // block_size]) for rank in range(cp.ring_degree)]
+    received = [held[needs[cp.ring_rank][held // block_size]] for held in slices]
     return _NeededExchange(
         positions=np.concatenate(received),
         sent=tuple(torch.from_numpy(index).to(mask.device, non_blocking=True) for index in sent),
@@ -154,6 +156,15 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
         slice_len=len(mine),
         group=cp.ring_group,
     )
+
+
+def list_needs(layout: TokenLayout, mask: MaskTensors) -> Bool[np.ndarray, "ring blocks"]:
+    """What ``layout.needs`` says, under another mask of the same pack: one with a window."""
+    needs = np.zeros((layout.ring_degree, -(-len(mask) // layout.block_size)), np.bool_)
+    for rank in range(layout.ring_degree):
+        queries = mask.at(slice_positions(layout.runs, rank))
+        needs[rank, list_tiles(queries, mask, q_tile=len(queries), k_tile=layout.block_size).columns] = True
+    return needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
-from preshard.schemas.sequence import MaskArrays
+from preshard.schemas.sequence import MaskArrays, list_places
 from preshard.trainer.data.batch import RankBatch
 
 ARRAYS = tuple(field.name for field in fields(MaskArrays))
@@ -26,11 +26,16 @@ class MaskTensors:
     """What defines the mask of some tokens (see ``preshard.schemas.sequence.MaskArrays``), on a device and on the host.
 
     A whole pack is its tokens 0 to S - 1 in natural order; ``at`` picks the queries of a slice, or the keys they meet.
+    ``within`` restricts the mask of a whole pack to a window.
 
     Attributes:
         positions: natural positions of the tokens, on the device of the attention.
         doc_ids, branch_ids, group_ids: the mask's arrays of these tokens, on the same device.
         host_positions, host: the same on the CPU, where tiles are listed without waiting for the device.
+        window: a query sees only keys whose place (``preshard.schemas.sequence.list_places``) is less than ``window``
+            before its own; None if it sees all of them.
+        places, horizons, host_places: with a window, the place of each token; and the last place that is too far back
+            for it, on the device.
     """
 
     positions: Int32[Tensor, "N"]
@@ -39,6 +44,10 @@ class MaskTensors:
     group_ids: Int32[Tensor, "N"]
     host_positions: Int64[np.ndarray, "N"]
     host: MaskArrays
+    window: int | None = None
+    places: Int32[Tensor, "N"] | None = None
+    horizons: Int32[Tensor, "N"] | None = None
+    host_places: Int64[np.ndarray, "N"] | None = None
 
     @classmethod
     def of(cls, batch: RankBatch) -> MaskTensors:
@@ -54,7 +63,17 @@ class MaskTensors:
     @classmethod
     def _whole(cls, tensors: dict[str, Tensor], host: MaskArrays) -> MaskTensors:
         positions = torch.arange(host.seq_len, dtype=torch.int32, device=tensors["doc_ids"].device)
-        return cls(positions=positions, **tensors, host_positions=np.arange(host.seq_len), host=host)
+        named: dict[str, Any] = {"positions": positions, **tensors}
+        return cls(**named, host_positions=np.arange(host.seq_len), host=host)
+
+    def within(self, window: int | None) -> MaskTensors:
+        """The mask of layers with a sliding window, over the same whole pack; the same mask if there is no window."""
+        if window is None:
+            return self
+        assert self.host_positions[-1:].tolist() == [self.host.seq_len - 1], "a window restricts whole packs"
+        host_places = list_places(self.host).astype(np.int64)
+        places = torch.from_numpy(host_places.astype(np.int32)).to(self.device, non_blocking=True)
+        return replace(self, window=window, places=places, horizons=places - window, host_places=host_places)
 
     def to(self, device: torch.device | str) -> MaskTensors:
         """The same tokens on another device; the host's copy is shared."""
@@ -65,7 +84,8 @@ class MaskTensors:
         index = torch.from_numpy(places).to(self.device, non_blocking=True)
         host = MaskArrays(**{name: getattr(self.host, name)[places] for name in ARRAYS})
         picked = self._with_tensors(lambda tensor: tensor[index])
-        return replace(picked, host_positions=self.host_positions[places], host=host)
+        host_places = None if self.host_places is None else self.host_places[places]
+        return replace(picked, host_positions=self.host_positions[places], host=host, host_places=host_places)
 
     @property
     def device(self) -> torch.device:
@@ -75,21 +95,27 @@ class MaskTensors:
         return len(self.host_positions)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> MaskTensors:
-        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in ("positions", *ARRAYS)}
+        named = {name: getattr(self, name) for name in ("positions", *ARRAYS, "places", "horizons")}
+        tensors: dict[str, Any] = {name: change(tensor) for name, tensor in named.items() if tensor is not None}
         return replace(self, **tensors)
 
 
 def visible(queries: MaskTensors, keys: MaskTensors, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
     """Whether query ``q`` may see key ``k``; ``q`` and ``k`` index the two sets and broadcast.
 
-    The rule is that of ``preshard.schemas.sequence.MaskArrays``. Padding sees nothing and is seen by nothing.
+    The rule is that of ``preshard.schemas.sequence.MaskArrays``, and of the window if there is one. Padding sees
+    nothing and is seen by nothing.
     """
     doc_q, branch_k = queries.doc_ids[q], keys.branch_ids[k]
     same_doc = (doc_q == keys.doc_ids[k]) & (doc_q >= 0)
     branch = (branch_k == 0) | (branch_k == queries.branch_ids[q])
     group_q = queries.group_ids[q]
     together = (group_q == keys.group_ids[k]) & (group_q >= 0)
-    return same_doc & branch & ((keys.positions[k] <= queries.positions[q]) | together)
+    allowed = same_doc & branch & ((keys.positions[k] <= queries.positions[q]) | together)
+    if queries.horizons is None or keys.places is None:
+        return allowed
+    # Compared with a tensor: a number would be a constant of FlexAttention's graph.
+    return allowed & (keys.places[k] > queries.horizons[q])
 
 
 def visible_block(queries: MaskTensors, keys: MaskTensors, rows: slice, columns: Tensor) -> Bool[Tensor, "Q T"]:

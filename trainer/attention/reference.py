@@ -34,7 +34,7 @@ def reference_attention(
     n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
     k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
     v_HSD = v_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
-    allowed_SS = torch.from_numpy(dense_mask(mask.host, positions, positions)).to(q_HSD.device)
+    allowed_SS = torch.from_numpy(dense_mask(mask.host, positions, positions, window=mask.window)).to(q_HSD.device)
     scores_HSS = q_HSD @ k_HSD.mT * q_HSD.shape[-1] ** -0.5
     # The smallest finite number, not -inf: rows that see nothing get no NaN, nor do their gradients.
     scores_HSS = scores_HSS.masked_fill(~allowed_SS, torch.finfo(q_HSD.dtype).min)

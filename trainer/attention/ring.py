@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.gather import list_needs
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
@@ -30,7 +32,10 @@ _KV_TAG, _GRADIENT_TAG = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class RingPlan:
-    """What one batch needs besides the values: ``steps[t]`` is prepared for the keys of ring rank ``rank - t``."""
+    """What one batch needs besides the values: ``steps[t]`` is prepared for the keys of ring rank ``rank - t``.
+
+    There are as many steps as any rank needs, the same on all.
+    """
 
     cp: ContextParallel
     kernel: Kernel
@@ -38,12 +43,21 @@ class RingPlan:
 
 
 def plan_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel | None = None) -> RingPlan:
-    """Lists the tiles of each of this rank's ring steps."""
+    """Lists the tiles of each of this rank's ring steps. With a window, the last steps may see nothing on any rank."""
     kernel = kernel or kernel_for(mask.device.type)
     slices = [mask.at(slice_positions(layout.runs, rank)) for rank in range(cp.ring_degree)]
-    owners = [(cp.ring_rank - step) % cp.ring_degree for step in range(cp.ring_degree)]
+    n_steps = cp.ring_degree if mask.window is None else count_steps(layout, mask)
+    owners = [(cp.ring_rank - step) % cp.ring_degree for step in range(n_steps)]
     steps = tuple(kernel.prepare(slices[cp.ring_rank], slices[owner]) for owner in owners)
     return RingPlan(cp=cp, kernel=kernel, steps=steps)
+
+
+def count_steps(layout: TokenLayout, mask: MaskTensors) -> int:
+    """The steps after which no rank of a ring sees anything more."""
+    needs, ring = list_needs(layout, mask), layout.ring_degree
+    held = [np.unique(slice_positions(layout.runs, rank) // layout.block_size) for rank in range(ring)]
+    seen = [step for step in range(ring) for rank in range(ring) if needs[rank, held[(rank - step) % ring]].any()]
+    return max(seen, default=0) + 1
 
 
 def ring_attention(
@@ -121,7 +135,8 @@ def _backward(
         if coming is not None:
             kv_2KLD = coming.wait()
         if step > 0:
-            behind = _Hop(dkv_2KLD, plan.cp, _GRADIENT_TAG)
+            last = step + 1 == len(plan.steps)  # the sum is complete, and goes back to the owner of the keys
+            behind = _Hop(dkv_2KLD, plan.cp, _GRADIENT_TAG, distance=-step if last else 1)
     return dq, own_2KLD + behind.wait() if behind is not None else own_2KLD
 
 
@@ -149,12 +164,12 @@ def merge(
 
 
 class _Hop:
-    """A tensor on its way to the next ring rank, while the previous rank's arrives."""
+    """A tensor on its way to the next ring rank, or so many further on, while another arrives from as far behind."""
 
-    def __init__(self, sent: Tensor, cp: ContextParallel, tag: int) -> None:
+    def __init__(self, sent: Tensor, cp: ContextParallel, tag: int, *, distance: int = 1) -> None:
         # The sent memory must stay alive until the transfer has ended.
         self._sent, self._received = sent, torch.empty_like(sent)
-        after, before = (cp.ring_rank + 1) % cp.ring_degree, (cp.ring_rank - 1) % cp.ring_degree
+        after, before = (cp.ring_rank + distance) % cp.ring_degree, (cp.ring_rank - distance) % cp.ring_degree
         self._works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, self._sent, group=cp.ring_group, group_peer=after, tag=tag),
@@ -163,7 +178,7 @@ class _Hop:
         )
 
     def wait(self) -> Tensor:
-        """The previous rank's tensor."""
+        """What arrived."""
         for work in self._works:
             work.wait()
         return self._received

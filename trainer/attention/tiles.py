@@ -2,8 +2,9 @@
 
 A tile of queries and a tile of keys hold a causal pair when, in some class (document, branch), the last query of the
 one comes at or after the first key of the other. A tile has few classes, so these tiles are found by joining two short
-sorted lists. They hold a bidirectional pair when they share a bidirectional group. The result is exact, and the cost
-follows the number of occupied tiles, not the square of the length.
+sorted lists. They hold a bidirectional pair when they share a bidirectional group. With a window, the last key must
+be within the window of the first query, in runs without gaps. The result is exact, and the cost follows the number of
+occupied tiles, not the square of the length.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ def list_tiles(queries: MaskTensors, keys: MaskTensors, *, q_tile: int, k_tile: 
 
 @dataclass(frozen=True, kw_only=True)
 class _Runs:
-    """Runs of neighbouring tokens with equal ids, cut at the edges of tiles: one entry per run, padding left out."""
+    """Runs of neighbouring tokens with equal ids, cut at the edges of tiles: one entry per run, padding left out.
+
+    With a window, positions of a run have no gap, and ``first_place`` and ``last_place`` are the places of its first
+    and last token; else they are 0.
+    """
 
     tile: np.ndarray
     doc: np.ndarray
@@ -94,6 +99,8 @@ class _Runs:
     group: np.ndarray
     first: np.ndarray
     last: np.ndarray
+    first_place: np.ndarray
+    last_place: np.ndarray
 
 
 def _find_runs(tokens: MaskTensors, tile: int, *, by_group: bool) -> _Runs:
@@ -101,15 +108,22 @@ def _find_runs(tokens: MaskTensors, tile: int, *, by_group: bool) -> _Runs:
     doc, branch, group = (
         a.astype(np.int64) for a in (tokens.host.doc_ids, tokens.host.branch_ids, tokens.host.group_ids)
     )
-    place = np.arange(len(tokens)) // tile
-    alike = [place, doc, branch, group] if by_group else [place, doc, branch]
-    starts = np.flatnonzero(np.any([np.diff(ids, prepend=_NO_ID) != 0 for ids in alike], axis=0))
+    tile_of = np.arange(len(tokens)) // tile
+    alike = [tile_of, doc, branch, group] if by_group else [tile_of, doc, branch]
+    cuts = np.any([np.diff(ids, prepend=_NO_ID) != 0 for ids in alike], axis=0)
     positions = tokens.host_positions
+    if tokens.host_places is not None:
+        cuts |= np.diff(positions, prepend=_NO_ID) != 1
+    starts = np.flatnonzero(cuts)
     first = np.minimum.reduceat(positions, starts) if len(starts) else positions
     last = np.maximum.reduceat(positions, starts) if len(starts) else positions
     kept = (doc[starts] >= 0) & ((group[starts] >= 0) | (not by_group))
-    at = starts[kept]
-    return _Runs(tile=place[at], doc=doc[at], branch=branch[at], group=group[at], first=first[kept], last=last[kept])
+    at, ends = starts[kept], np.append(starts[1:], len(positions))[kept] - 1
+    places = np.zeros(len(positions), np.int64) if tokens.host_places is None else tokens.host_places
+    return _Runs(
+        **{"tile": tile_of[at], "doc": doc[at], "branch": branch[at], "group": group[at]},
+        **{"first": first[kept], "last": last[kept], "first_place": places[at], "last_place": places[ends]},
+    )
 
 
 def _causal_pairs(queries: MaskTensors, keys: MaskTensors, q_tile: int, k_tile: int) -> Int64[np.ndarray, "pairs"]:
@@ -123,8 +137,11 @@ def _causal_pairs(queries: MaskTensors, keys: MaskTensors, q_tile: int, k_tile: 
         known, of_key = np.unique(k.doc * width + k.branch, return_inverse=True)
         held, of_query = of_key * span + k.first, _place(known, (q.doc * width + branch)[asks])
         order = np.argsort(held, kind="stable")
-        low, high = of_query * span, of_query * span + q.last[asks]
-        found.append(_join(q.tile[asks], k.tile[order], held[order], low, high, of_query >= 0, n_columns))
+        # In one class the runs of keys without gaps have their places in the order of their positions.
+        reached = (of_key * span + k.last_place)[order]
+        begin = np.searchsorted(reached, of_query * span + _nearest(queries, q, asks), side="left")
+        end = np.searchsorted(held[order], of_query * span + q.last[asks], side="right")
+        found.append(_join(q.tile[asks], k.tile[order], begin, np.where(of_query >= 0, end, begin), n_columns))
     return np.concatenate(found)
 
 
@@ -137,13 +154,22 @@ def _group_pairs(queries: MaskTensors, keys: MaskTensors, q_tile: int, k_tile: i
     width = 1 + max(q.branch.max(initial=0), k.branch.max(initial=0))
     q_pair = np.searchsorted(docs, q.doc) * len(groups) + np.searchsorted(groups, q.group)
     k_pair = np.searchsorted(docs, k.doc) * len(groups) + np.searchsorted(groups, k.group)
-    held = k_pair * width + k.branch
+    span = 1 + max(q.first_place.max(initial=0), k.last_place.max(initial=0))
+    held = (k_pair * width + k.branch) * span + k.last_place
     order = np.argsort(held, kind="stable")
     found = []
     for branch, asks in _seen_branches(q.branch):
-        key = (q_pair * width + branch)[asks]
-        found.append(_join(q.tile[asks], k.tile[order], held[order], key, key, np.ones(len(key), bool), n_columns))
+        key = (q_pair * width + branch)[asks] * span
+        begin = np.searchsorted(held[order], key + _nearest(queries, q, asks), side="left")
+        end = np.searchsorted(held[order], key + span - 1, side="right")
+        found.append(_join(q.tile[asks], k.tile[order], begin, end, n_columns))
     return np.concatenate(found)
+
+
+def _nearest(queries: MaskTensors, runs: _Runs, asks: np.ndarray) -> np.ndarray:
+    """The first place that the first query of each run sees; 0 without a window."""
+    first: np.ndarray = runs.first_place[asks]
+    return np.zeros_like(first) if queries.window is None else np.maximum(first - queries.window + 1, 0)
 
 
 def _seen_branches(branch: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -161,17 +187,10 @@ def _place(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
 
 
 def _join(
-    rows: np.ndarray,
-    columns: np.ndarray,
-    held: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    wanted: Bool[np.ndarray, "asks"],
-    n_columns: int,
+    rows: np.ndarray, columns: np.ndarray, begin: np.ndarray, end: np.ndarray, n_columns: int
 ) -> Int64[np.ndarray, "pairs"]:
-    """For each query run that is ``wanted``, the columns whose sorted value ``held`` lies in ``[low, high]``."""
-    begin = np.searchsorted(held, low, side="left")
-    count = np.where(wanted, np.searchsorted(held, high, side="right") - begin, 0)
+    """For each query run, the columns from ``begin`` up to ``end``, if there are any."""
+    count = np.maximum(end - begin, 0)
     at = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
     return np.repeat(rows, count) * n_columns + columns[at]
 
@@ -208,6 +227,9 @@ def _full(
     behind = place_k.high[columns] <= place_q.low[rows]
     one_group = group_q.single[rows] & group_k.single[columns] & (group_q.low[rows] == group_k.low[columns])
     whole = ((rows + 1) * q_tile <= len(queries)) & ((columns + 1) * k_tile <= len(keys))
+    if queries.window is not None and queries.host_places is not None and keys.host_places is not None:
+        farthest = _ranges(queries.host_places, q_tile).high[rows] - _ranges(keys.host_places, k_tile).low[columns]
+        whole &= farthest < queries.window
     return (
         (one_doc & (doc_q.low[rows] >= 0) & whole)
         & (same_branch | (branch_k.high[columns] == 0))

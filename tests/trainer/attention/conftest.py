@@ -33,6 +33,7 @@ class Case:
 
     mask: MaskArrays
     layout: TokenLayout
+    window: int | None = None
     ulysses: int = 1
     heads: int = 8
     kv_heads: int = 2
@@ -43,6 +44,11 @@ class Case:
     @property
     def ring(self) -> int:
         return self.layout.ring_degree
+
+    @property
+    def tensors(self) -> MaskTensors:
+        """The mask, within the window."""
+        return MaskTensors.from_arrays(self.mask).within(self.window)
 
     def inputs(self) -> list[Tensor]:
         """q, k, v and the output's gradient for the whole pack."""
@@ -70,7 +76,7 @@ def attend_here(cp: ContextParallel, case: Case, calls: Calls) -> list[Results]:
     q, k, v, dout = (x[:, mine] for x in case.inputs())
     results = []
     for kind, options in calls:
-        attend = bind(kind, case.layout, MaskTensors.from_arrays(case.mask), cp, **options)
+        attend = bind(kind, case.layout, case.tensors, cp, **options)
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         out = attend(*inputs)
         assert out.dtype == case.dtype
@@ -136,7 +142,7 @@ def expected() -> Callable[[Case], Results]:
     def run(case: Case) -> Results:
         q, k, v, dout = (x.double() for x in case.inputs())
         inputs = [x.requires_grad_() for x in (q, k, v)]
-        out = reference_attention(q, k, v, MaskTensors.from_arrays(case.mask))
+        out = reference_attention(q, k, v, case.tensors)
         dq, dk, dv = torch.autograd.grad(out, inputs, dout)
         return out.detach(), dq, dk, dv
 

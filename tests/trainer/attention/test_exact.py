@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8), (8, 1)]
 EXAMPLES = {1: 4, 2: 3, 4: 2, 8: 2}
 """Examples per scheme, by the number of ranks, which share few cores; the first of each scheme is a trivial pack."""
+WINDOWS = (None, 5, 3, None)
+"""Of the examples in turn."""
 ALL_SCHEMES = (*SCHEMES, "random")
 SOME_SCHEMES: dict[tuple[int, int], tuple[str, ...]] = {
     **dict.fromkeys([(1, 1), (2, 1), (4, 1)], ("contiguous", "random")),
@@ -39,10 +43,12 @@ pytestmark = pytest.mark.process  # starts none with threads, and takes long
 def met(case: Any) -> set[str]:
     """What is special about a case."""
     mask, slices = case.mask, case.slices()
-    allowed = dense_mask(mask)
+    allowed = dense_mask(mask, window=case.window)
     tokens = len(slices[0]) * case.ulysses
     special = {
         "grouped heads": case.kv_heads < case.heads,
+        "a window hides keys": bool((allowed != dense_mask(mask)).any()),
+        "no window": case.window is None,
         "key heads are copied": case.kv_heads % (case.ulysses * case.ring) > 0,
         "padding": bool((mask.doc_ids < 0).any()),
         "annotations": bool((mask.branch_ids > 0).any()),
@@ -57,18 +63,28 @@ def met(case: Any) -> set[str]:
     return {name for name, there in special.items() if there}
 
 
-ALWAYS = {"grouped heads", "padding", "annotations", "tokens see later ones", "a slice is no multiple of a tile"}
+ALWAYS = {
+    "a window hides keys",
+    "no window",
+    "grouped heads",
+    "padding",
+    "annotations",
+    "tokens see later ones",
+    "a slice is no multiple of a tile",
+}
 BETWEEN_RANKS = {"a rank sees nothing of another", "key heads are copied"}
 
 
 def check(cases: Any, attend: Any, expected: Any, assert_same: Any, mesh: tuple[int, int]) -> set[str]:
     """Compares every kind on a mesh with the reference; what was special about the cases."""
     seen: set[str] = set()
+    windows = cycle(WINDOWS)
     for scheme in SOME_SCHEMES.get(mesh, ALL_SCHEMES):
 
         @settings(max_examples=EXAMPLES[mesh[0] * mesh[1]], deadline=None, derandomize=True, database=None)
         @given(cases(scheme, *mesh))
         def check_scheme(case: Any) -> None:
+            case = replace(case, window=next(windows))
             seen.update(met(case))
             right = expected(case)
             for ours in attend(case, CALLS):

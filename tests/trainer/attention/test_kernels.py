@@ -31,6 +31,9 @@ KERNELS = {
 }
 
 
+WINDOWS = st.sampled_from([None, 1, 20])
+
+
 def random_inputs(heads: int, kv_heads: int, seq_len: int, head_dim: int) -> list[torch.Tensor]:
     """q, k, v and dout in float64."""
     rng = torch.Generator().manual_seed(seq_len)
@@ -38,9 +41,15 @@ def random_inputs(heads: int, kv_heads: int, seq_len: int, head_dim: int) -> lis
     return [torch.randn(n, seq_len, head_dim, generator=rng, dtype=torch.float64) for n in sizes]
 
 
-def in_parts(kernel: Kernel, mask: MaskArrays, parts: list[np.ndarray], inputs: list[torch.Tensor]) -> Any:
+def in_parts(
+    kernel: Kernel,
+    mask: MaskArrays,
+    parts: list[np.ndarray],
+    inputs: list[torch.Tensor],
+    window: int | None = None,
+) -> Any:
     """Output, log-sum-exp and gradients when the keys come in parts, as in a ring."""
-    tensors = MaskTensors.from_arrays(mask)
+    tensors = MaskTensors.from_arrays(mask).within(window)
     q, k, v, dout = inputs
     queries, dtype = tensors.at(np.arange(mask.seq_len)), accumulation_dtype(q.dtype)
     out, lse = torch.zeros(q.shape, dtype=dtype), torch.full(q.shape[:2], -torch.inf, dtype=dtype)
@@ -56,11 +65,11 @@ def in_parts(kernel: Kernel, mask: MaskArrays, parts: list[np.ndarray], inputs: 
     return (out, dq, dk, dv), lse
 
 
-def whole(mask: MaskArrays, inputs: list[torch.Tensor]) -> Any:
+def whole(mask: MaskArrays, inputs: list[torch.Tensor], window: int | None = None) -> Any:
     """The same by the reference."""
     q, k, v, dout = inputs
     wanted = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = reference_attention(*wanted, MaskTensors.from_arrays(mask))
+    out = reference_attention(*wanted, MaskTensors.from_arrays(mask).within(window))
     return out.detach(), *torch.autograd.grad(out, wanted, dout)
 
 
@@ -70,13 +79,13 @@ def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
     met = {"a row sees nothing of a part": 0, "a row sees nothing": 0}
 
     @settings(max_examples=10, deadline=None, derandomize=True, database=None)
-    @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from([1, 7, 33]))
-    def check(pack: Any, seed: int, n_parts: int, head_dim: int) -> None:
+    @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from([1, 7, 33]), WINDOWS)
+    def check(pack: Any, seed: int, n_parts: int, head_dim: int, window: int | None) -> None:
         mask = pack[0]
         parts = np.array_split(np.random.default_rng(seed).permutation(mask.seq_len), n_parts)
         inputs = random_inputs(4, 2, mask.seq_len, head_dim)
-        ours, lse = in_parts(KERNELS[name], mask, parts, inputs)
-        for mine, right in zip(ours, whole(mask, inputs), strict=True):
+        ours, lse = in_parts(KERNELS[name], mask, parts, inputs, window)
+        for mine, right in zip(ours, whole(mask, inputs, window), strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
         unseen = mask.doc_ids < 0
         assert ((lse == -torch.inf) == torch.from_numpy(unseen)).all()
@@ -143,10 +152,10 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
     full_tiles = 0
 
     @settings(max_examples=12, deadline=None, derandomize=True, database=None)
-    @given(packs(1, 4), st.sampled_from([1, 4, 16]))
-    def check(pack: Any, tile: int) -> None:
+    @given(packs(1, 4), st.sampled_from([1, 4, 16]), WINDOWS)
+    def check(pack: Any, tile: int, window: int | None) -> None:
         nonlocal full_tiles
-        tokens = MaskTensors.from_arrays(pack[0]).at(np.arange(pack[0].seq_len))
+        tokens = MaskTensors.from_arrays(pack[0]).within(window).at(np.arange(pack[0].seq_len))
         tiles = list_tiles(tokens, tokens, q_tile=tile, k_tile=tile)
         made = block_mask(tiles)
         expected = np.zeros(made.to_dense().shape[2:], np.int32)
@@ -157,7 +166,7 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
             assert full.tolist() == columns[: tiles.n_full[row]].tolist()
         every = torch.arange(pack[0].seq_len)
         rule = made.mask_mod(every[:1], every[:1], every[:, None], every[None, :])
-        np.testing.assert_array_equal(rule.numpy(), dense_mask(pack[0]))
+        np.testing.assert_array_equal(rule.numpy(), dense_mask(pack[0], window=window))
         np.testing.assert_array_equal(made.to_dense()[0, 0].numpy(), expected)
         full_tiles += int(tiles.n_full.sum())
 
@@ -165,8 +174,8 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
     assert full_tiles
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-def test_flex_without_a_gpu(kv_heads: int, make_mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kv_heads", "window"), [(1, None), (4, 70)])
+def test_flex_without_a_gpu(kv_heads: int, window: int | None, make_mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # The rule inside the tiles, the scale, grouped heads, lengths that are not a multiple of a tile, and the backward
     # through output and log-sum-exp. Torch refuses this on a CPU, as it has no fast kernel; its plain one is correct.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
@@ -175,15 +184,15 @@ def test_flex_without_a_gpu(kv_heads: int, make_mask: Any, monkeypatch: pytest.M
     inputs = random_inputs(4, kv_heads, mask.seq_len, 16)
     parts = np.split(np.roll(np.arange(mask.seq_len), 77), [177])
     with warnings.catch_warnings(action="ignore"):
-        ours, lse = in_parts(Flex(attention=flex_attention), mask, parts, inputs)
-    for mine, right in zip(ours, whole(mask, inputs), strict=True):
+        ours, lse = in_parts(Flex(attention=flex_attention), mask, parts, inputs, window)
+    for mine, right in zip(ours, whole(mask, inputs, window), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
     assert ((lse == -torch.inf) == torch.from_numpy(mask.doc_ids < 0)).all()
 
 
 def test_flex_is_compiled_once_for_all_batches() -> None:
-    """Fails when a mask or a length is a constant of the graph: each batch would compile it again, for minutes, and
-    past a limit torch would give up compiling and make a dense matrix of scores.
+    """Fails when a mask, a length or a window is a constant of the graph: each batch would compile it again, for
+    minutes, and past a limit torch would give up compiling and make a dense matrix of scores.
     """
     graphs = []
 
@@ -192,15 +201,17 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
         return graph.forward
 
     kernel = Flex(attention=compiled_attention(backend))
-    for length, n_queries, edge in ((300, 300, 100), (300, 200, 150), (900, 450, 299), (513, 513, 64)):
+    sizes = ((300, 300, 100, None), (300, 200, 150, None), (900, 450, 299, None), (513, 513, 64, None))
+    for length, n_queries, edge, window in (*sizes, (300, 300, 100, 40), (900, 450, 299, 60)):
         zero, doc = np.zeros(length, np.int32), (np.arange(length) >= edge).astype(np.int32)
         mask = MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
-        tensors, (q, k, v, _) = MaskTensors.from_arrays(mask), (x.float() for x in random_inputs(4, 2, length, 16))
+        tensors = MaskTensors.from_arrays(mask).within(window)
+        q, k, v, _ = (x.float() for x in random_inputs(4, 2, length, 16))
         queries, every = tensors.at(np.arange(n_queries)), tensors.at(np.arange(length))
         out, _ = kernel.forward(q[:, :n_queries].contiguous(), k, v, kernel.prepare(queries, every))
         right = reference_attention(q, k, v, tensors)[:, :n_queries]
         torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
-    assert len(graphs) == 1
+    assert len(graphs) == 2, "one without a window, one with"
 
 
 def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:

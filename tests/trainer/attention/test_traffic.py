@@ -43,7 +43,8 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
         torch.ones(n, *shape, dtype=fields["dtype"], requires_grad=True)
         for n in (fields["heads"], fields["kv_heads"], fields["kv_heads"])
     ]
-    attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
+    mask = MaskTensors.from_arrays(fields["mask"]).within(fields["window"])
+    attend = bind(kind, fields["layout"], mask, mesh.cp, **options)
     with (
         mock.patch.object(dist, "all_to_all_single", count_all_to_all),
         mock.patch.object(dist, ALL_GATHER, count_all_gather),
@@ -62,11 +63,11 @@ HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 16, 512
 def sent(gloo_pool: Any, make_mask: Any, make_layout: Any, make_case: Any) -> Any:
     """Bytes that each rank sends, forward and backward, for one document in bfloat16."""
 
-    def run(kind: str, ulysses: int, ring: int, **options: Any) -> list[tuple[int, int]]:
+    def run(kind: str, ulysses: int, ring: int, *, window: int | None = None, **options: Any) -> list[tuple[int, int]]:
         mask = make_mask([(0, 0, -1)] * TOKENS)
         case = make_case(
             mask=mask, layout=make_layout(mask, "contiguous", ring), ulysses=ulysses, heads=HEADS, kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM, dtype=torch.bfloat16,
+            head_dim=HEAD_DIM, dtype=torch.bfloat16, window=window,
         )  # fmt: skip
         counted: list[tuple[int, int]] = gloo_pool.run(
             bytes_sent, vars(case), kind, options, ulysses=ulysses, ring=ring
@@ -103,8 +104,22 @@ def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
     assert sent("hybrid", 2, 2) == [(heads + 2 * keys // 4, heads + (2 + 4) * keys // 4)] * 4
 
 
+def test_a_window_moves_what_it_sees(sent: Any) -> None:
+    """Fails when layers with a window move keys as layers without do: to all ranks behind."""
+    number, ring = 2 * KV_HEADS * HEAD_DIM, 4
+    slice_of_keys, block = number * TOKENS // ring, number * 8
+    assert sent("ring", 1, ring, window=2) == [(2 * slice_of_keys, (2 + 4) * slice_of_keys)] * ring
+    assert sent("ring", 1, ring, window=1) == [(0, 0)] * ring
+    assert sent("gather", 1, ring, window=9) == [
+        (2 * block * (s < 3), 2 * block * (s < 3) + 4 * block * (s > 0)) for s in range(ring)
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced_ring", "balanced_gather", "random"])
-def test_needed_keys_are_all_that_are_seen_and_no_block_more(scheme: str, make_mask: Any, make_layout: Any) -> None:
+def test_needed_keys_are_all_that_are_seen_and_no_block_more(
+    scheme: str, window: int | None, make_mask: Any, make_layout: Any
+) -> None:
     # Too few would be a wrong result; all of them would be the other exchange.
     rows = [(doc, 0, -1) for doc in range(8) for _ in range(32)]
     mask, ring = make_mask(rows), 4
@@ -113,11 +128,12 @@ def test_needed_keys_are_all_that_are_seen_and_no_block_more(scheme: str, make_m
     for rank in range(ring):
         group: Any = object()
         cp = ContextParallel(ring_degree=ring, ring_rank=rank, ring_group=group)
-        got = plan_exchange("needed", layout, MaskTensors.from_arrays(mask), cp).positions
-        every = plan_exchange("all", layout, MaskTensors.from_arrays(mask), cp).positions
+        tensors = MaskTensors.from_arrays(mask).within(window)
+        got = plan_exchange("needed", layout, tensors, cp).positions
+        every = plan_exchange("all", layout, tensors, cp).positions
         assert len(every) == 256
         mine = slice_positions(layout.runs, rank)
-        seen = {k for q in mine for k in range(q + 1) if mask.doc_ids[q] == mask.doc_ids[k]}
+        seen = {k for q in mine for k in range(max(0, q - (window or q) + 1), q + 1) if k // 32 == q // 32}
         assert len(np.unique(got)) == len(got)
         assert set(np.unique(got // 8)) == {k // 8 for k in seen}
         assert set(got) >= seen
