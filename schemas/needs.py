@@ -10,11 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from preshard.schemas.sequence import MaskArrays
+from preshard.schemas.sequence import MaskArrays, list_places
 
 
 def needed_blocks(
-    mask: MaskArrays, runs: Int32[np.ndarray, "runs 3"], ring_degree: int, block_size: int
+    mask: MaskArrays,
+    runs: Int32[np.ndarray, "runs 3"],
+    ring_degree: int,
+    block_size: int,
+    *,
+    window: int | None = None,
 ) -> Bool[np.ndarray, "ring blocks"]:
     """Which blocks of ``block_size`` keys, in natural order, hold a key that some query of each rank sees.
 
@@ -25,8 +30,15 @@ def needed_blocks(
         runs: a layout that holds every token once.
         ring_degree: number of ring ranks.
         block_size: tokens of a block.
+        window: of the mask, see :func:`preshard.schemas.sequence.dense_mask`; None for the full mask.
     """
     blocks = -(-mask.seq_len // block_size)
+    if window is not None:
+        seen = _seen_in_window(mask, runs, ring_degree, window)
+        tokens = np.zeros((ring_degree, blocks * block_size), np.bool_)
+        tokens[:, : mask.seq_len] = seen
+        in_window: Bool[np.ndarray, "ring blocks"] = np.any(tokens.reshape(ring_degree, blocks, block_size), axis=2)
+        return in_window
     marks = np.zeros((ring_degree, blocks + 1), np.int32)
     ranges = _Ranges.of(mask)
     last = _last_seen(ranges, runs, ring_degree)
@@ -97,6 +109,41 @@ def _last_seen(
         whole[:, ranges.own_group], last_keys, np.minimum(upto[:, ranges.own], last_keys)
     )
     return last
+
+
+def _seen_in_window(
+    mask: MaskArrays, runs: Int32[np.ndarray, "runs 3"], ring_degree: int, window: int
+) -> Bool[np.ndarray, "ring seq"]:
+    """Which keys the queries of each rank see under a window.
+
+    In ``order``, token after token of each branch, what consecutive queries see of a branch is one stretch. Each token
+    counts the stretches around it. Of a group they see all from a place on.
+    """
+    ranges, places, tokens = _Ranges.of(mask), list_places(mask).astype(np.int64), np.arange(mask.seq_len)
+    ends, rank, which = _pieces(ranges.edges, runs)
+    starts = np.concatenate([[0], ends[:-1]])
+    range_of = np.repeat(np.arange(len(ranges.own)), np.diff(ranges.edges))
+    keys = (ranges.own[range_of] + 1) * mask.seq_len + tokens
+    order = np.argsort(keys)
+    by_order = keys[order]
+    stretches = np.zeros((ring_degree, mask.seq_len + 1), np.int32)
+    group_from = np.full((ring_degree, int(ranges.own_group.max(initial=-1)) + 2), np.iinfo(np.int64).max)
+    for seen, seen_group in ((ranges.own, ranges.own_group), (ranges.root, ranges.root_group)):
+        branch = seen[which]
+        first = np.searchsorted(by_order, (branch + 1) * mask.seq_len)
+        end = np.searchsorted(by_order, (branch + 1) * mask.seq_len + ends)
+        origin = places[order[np.minimum(first, mask.seq_len - 1)]]  # the place of the branch's first token
+        first += np.maximum(0, places[starts] - window + 1 - origin)
+        sees = (branch >= 0) & (first < end)
+        np.add.at(stretches, (rank[sees], first[sees]), 1)
+        np.add.at(stretches, (rank[sees], end[sees]), -1)
+        grouped = (seen_group[which] >= 0) & (seen_group[which] < group_from.shape[1] - 1)
+        at = rank[grouped], seen_group[which][grouped]
+        np.minimum.at(group_from, at, places[starts][grouped] - window + 1)
+    found = np.zeros((ring_degree, mask.seq_len), np.bool_)
+    found[:, order] = np.cumsum(stretches, axis=1)[:, :-1] > 0
+    found |= places >= group_from[:, ranges.own_group[range_of]]  # the last column is that of no group
+    return found
 
 
 def _pieces(

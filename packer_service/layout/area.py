@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Int32, Int64
 
@@ -10,65 +12,91 @@ from preshard.packer_service.numerics.compiled import compiled
 from preshard.schemas.sequence import MaskArrays
 
 
-@compiled
-def _run_keys(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs"], Int64[np.ndarray, "runs"]]:
-    """Keys that each run's first query sees, and whether each further query of the run sees one more.
+class _Runs(NamedTuple):
+    """What decides how many keys the queries of each run see.
 
-    A query outside any group sees one key more than the query before it. Inside a group both see the whole run.
+    Attributes:
+        root_keys: keys of the root class before the run.
+        later: keys of the run's own group class behind the run.
     """
-    run_edges, run_class, run_group = index.run_edges, index.run_class, index.run_group
-    class_root, group_root = index.class_root, index.group_root
-    runs = len(run_class)
-    before, later = np.zeros(len(class_root), np.int64), np.zeros(len(group_root), np.int64)
-    for run in range(runs):
+
+    root_keys: Int64[np.ndarray, "runs"]
+    later: Int64[np.ndarray, "runs"]
+
+
+@compiled
+def list_runs(index: MaskIndex) -> _Runs:
+    run_class, run_group, class_root = index.run_class, index.run_group, index.class_root
+    before, later = np.zeros(len(class_root), np.int64), np.zeros(len(index.group_root), np.int64)
+    found = _Runs(np.zeros(len(run_class), np.int64), np.zeros(len(run_class), np.int64))
+    for run in range(len(run_class)):
         if run_group[run] >= 0:
-            later[run_group[run]] += run_edges[run + 1] - run_edges[run]
-    first, slope = np.zeros(runs, np.int64), np.zeros(runs, np.int64)
-    for run in range(runs):
-        c, group, length = run_class[run], run_group[run], run_edges[run + 1] - run_edges[run]
+            later[run_group[run]] += index.run_edges[run + 1] - index.run_edges[run]
+    for run in range(len(run_class)):
+        c, group, length = run_class[run], run_group[run], index.run_edges[run + 1] - index.run_edges[run]
         if c < 0:
             continue
-        seen = before[c]
         if class_root[c] >= 0:
-            seen += before[class_root[c]]
+            found.root_keys[run] = before[class_root[c]]
         before[c] += length
-        if group < 0:
-            first[run], slope[run] = seen + 1, 1
-            continue
-        later[group] -= length
-        seen += length + later[group]
-        if group_root[group] >= 0:
-            seen += later[group_root[group]]
-        first[run] = seen
-    return first, slope
+        if group >= 0:
+            later[group] -= length
+            found.later[run] = later[group]
+    return found
 
 
 @compiled
-def _areas_before(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs_plus_1"], np.ndarray, np.ndarray]:
-    """Allowed pairs of all queries before each run, and what :func:`_run_keys` says of the runs."""
-    first, slope = _run_keys(index)
-    before = np.zeros(len(first) + 1, np.int64)
-    for run in range(len(first)):
-        length = index.run_edges[run + 1] - index.run_edges[run]
-        before[run + 1] = before[run] + _area_of(length, first[run], slope[run])
-    return before, first, slope
+def _sum_capped(first: np.int64, count: np.int64, cap: np.int64) -> np.int64:
+    """Sum of ``count`` numbers that begin with ``first`` and grow by one, where below 0 as 0, above ``cap`` as it."""
+    zeros = min(count, max(np.int64(0), -first))
+    first, count = max(first, np.int64(0)), count - zeros
+    rising = min(count, max(np.int64(0), cap - first))
+    return rising * first + rising * (rising - 1) // 2 + (count - rising) * cap
 
 
 @compiled
-def _area_of(queries: np.int64, first: np.int64, slope: np.int64) -> np.int64:
+def _area_of(index: MaskIndex, runs: _Runs, run: int, queries: np.int64) -> np.int64:
     """Allowed pairs of the first queries of a run."""
-    return queries * first + slope * (queries * (queries - 1) // 2)
+    c, group = index.run_class[run], index.run_group[run]
+    if c < 0:
+        return np.int64(0)
+    place, window = index.run_place[run], np.int64(index.window)
+    too_far = place - window + 1  # places of keys that the first query does not see, from 0 on
+    area = _sum_capped(place - index.class_prefix[c] + 1, queries, window)
+    area += queries * runs.root_keys[run] - _sum_capped(too_far, queries, runs.root_keys[run])
+    if group < 0:
+        return area
+    behind = index.run_edges[run + 1] - index.run_edges[run] - 1  # the first query, in its own run
+    area += queries * behind - queries * (queries - 1) // 2 + queries * runs.later[run]
+    root = index.group_root[group]
+    if root >= 0:
+        for other in range(run + 1, len(index.run_group)):
+            if index.run_group[other] == root:
+                keys = index.run_edges[other + 1] - index.run_edges[other]
+                area += queries * keys - _sum_capped(too_far - index.run_place[other], queries, keys)
+    return area
+
+
+@compiled
+def _areas_before(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs_plus_1"], _Runs]:
+    """Allowed pairs of all queries before each run, and what is known of the runs."""
+    runs = list_runs(index)
+    before = np.zeros(len(index.run_class) + 1, np.int64)
+    for run in range(len(index.run_class)):
+        length = index.run_edges[run + 1] - index.run_edges[run]
+        before[run + 1] = before[run] + _area_of(index, runs, run, length)
+    return before, runs
 
 
 @compiled
 def _add_areas(index: MaskIndex, runs: Int32[np.ndarray, "runs 3"], by_rank: Int64[np.ndarray, "ring"]) -> None:
-    before, first, slope = _areas_before(index)
+    before, known = _areas_before(index)
     for row in range(len(runs)):
         start = np.int64(runs[row, 1])
         for position, sign in ((start, -1), (start + runs[row, 2], 1)):
-            run = min(run_at(index, position), len(first) - 1)
+            run = min(run_at(index, position), len(index.run_class) - 1)
             if run >= 0:
-                area = before[run] + _area_of(position - index.run_edges[run], first[run], slope[run])
+                area = before[run] + _area_of(index, known, run, position - index.run_edges[run])
                 by_rank[runs[row, 0]] += sign * area
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Int32, Int64
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import real_before
-from preshard.packer_service.layout.tiles import Incidence, chunk_incidence, whole_run
+from preshard.packer_service.layout.tiles import Incidence, chunk_incidence, first_held, whole_run
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.schemas.layout import TILE
 
@@ -51,7 +51,7 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
         for row in range(block * per_block, min(count, (block + 1) * per_block)):
             for entry in range(tiles.seen_edges[row], tiles.seen_edges[row + 1]):
                 c, upto = tiles.seen_class[entry], tiles.seen_upto[entry]
-                for place in range(tiles.held_edges[c], tiles.held_edges[c + 1]):
+                for place in range(first_held(tiles, c, tiles.seen_from[entry]), tiles.held_edges[c + 1]):
                     if tiles.held_from[place] > upto:
                         break
                     column = tiles.held_chunk[place]

@@ -4,6 +4,10 @@ A *class* is a (document, branch) pair, a *group class* a (document, branch, gro
 a query of branch b, group g: it sees the keys up to itself of its own class and of its document's branch 0, and later
 keys too where they are of its group in one of these two classes. So each class has at most one other class that its
 queries see (its *root*), and each group class at most one other group class.
+
+Under a window, a query sees those of these keys whose place in the document alone (see :func:`list_places`) is above
+its own place less the window. Places rise along a class, so the keys of a class that consecutive queries see are
+consecutive, too: from a place on, up to a position.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from jaxtyping import Int32, Int64
 
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.schemas.sequence import MaskArrays
+
+NO_WINDOW = 1 << 40
+"""The window of the full mask: longer than any document."""
 
 _BRANCH_ZERO = 1 << 31
 """What branch 0 becomes once branches are shifted to be non-negative."""
@@ -34,6 +41,9 @@ class MaskIndex(NamedTuple):
         run_group: group class of each run; -1 for tokens that see no later token.
         class_root: class of the same document's branch 0; -1 where that is the class itself or does not occur.
         group_root: the same group's class in branch 0 of the document; -1 likewise.
+        run_place: place of each run's first token in its document alone.
+        class_prefix: place of each class's first token: 0, or in an annotation the length of the shared prefix.
+        window: a key is hidden from a query unless their places differ by less.
     """
 
     seq_len: int
@@ -42,6 +52,17 @@ class MaskIndex(NamedTuple):
     run_group: Int32[np.ndarray, "runs"]
     class_root: Int32[np.ndarray, "classes"]
     group_root: Int32[np.ndarray, "groups"]
+    run_place: Int64[np.ndarray, "runs"]
+    class_prefix: Int64[np.ndarray, "classes"]
+    window: int
+
+    def within(self, window: int | None) -> MaskIndex:
+        """The same mask under a window; None for none."""
+        return self._replace(window=NO_WINDOW if window is None else window)
+
+    def without_groups(self) -> MaskIndex:
+        """The same mask if no token sees a later one."""
+        return self._replace(run_group=np.full_like(self.run_group, -1), group_root=self.group_root[:0])
 
     @staticmethod
     def of(mask: MaskArrays | MaskIndex) -> MaskIndex:
@@ -93,6 +114,8 @@ def index_mask(mask: MaskArrays) -> MaskIndex:
     owner, inner = group_keys >> 32, group_keys & 0xFFFFFFFF
     root_of_owner = class_root[owner].astype(np.int64)
     group_root = _lookup(group_keys, np.where(root_of_owner >= 0, (root_of_owner << 32) + inner, -1))
+    tokens = np.bincount(run_class[real], weights=np.diff(edges)[real], minlength=len(class_keys)).astype(np.int64)
+    class_prefix = np.where(class_root >= 0, tokens[class_root], 0) if len(tokens) else tokens
     return MaskIndex(
         seq_len=len(doc),
         run_edges=edges,
@@ -100,4 +123,23 @@ def index_mask(mask: MaskArrays) -> MaskIndex:
         run_group=run_group,
         class_root=class_root,
         group_root=group_root,
+        run_place=_first_places(edges, run_class, class_prefix),
+        class_prefix=class_prefix,
+        window=NO_WINDOW,
     )
+
+
+@compiled
+def _first_places(
+    run_edges: Int64[np.ndarray, "runs_plus_1"],
+    run_class: Int32[np.ndarray, "runs"],
+    class_prefix: Int64[np.ndarray, "classes"],
+) -> Int64[np.ndarray, "runs"]:
+    """Place of each run's first token; 0 for padding."""
+    places, next_place = np.zeros(len(run_class), np.int64), class_prefix.copy()
+    for run in range(len(run_class)):
+        own = run_class[run]
+        if own >= 0:
+            places[run] = next_place[own]
+            next_place[own] += run_edges[run + 1] - run_edges[run]
+    return places

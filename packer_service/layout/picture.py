@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
-from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.mask import NO_WINDOW, MaskIndex
 from preshard.packer_service.numerics.compiled import compiled
 
 
@@ -42,6 +42,7 @@ def allowed_pairs(index: MaskIndex, cell: int) -> Int64[np.ndarray, "cells cells
 
     The tokens are cut where the mask's runs and the cells end; time grows with the square of the pieces.
     """
+    assert index.window == NO_WINDOW, "pictures are of the full mask"
     cells = -(-index.seq_len // cell)
     edges = np.unique(np.concatenate([index.run_edges, np.arange(cells) * cell, [index.seq_len]]))
     starts = edges[:-1]

@@ -59,14 +59,14 @@ def slicings(masks, random_runs) -> Callable[[int], st.SearchStrategy[tuple[Mask
 
 @pytest.fixture(scope="session")
 def brute_tiles() -> Callable[..., np.ndarray]:
-    """``brute_tiles(mask, runs, ring_degree, tile)`` from the dense mask."""
+    """``brute_tiles(mask, runs, ring_degree, tile, window)`` from the dense mask."""
 
-    def count(mask: MaskArrays, runs: np.ndarray, ring_degree: int, tile: int) -> np.ndarray:
+    def count(mask: MaskArrays, runs: np.ndarray, ring_degree: int, tile: int, window: int | None = None) -> np.ndarray:
         slices = [slice_positions(runs, rank) for rank in range(ring_degree)]
         tiles = np.zeros((ring_degree, ring_degree), np.int64)
         for r, rows in enumerate(slices):
             for s, columns in enumerate(slices):
-                allowed = dense_mask(mask, rows, columns)
+                allowed = dense_mask(mask, rows, columns, window=window)
                 by_row = np.logical_or.reduceat(allowed, np.arange(0, len(rows), tile), axis=0)
                 tiles[r, s] = np.logical_or.reduceat(by_row, np.arange(0, len(columns), tile), axis=1).sum()
         return tiles
