@@ -36,7 +36,8 @@ class TokenLayout:
 
     ``runs`` has rows (ring_rank, start, length), rank after rank and, within a rank, in slice order: the slice of rank
     r consists of the natural ranges ``[start, start + length)`` of its rows, one after the other. ``needs[r, b]`` says
-    whether any query of rank r sees any key of block b of ``block_size`` tokens in natural order.
+    whether any query of rank r sees any key of block b of ``block_size`` tokens in natural order. ``window_needs`` says
+    the same of layers with a sliding window; it is None where no window is shorter than packs.
     """
 
     scheme: str
@@ -44,6 +45,7 @@ class TokenLayout:
     block_size: int
     runs: Int32[np.ndarray, "runs 3"]
     needs: Bool[np.ndarray, "ring blocks"]
+    window_needs: Bool[np.ndarray, "ring blocks"] | None = None
 
     @property
     def name(self) -> str:

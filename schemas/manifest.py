@@ -9,7 +9,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
 )
 
 from preshard.schemas.layout import RankImages
@@ -100,6 +102,22 @@ class TokenizerEntry(_Record):
     chat_template_sha256: Sha256 | None
 
 
+class LayerMasks(_Record):
+    """A model's layers by their masks, where some see less than a whole pack.
+
+    Attributes:
+        full_layers: layers whose tokens see all of their document that the mask allows.
+        window_layers: layers with a sliding window.
+        window: tokens that these see, see :func:`preshard.schemas.sequence.dense_mask`.
+        groups: whether bidirectional groups hold in all layers, or in those with a window alone.
+    """
+
+    full_layers: Annotated[int, Field(ge=0, lt=2**31)]
+    window_layers: Annotated[int, Field(ge=1, lt=2**31)]
+    window: Annotated[int, Field(ge=1, lt=2**31)]
+    groups: Literal["all", "window"]
+
+
 class ModelEntry(_Record):
     """The model that the dataset was packed for: what a reader needs to rebuild its inputs and to check the arrays.
 
@@ -111,6 +129,7 @@ class ModelEntry(_Record):
         row_ids: ids of the tokens that rows fill.
         group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
         settings: what else the family read from the folder, see also :mod:`preshard.schemas.model.encoder`.
+        masks: the layers by their masks; left out where no window is shorter than packs.
     """
 
     model_type: str
@@ -120,6 +139,13 @@ class ModelEntry(_Record):
     row_ids: list[Natural]
     group_ids: list[Natural]
     settings: dict[str, Any]
+    masks: LayerMasks | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_masks(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``masks`` if there are none: such a dataset keeps the id that it had before models had windows."""
+        fields: dict[str, Any] = dump(self)
+        return {key: value for key, value in fields.items() if key != "masks" or value is not None}
 
     @field_validator("settings")
     @classmethod

@@ -7,6 +7,7 @@ span, so a map of 8,192 blocks takes a few hundred kilobytes where the matrix wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +108,19 @@ def _transpose(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.nda
                 fill[column] = out_edges[column]
             out = np.empty((out_edges[blocks], 3), np.int32)
     return out_edges, out
+
+
+class WeighedMap(NamedTuple):
+    """The map of one mask, and how often its paths count."""
+
+    blocks: BlockMap
+    weight: int
+
+
+def sum_loads(masks: Sequence[WeighedMap]) -> Int64[np.ndarray, "blocks"]:
+    """Tiles of each row under all masks, each times its weight."""
+    total: Int64[np.ndarray, "blocks"] = np.sum([each.weight * each.blocks.loads for each in masks], axis=0)
+    return total
 
 
 def _sum_rows(

@@ -12,12 +12,14 @@ consecutive, too: from a place on, up to a position.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from preshard.packer_service.numerics.compiled import compiled
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.sequence import MaskArrays
 
 NO_WINDOW = 1 << 40
@@ -68,6 +70,30 @@ class MaskIndex(NamedTuple):
     def of(mask: MaskArrays | MaskIndex) -> MaskIndex:
         """The index of a mask; an index is returned as it is."""
         return mask if isinstance(mask, MaskIndex) else index_mask(mask)
+
+
+class WeighedMask(NamedTuple):
+    """One of a model's masks, and how often its paths count."""
+
+    mask: MaskIndex
+    weight: int
+
+
+def full_and_window(mask: MaskIndex, layers: LayerMasks | None) -> tuple[MaskIndex, MaskIndex | None]:
+    """The mask of a model's full layers, and that of its layers with a window, if it has any."""
+    if layers is None:
+        return mask, None
+    return mask if layers.groups == "all" else mask.without_groups(), mask.within(layers.window)
+
+
+def weigh_masks(mask: MaskIndex, layers: LayerMasks | None) -> list[WeighedMask]:
+    """The masks that a model has layers of, each weighed by their number."""
+    full, window = full_and_window(mask, layers)
+    if layers is None or window is None:
+        return [WeighedMask(full, 1)]
+    common = math.gcd(layers.full_layers, layers.window_layers)
+    both = [WeighedMask(full, layers.full_layers // common), WeighedMask(window, layers.window_layers // common)]
+    return [each for each in both if each.weight]
 
 
 @compiled

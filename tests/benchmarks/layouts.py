@@ -1,6 +1,7 @@
 """Prints what each layout costs on seeded mixtures: paths as multiples of the tile floor, traffic, time to solve.
 
     python tests/benchmarks/layouts.py [--packs 40] [--seed 0] [--ring 2 4 8 16] [--mixtures mixed annotated long]
+    python tests/benchmarks/layouts.py --windows [--packs 40] [--mixtures ...]
     python tests/benchmarks/layouts.py --million
 
 ``head_tail`` (torch, Megatron) and ``round_robin`` are no schemes of the dataset; they are here to compare with. A line
@@ -24,12 +25,13 @@ import mixtures
 from machine import hardware
 
 from preshard.packer_service.layout.deals import round_robin
-from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.mask import MaskIndex, full_and_window
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
 from preshard.packer_service.layout.solve import runs_from_owners, solve_layouts
 from preshard.schemas.layout import SCHEMES, TokenLayout
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.schemes import zigzag_runs
-from preshard.schemas.sequence import MaskArrays
+from preshard.schemas.sequence import MaskArrays, drop_groups
 
 BLOCK = 128
 NAMES = (*SCHEMES, "head_tail", "round_robin")
@@ -112,6 +114,56 @@ def table(mixture: str, count: int, seed: int, degrees: list[int]) -> bool:
     return sound
 
 
+WINDOWED = {
+    "Gemma 3": LayerMasks(full_layers=1, window_layers=5, window=1024, groups="all"),
+    "gpt_oss": LayerMasks(full_layers=1, window_layers=1, window=128, groups="all"),
+}
+"""Layers of a period, by the model that they are like. A gpt_oss has no images, so its masks have no groups."""
+
+
+PATHS = {"ring_path": "balanced_ring", "gather_path": "balanced_gather"}
+
+
+def windows(mixture: str, count: int, seed: int, degree: int) -> bool:
+    """Print what the layouts cost models with two masks: the layers' paths together, as a multiple of their floor."""
+    packs = mixtures.packs(mixture, count, seed)
+    print(f"\n## {mixture}: {count} packs of {mixtures.SEQ_LEN} tokens, seed {seed}, R = {degree}\n")
+    print("| model | layout | path | both / floor | p95 | full / floor | window / floor | keys moved | ms |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    sound = True
+    for model, layers in WINDOWED.items():
+        masks = [pack.mask if model == "Gemma 3" else drop_groups(pack.mask) for pack in packs]
+        asked = [("zigzag", path, layers) for path in PATHS]
+        asked += [(scheme, path, of) for path, scheme in PATHS.items() for of in (None, layers)]
+        for name, path, of in asked:
+            rows, spent = [], 0.0
+            for pack, mask in zip(packs, masks, strict=True):
+                index = MaskIndex.of(mask)
+                began = time.process_time()
+                [layout] = solve_layouts(
+                    index, segment_edges=pack.edges, schemes=(name,), ring_degrees=(degree,), layers=of
+                )
+                spent += time.process_time() - began
+                full, window = (
+                    measure_layout(each, layout) for each in full_and_window(index, layers) if each is not None
+                )
+                weights = np.array([layers.full_layers, layers.window_layers])
+                both = weights @ [getattr(m, path) for m in (full, window)]
+                keys = weights @ [m.kv_traffic for m in (full, window)] / weights.sum()
+                rows.append((
+                    both / (weights @ [m.tile_floor for m in (full, window)]),
+                    *(getattr(m, path) / m.tile_floor for m in (full, window)), keys,
+                ))  # fmt: skip
+            mean, p95 = np.mean(rows, axis=0), np.percentile([row[0] for row in rows], 95)
+            said = name if of or name == "zigzag" else f"{name}, of the full mask alone"
+            shown = f"{mean[0]:.3f} | {p95:.3f} | {mean[1]:.3f} | {mean[2]:.3f} | {mean[3]:.3f}"
+            print(
+                f"| {model} | {said} | {path.split('_')[0]} | {shown} | {spent / len(packs) * 1000:.0f} |", flush=True
+            )
+            sound &= bool(mean[0] <= 1.03) or of is None or name == "zigzag"
+    return sound
+
+
 def million() -> bool:
     """One pack of 1,048,576 tokens at R = 64: many documents, one document, one document of one image group."""
     seq_len, degree = 1 << 20, 64
@@ -153,11 +205,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ring", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--mixtures", nargs="+", default=list(mixtures.MIXTURES), choices=list(mixtures.MIXTURES))
+    parser.add_argument("--windows", action="store_true", help="models with sliding windows, at ring degree 8")
     parser.add_argument("--million", action="store_true", help="one pack of 1,048,576 tokens instead")
     asked = parser.parse_args()
     print(f"{hardware()}, one core used")
     if asked.million:
         return 0 if million() else 1
+    if asked.windows:
+        sound = [windows(mixture, asked.packs, asked.seed, 8) for mixture in asked.mixtures]
+        return 0 if all(sound) else 1
     sound = [table(mixture, asked.packs, asked.seed, asked.ring) for mixture in asked.mixtures]
     return 0 if all(sound) else 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preshard.packer_service.layout.blocks import block_map
+from preshard.packer_service.layout.blocks import WeighedMap, block_map, sum_loads
 from preshard.packer_service.layout.deals import consecutive, longest_first, round_robin
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
@@ -104,8 +104,8 @@ def squares() -> np.ndarray:
     arrays = MaskArrays(
         doc_ids=doc, branch_ids=np.zeros_like(doc), group_ids=np.where(doc == 0, 0, -1).astype(np.int32)
     )
-    blocks = block_map(MaskIndex.of(arrays), 128)
-    rivals = [longest_first(blocks.loads, 8), round_robin(64, 8)]
+    blocks = [WeighedMap(block_map(MaskIndex.of(arrays), 128), 1)]
+    rivals = [longest_first(sum_loads(blocks), 8), round_robin(64, 8)]
     owners = [gather_owners(blocks, 8, rivals=rivals), gather_owners(blocks, 4, at_most=1), gather_owners(blocks, 16)]
     owners += [ring_owners(blocks, 8, rivals=rivals, at_most=1), ring_owners(blocks, 16), ring_owners(blocks, 32)]
     return np.concatenate([*owners, ring_owners(blocks, 4, rivals=[consecutive(64, 4)], at_most=1)])

@@ -5,6 +5,9 @@ loads are easy; among the many balanced deals the search looks for the one whose
 the keys needed plus a penalty for each tile above the limit. It exchanges two blocks of two ranks, takes what does not
 raise the cost, and early on also what raises it by less than a falling random threshold ("threshold accepting", Dueck
 and Scheuer 1990: annealing without exponentials, so that all machines take the same way).
+
+A model with sliding windows has two masks, and gathers keys for each. Tiles and keys of a mask count as often as it has
+layers.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 
-from preshard.packer_service.layout.blocks import BlockMap
+from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, sum_loads
 from preshard.packer_service.layout.deals import consecutive, draw_pair, head_tail, longest_first, next_random
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
@@ -34,7 +37,7 @@ MOST_WORK = 6_000_000_000
 packs of a million tokens below two seconds (docs/layouts.md)."""
 
 Found = tuple[np.ndarray, int, int]
-"""Owners, their tiles above the limit, and the keys that all ranks need."""
+"""Owners, their tiles above the limits, and the keys that all ranks need, each times the weights of the masks."""
 
 
 @compiled
@@ -104,23 +107,44 @@ def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray,
 
 
 @compiled
+def _excess(loads: np.ndarray, limits: np.ndarray, weights: np.ndarray, rank: int) -> np.int64:
+    """A rank's tiles above the limit of each mask, times its weight."""
+    excess = np.int64(0)
+    for mask in range(len(limits)):
+        excess += weights[mask] * max(np.int64(0), loads[mask, rank] - limits[mask])
+    return excess
+
+
+@compiled
 def _search(
-    blocks: BlockMap, start: np.ndarray, ring: int, limit: int, penalty: int, threshold: int, tries: int, seed: int
+    maps: tuple[BlockMap, ...],
+    weights: np.ndarray,
+    start: np.ndarray,
+    ring: int,
+    limits: np.ndarray,
+    penalty: int,
+    threshold: int,
+    tries: int,
+    seed: int,
 ) -> tuple[np.ndarray, np.int64, np.int64]:
-    """The best owners met in ``tries`` exchanges: fewest tiles above ``limit``, then fewest keys needed.
+    """The best owners met in ``tries`` exchanges: fewest tiles above ``limits``, then fewest keys needed.
 
     An exchange is accepted when it costs at most a threshold. That is the product of two random fractions of 1,024 and
     a ceiling which falls linearly from ``threshold`` to 0: most draws are far below the ceiling, a few come near it.
     """
-    owners, count = start.copy(), len(start)
-    seen, loads, need = _begin(blocks, owners, ring)
-    most_spans = 0
-    for row in range(count):
-        most_spans = max(most_spans, blocks.row_edges[row + 1] - blocks.row_edges[row])
-    spans = np.empty((4 * most_spans + 4, 3), np.int32)
+    owners, count, masks, most_spans = start.copy(), len(start), len(maps), 0
+    seen, loads, need = np.zeros((masks, ring, count), np.int32), np.zeros((masks, ring), np.int64), np.int64(0)
+    row_keys, gains, differing = np.zeros(count, np.int64), np.empty(masks, np.int64), np.empty(masks, np.int64)
+    for mask in range(masks):
+        seen[mask], loads[mask], keys = _begin(maps[mask], owners, ring)
+        need += weights[mask] * keys
+        for row in range(count):
+            most_spans = max(most_spans, maps[mask].row_edges[row + 1] - maps[mask].row_edges[row])
+            row_keys[row] += weights[mask] * maps[mask].row_keys[row]
+    spans = np.empty((masks, 4 * most_spans + 4, 3), np.int32)
     excess = np.int64(0)
     for rank in range(ring):
-        excess += max(0, loads[rank] - limit)
+        excess += _excess(loads, limits, weights, rank)
     best, best_excess, best_need = owners.copy(), excess, need
     state = np.uint64(seed)
     for turn in range(tries):
@@ -128,27 +152,37 @@ def _search(
         i, j = draw_pair(state, count)
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
-        a, b, gain = owners[i], owners[j], blocks.loads[j] - blocks.loads[i]
-        over = max(0, loads[a] + gain - limit) + max(0, loads[b] - gain - limit)
-        over -= max(0, loads[a] - limit) + max(0, loads[b] - limit)
+        a, b, over = owners[i], owners[j], np.int64(0)
+        for mask in range(masks):
+            gain, limit = maps[mask].loads[j] - maps[mask].loads[i], limits[mask]
+            here, there = loads[mask, a], loads[mask, b]
+            more = max(0, here + gain - limit) + max(0, there - gain - limit)
+            over += weights[mask] * (more - max(0, here - limit) - max(0, there - limit))
+            gains[mask] = gain
         state = next_random(state)
         low, high = np.int64(state & np.uint64(1023)), np.int64((state >> np.uint64(32)) & np.uint64(1023))
         allowed = threshold * (tries - turn) // tries * low * high >> 20  # over 1024 * 1024
         # An exchange saves at most all keys of both rows.
-        if penalty * over > allowed + blocks.row_keys[i] + blocks.row_keys[j]:
+        if penalty * over > allowed + row_keys[i] + row_keys[j]:
             continue
-        differing = _difference(blocks, i, j, spans)
-        if differing == 0:
+        change, is_same = np.int64(0), True
+        for mask in range(masks):
+            differing[mask] = _difference(maps[mask], i, j, spans[mask])
+            is_same &= differing[mask] == 0
+        if is_same:
             continue
-        change = _change_of_keys(seen[a], blocks.real, spans, differing, ONE)
-        change += _change_of_keys(seen[b], blocks.real, spans, differing, -ONE)
+        for mask in range(masks):
+            keys = _change_of_keys(seen[mask, a], maps[mask].real, spans[mask], differing[mask], ONE)
+            keys += _change_of_keys(seen[mask, b], maps[mask].real, spans[mask], differing[mask], -ONE)
+            change += weights[mask] * keys
         if change + penalty * over > allowed:
             continue
-        _see(seen[a], spans, differing, ONE)
-        _see(seen[b], spans, differing, -ONE)
+        for mask in range(masks):
+            _see(seen[mask, a], spans[mask], differing[mask], ONE)
+            _see(seen[mask, b], spans[mask], differing[mask], -ONE)
+            loads[mask, a] += gains[mask]
+            loads[mask, b] -= gains[mask]
         need, excess = need + change, excess + over
-        loads[a] += gain
-        loads[b] -= gain
         owners[i], owners[j] = b, a
         if excess < best_excess or (excess == best_excess and need < best_need):
             best_excess, best_need = excess, need
@@ -158,7 +192,7 @@ def _search(
 
 
 def gather_owners(
-    blocks: BlockMap,
+    masks: Sequence[WeighedMap],
     ring_degree: int,
     *,
     tries: int | None = None,
@@ -168,23 +202,25 @@ def gather_owners(
     """Rank of each block: the same number of blocks on every rank, a near-best gather path, and few keys to fetch.
 
     Args:
-        blocks: the map of a number of blocks that ``ring_degree`` divides.
+        masks: the map of each mask, of a number of blocks that ``ring_degree`` divides, and the weight of its path.
         ring_degree: number of ranks.
         tries: exchanges to try; by default a number that grows with the blocks, and never with time.
         rivals: other deals of the blocks; the result's path is near-best, or at least no longer than any of theirs.
         at_most: gather path of other layouts, of any form, that the result must not exceed where the search finds that
             whole blocks allow it.
     """
-    count, total = len(blocks.loads), int(blocks.loads.sum())
+    count = len(masks[0].blocks.loads)
     if ring_degree == 1:
         return np.zeros(count, np.int32)
-    near_best = total * (SLACK + 1) // (SLACK * ring_degree)
-    limit = max(-(-total // ring_degree), near_best if at_most is None else min(near_best, at_most))
-    price, tries = _tile_price(blocks), _default_tries(blocks) if tries is None else tries
+    maps, weights = tuple(each.blocks for each in masks), np.array([each.weight for each in masks], np.int64)
+    limits, all_weights = _limits(masks, ring_degree, at_most), int(weights.sum())
+    price, tries = _tile_price(masks[0].blocks), _default_tries(masks) if tries is None else tries
 
     def search(start: np.ndarray, penalty: int, threshold: int, part: int, seed: int) -> Found:
         """One run with a ``part``-th of the budget. Each run of a pack has a seed of its own, counted from 1."""
-        return _search(blocks, start, ring_degree, limit, penalty, threshold, tries // part, seed)
+        ceiling = threshold * all_weights
+        found: Found = _search(maps, weights, start, ring_degree, limits, penalty, ceiling, tries // part, seed)
+        return found
 
     # Tiles are cheap at first, so that documents can change ranks, then expensive.
     starts = [head_tail(count, ring_degree), consecutive(count, ring_degree)]
@@ -193,21 +229,41 @@ def gather_owners(
     found.append(search(middle[0], price, price, 2, 3))
     if min(found, key=_tiles_then_keys)[1]:
         # The keys were worth more than the tiles, as in a mask of squares.
-        starts += [min(found, key=_tiles_then_keys)[0], longest_first(blocks.loads, ring_degree)]
+        starts += [min(found, key=_tiles_then_keys)[0], longest_first(sum_loads(masks), ring_degree)]
         found += [search(start, DEAR * price, price, 4, seed) for seed, start in enumerate(starts[2:], 4)]
     best = min(found, key=_tiles_then_keys)
     if best[1]:
-        # No deal is within the limit: the shortest path known becomes it, and is kept.
+        # No deal is within the limits: the shortest path known becomes them, and is kept.
         known = [*starts, *rivals, *(each[0] for each in found)]
-        limit, start = min(((_path(blocks, owners, ring_degree), owners) for owners in known), key=lambda each: each[0])
+        paths = [_paths(masks, owners, ring_degree) for owners in known]
+        limits, start = min(zip(paths, known, strict=True), key=lambda each: int((weights * each[0]).sum()))
         best = search(start, DEAR * price, price, 4, 6)
     return best[0]
 
 
-def _path(blocks: BlockMap, owners: Int32[np.ndarray, "blocks"], ring_degree: int) -> int:
-    loads = np.zeros(ring_degree, np.int64)
-    np.add.at(loads, owners, blocks.loads)
-    return int(loads.max())
+def _limits(masks: Sequence[WeighedMap], ring_degree: int, at_most: int | None) -> Int64[np.ndarray, "masks"]:
+    """Of each mask, the most tiles that a rank may have: near-best paths, less where other layouts' are shorter."""
+    totals = [int(each.blocks.loads.sum()) for each in masks]
+    least = [-(-total // ring_degree) for total in totals]
+    slack = [
+        max(0, total * (SLACK + 1) // (SLACK * ring_degree) - low) for total, low in zip(totals, least, strict=True)
+    ]
+    all_slack = sum(each.weight * more for each, more in zip(masks, slack, strict=True))
+    if at_most is not None and all_slack:
+        left = max(0, at_most - sum(each.weight * low for each, low in zip(masks, least, strict=True)))
+        slack = [more * min(left, all_slack) // all_slack for more in slack]
+    return np.array([low + more for low, more in zip(least, slack, strict=True)], np.int64)
+
+
+def _paths(
+    masks: Sequence[WeighedMap], owners: Int32[np.ndarray, "blocks"], ring_degree: int
+) -> Int64[np.ndarray, "masks"]:
+    """The most tiles of a rank under each mask."""
+    loads = np.zeros((len(masks), ring_degree), np.int64)
+    for mask, each in enumerate(masks):
+        np.add.at(loads[mask], owners, each.blocks.loads)
+    most: Int64[np.ndarray, "masks"] = loads.max(axis=1)
+    return most
 
 
 def _tiles_then_keys(found: Found) -> tuple[int, int]:
@@ -220,10 +276,9 @@ def _tile_price(blocks: BlockMap) -> int:
     return max(2, 2 * keys // tiles)
 
 
-def _default_tries(blocks: BlockMap) -> int:
+def _default_tries(masks: Sequence[WeighedMap]) -> int:
     """:data:`EXCHANGES` for each block, fewer where wide rows would take more than :data:`MOST_WORK`."""
-    count = len(blocks.loads)
-    width = int((blocks.row_spans[:, 1] - blocks.row_spans[:, 0]).sum()) // max(count, 1)
+    count = len(masks[0].blocks.loads)
     # Of one exchange: two ranks, two rows, there and back, and what does not depend on the width.
-    work = 8 * width + 256
+    work = sum(8 * (int(np.diff(each.blocks.row_spans[:, :2]).sum()) // max(count, 1)) + 256 for each in masks)
     return min(EXCHANGES * count, MOST_WORK // work)

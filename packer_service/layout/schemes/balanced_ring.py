@@ -6,6 +6,8 @@ ranks and steps, and exchanges two blocks of two ranks where that shortens the s
 exchanges tried are between near blocks: they see almost the same keys, so they change few tiles, which is what the last
 per cent needs. Among layouts of equal path the search prefers less variance inside the steps, and where nothing has
 helped for long, it makes one exchange that does not help (iterated local search).
+
+A model with sliding windows has two masks, so one layout has two paths. Each counts as often as it has layers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from preshard.packer_service.layout.blocks import BlockMap
+from preshard.packer_service.layout.blocks import BlockMap, WeighedMap
 from preshard.packer_service.layout.deals import draw_pair, head_tail, next_random, round_robin
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
@@ -137,7 +139,7 @@ def _exchange(
 
 
 @compiled
-def _is_longer(
+def _path_after(
     steps: np.ndarray,
     rows: np.ndarray,
     columns: np.ndarray,
@@ -147,8 +149,8 @@ def _is_longer(
     most: int,
     total: int,
     changed: np.ndarray,
-) -> bool:
-    """Whether an exchange, as :func:`_exchange` takes it, would give a ring path above ``most``; ``steps`` stay.
+) -> np.int64:
+    """The ring path after an exchange, as :func:`_exchange` takes it; ``most + 1`` if it is longer; ``steps`` stay.
 
     It looks at one step after the other, in ``changed``. Those that are left take at least the mean of their tiles, and
     ``total`` is the sum of all; searches come near that floor, and most exchanges are refused after half of the steps.
@@ -176,12 +178,12 @@ def _is_longer(
             left -= changed[rank]
         path += largest
         if path * ring + left > most * ring:
-            return True
+            return np.int64(most + 1)
         here = here - 1 if here > 0 else ring - 1
         there = there - 1 if there > 0 else ring - 1
         along_here = along_here + 1 if along_here < ring - 1 else 0
         along_there = along_there + 1 if along_there < ring - 1 else 0
-    return False
+    return path
 
 
 @compiled
@@ -201,15 +203,28 @@ def _move(blocks: BlockMap, by_key: np.ndarray, by_query: np.ndarray, block: int
 
 @compiled
 def _search(
-    blocks: BlockMap, start: np.ndarray, ring: int, tries: int, enough: int, seed: int
-) -> tuple[np.ndarray, int]:
-    """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``."""
-    owners, count = start.copy(), len(start)
-    by_key, by_query, steps = _tables(blocks, owners, ring)
-    own, total, changed = _own_tiles(blocks), steps.sum(), np.empty(ring, np.int64)
-    best, best_path = owners.copy(), _path(steps)
-    cost = PATH_WEIGHT * best_path + _variance(steps)
-    rows, columns = np.empty(ring, np.int32), np.empty(ring, np.int32)
+    maps: tuple[BlockMap, ...], weights: np.ndarray, start: np.ndarray, ring: int, tries: int, enough: int, seed: int
+) -> tuple[np.ndarray, np.int64]:
+    """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``.
+
+    Paths are sums over the masks, each times its weight.
+    """
+    owners, count, masks = start.copy(), len(start), len(maps)
+    by_key, by_query = np.zeros((masks, count, ring), np.int32), np.zeros((masks, count, ring), np.int32)
+    steps, own = np.zeros((masks, ring, ring), np.int32), np.zeros((masks, count), np.int32)
+    totals, least, best_path, variance = np.zeros(masks, np.int64), np.zeros(masks, np.int64), np.int64(0), np.int64(0)
+    for mask in range(masks):
+        by_key[mask], by_query[mask], steps[mask] = _tables(maps[mask], owners, ring)
+        own[mask] = _own_tiles(maps[mask])
+        totals[mask] = steps[mask].sum()
+        best_path += weights[mask] * _path(steps[mask])
+        variance += weights[mask] * _variance(steps[mask])
+    for mask in range(masks - 1):  # of the masks behind it: no path is shorter than the mean of its tiles
+        for other in range(mask + 1, masks):
+            least[mask] += weights[other] * (totals[other] // ring)
+    best, cost, changed = owners.copy(), PATH_WEIGHT * best_path + variance, np.empty(ring, np.int64)
+    rows, columns = np.empty((masks, ring), np.int32), np.empty((masks, ring), np.int32)
+    both = np.empty(masks, np.int32)
     state, idle = np.uint64(seed), 0
     for _ in range(tries):
         if best_path <= enough:
@@ -219,27 +234,44 @@ def _search(
         if j < 0 or j >= count or owners[i] == owners[j]:
             continue
         first, second, differing = np.int64(owners[i]), np.int64(owners[j]), np.int32(0)
-        for rank in range(ring):
-            rows[rank] = by_key[j, rank] - by_key[i, rank]
-            columns[rank] = by_query[j, rank] - by_query[i, rank]
-            differing |= rows[rank] | columns[rank]
+        for mask in range(masks):
+            for rank in range(ring):
+                rows[mask, rank] = by_key[mask, j, rank] - by_key[mask, i, rank]
+                columns[mask, rank] = by_query[mask, j, rank] - by_query[mask, i, rank]
+                differing |= rows[mask, rank] | columns[mask, rank]
         if differing == 0:
             continue  # both blocks see, and are seen by, the same ranks: the exchange would change nothing
-        both = own[i] + own[j] - _between(blocks, i, j) - _between(blocks, j, i)
+        for mask in range(masks):
+            both[mask] = own[mask, i] + own[mask, j] - _between(maps[mask], i, j) - _between(maps[mask], j, i)
         idle += 1
-        is_patient, most = idle <= PATIENCE * count, cost // PATH_WEIGHT
-        if is_patient and _is_longer(steps, rows, columns, first, second, both, most, total, changed):
+        is_patient, left = idle <= PATIENCE * count, cost // PATH_WEIGHT
+        is_longer = False
+        if is_patient:
+            for mask in range(masks):
+                most = (left - least[mask]) // weights[mask]
+                left -= weights[mask] * _path_after(
+                    steps[mask], rows[mask], columns[mask], first, second, both[mask], most, totals[mask], changed
+                )
+                if left < least[mask]:
+                    is_longer = True
+                    break
+        if is_longer:
             continue
-        _exchange(steps, rows, columns, first, second, both, ONE)
-        new_path = _path(steps)
-        new_cost = PATH_WEIGHT * new_path + _variance(steps)
+        new_path = variance = np.int64(0)
+        for mask in range(masks):
+            _exchange(steps[mask], rows[mask], columns[mask], first, second, both[mask], ONE)
+            new_path += weights[mask] * _path(steps[mask])
+            variance += weights[mask] * _variance(steps[mask])
+        new_cost = PATH_WEIGHT * new_path + variance
         if new_cost > cost and is_patient:
-            _exchange(steps, rows, columns, first, second, both, -ONE)
+            for mask in range(masks):
+                _exchange(steps[mask], rows[mask], columns[mask], first, second, both[mask], -ONE)
             continue
         idle = 0 if new_cost != cost else idle
         cost = new_cost
-        _move(blocks, by_key, by_query, i, first, second)
-        _move(blocks, by_key, by_query, j, second, first)
+        for mask in range(masks):
+            _move(maps[mask], by_key[mask], by_query[mask], i, first, second)
+            _move(maps[mask], by_key[mask], by_query[mask], j, second, first)
         owners[i], owners[j] = second, first
         if new_path < best_path:
             best_path = new_path
@@ -249,7 +281,7 @@ def _search(
 
 
 def ring_owners(
-    blocks: BlockMap,
+    masks: Sequence[WeighedMap],
     ring_degree: int,
     *,
     tries: int | None = None,
@@ -259,33 +291,40 @@ def ring_owners(
     """Ring rank of each block, the same number of blocks on every rank, with the least ring path found.
 
     Args:
-        blocks: the map of a number of blocks that ``ring_degree`` divides.
+        masks: the map of each mask, of a number of blocks that ``ring_degree`` divides, and the weight of its path.
         ring_degree: number of ring ranks.
         tries: exchanges to try; by default a number that grows with the blocks and the degree, and never with time.
         rivals: other deals of the blocks; the result is never worse than any of them.
         at_most: the least ring path of other layouts, of any form. While the result is longer, the search starts again,
             from each rival and from other deals.
     """
-    count = len(blocks.loads)
+    count = len(masks[0].blocks.loads)
     if ring_degree == 1:
         return np.zeros(count, np.int32)
-    tries = _default_tries(blocks, ring_degree) if tries is None else tries
-    enough = -(-int(blocks.loads.sum()) // ring_degree)
-    found = [_search(blocks, rival, ring_degree, 0, enough, 1) for rival in rivals]
-    found.append(_search(blocks, round_robin(count, ring_degree), ring_degree, tries, enough, 1))
+    maps, weights = tuple(each.blocks for each in masks), np.array([each.weight for each in masks], np.int64)
+    tries = _default_tries(masks, ring_degree) if tries is None else tries
+    enough = sum(each.weight * -(-int(each.blocks.loads.sum()) // ring_degree) for each in masks)
+
+    def search(start: Int32[np.ndarray, "blocks"], most_tries: int, stop_at: int, seed: int) -> tuple[np.ndarray, int]:
+        found: tuple[np.ndarray, int] = _search(maps, weights, start, ring_degree, most_tries, stop_at, seed)
+        return found
+
+    found = [search(rival, 0, enough, 1) for rival in rivals]
+    found.append(search(round_robin(count, ring_degree), tries, enough, 1))
     best, path = min(found, key=lambda each: each[1])
     again = [*rivals, best, head_tail(count, ring_degree), round_robin(count, ring_degree), best]
     for seed, start in enumerate(again, 2):  # each search has a seed of its own
         if at_most is None or path <= at_most:
             break
-        owners, length = _search(blocks, start, ring_degree, tries, max(enough, at_most), seed)
+        owners, length = search(start, tries, max(enough, at_most), seed)
         best, path = (owners, length) if length < path else (best, path)
     return best
 
 
-def _default_tries(blocks: BlockMap, ring_degree: int) -> int:
+def _default_tries(masks: Sequence[WeighedMap], ring_degree: int) -> int:
     """:data:`EXCHANGES` for each block, more at larger degrees; fewer where that would take :data:`MOST_WORK`."""
-    count = len(blocks.loads)
+    count = len(masks[0].blocks.loads)
     tries = EXCHANGES * count * min(MOST_FACTOR, max(1, ring_degree // 4))
-    work = 4 * ring_degree**2 + 4 * int(blocks.loads.sum()) // max(count, 1)  # of one exchange
+    # Of one exchange.
+    work = sum(4 * ring_degree**2 + 4 * int(each.blocks.loads.sum()) // max(count, 1) for each in masks)
     return min(tries, MOST_WORK // work)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preshard.packer_service.layout.blocks import BlockMap, block_map
+from preshard.packer_service.layout.blocks import WeighedMap, block_map
 from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first, round_robin, round_to_blocks
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import ring_step_maxima
@@ -37,8 +37,8 @@ def documents(lengths: list[int], seq_len: int) -> MaskArrays:
     return MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
 
 
-def mapped(mask: MaskArrays) -> BlockMap:
-    return block_map(MaskIndex.of(mask), TILE, tile=TILE)
+def mapped(mask: MaskArrays) -> list[WeighedMap]:
+    return [WeighedMap(block_map(MaskIndex.of(mask), TILE, tile=TILE), 1)]
 
 
 @pytest.mark.parametrize("deal", [round_robin, consecutive, head_tail])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from preshard.packer_service.layout.blocks import block_map
+from preshard.packer_service.layout.blocks import WeighedMap, block_map
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.schemes import SEARCHED, balanced_gather
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
@@ -20,20 +20,21 @@ TILE = 8
 def mapped(documents: np.ndarray):
     doc = np.repeat(documents, TILE).astype(np.int32)
     zero = np.zeros_like(doc)
-    return block_map(MaskIndex.of(MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)), TILE, tile=TILE)
+    index = MaskIndex.of(MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1))
+    return [WeighedMap(block_map(index, TILE, tile=TILE), 1)]
 
 
 def test_rows_of_very_many_spans_have_room():
     # Fails when the room for the differences of two rows is too small, or grows faster than the rows do.
     blocks = mapped(np.arange(200) % 2)
-    assert np.diff(blocks.row_edges).max() == 100
+    assert np.diff(blocks[0].blocks.row_edges).max() == 100
     assert np.bincount(gather_owners(blocks, 2, tries=200)).tolist() == [100, 100]
 
 
 def test_wide_rows_are_tried_less_often(monkeypatch: pytest.MonkeyPatch):
     # Fails when the bound of a search's work counts other steps than its exchanges take, or none.
     blocks = mapped(np.repeat(np.arange(8), [5, 13, 3, 9, 11, 2, 14, 7]))
-    width = int(np.diff(blocks.row_spans[:, :2]).sum()) // 64
+    width = int(np.diff(blocks[0].blocks.row_spans[:, :2]).sum()) // 64
     work = 8 * width + 256  # two ranks and two rows, there and back
     few, usual = (gather_owners(blocks, 4, tries=tries).tolist() for tries in (3000, 450 * 64))
     assert gather_owners(blocks, 4).tolist() == usual != few
