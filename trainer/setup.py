@@ -16,6 +16,7 @@ from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, r
 from preshard.trainer.export import check_export
 from preshard.trainer.fit import FitEstimate, resolve
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
+from preshard.trainer.models.gated_delta import check_states
 from preshard.trainer.models.memory import check_saving
 
 
@@ -136,6 +137,7 @@ def _check_model(
         ring_degree=config.ring,
         overlap=config.ulysses_overlap,
     )
+    check_states(model, config.cp_size)
     for dataset in datasets:
         check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
     config, memory = resolve(config, model, datasets, world_size=world_size, device_type=device_type)

@@ -17,6 +17,9 @@ from preshard.schemas.errors import ConfigError
 LAYERS = ("full_attention", "sliding_attention")
 """Kinds of layers, as ``layer_types`` names them. Those with a window see a whole pack that is no longer than it."""
 
+STATES = ("qwen3_next", "qwen3_5_text")
+"""Models whose layers may also be ``linear_attention``: a gated delta rule, whose state starts anew with a document."""
+
 ROTARY = ("default", "linear", "llama3", "yarn", "mrope", "proportional")
 """Rotary positions whose frequencies do not depend on a sequence's length."""
 
@@ -33,6 +36,7 @@ TEXT: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("phimoe", "solar_open", "starcoder2"), _PLAIN),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"), _NO_WINDOW),
     **dict.fromkeys(("exaone4", "exaone_moe", "gemma3_text", "ministral", "mistral", "olmo3"), _WINDOW_4096),
+    **dict.fromkeys(STATES, _PLAIN),
     "cwm": {"sliding_window": 8192},
     "afmoe": {"sliding_window": 1024},
     "dots1": {"sliding_window": 4096, "layer_types": ["full_attention"]},
@@ -96,8 +100,8 @@ _OWN = "have an attention of their own, which does not ask for that of packs"
 REASONS: dict[str, str] = {
     **dict.fromkeys(("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _STATE),
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"), _STATE),
-    **dict.fromkeys(("olmo_hybrid", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _STATE),
-    **dict.fromkeys(("qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), _STATE),
+    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),
@@ -135,10 +139,12 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
             )
         raise ConfigError(
             f"{asked}: model_type {kind!r}{inside} of config.json is not supported: its layers "
-            f"{_odd_layers(text) or REASONS.get(kind, _UNKNOWN)}; {_takes(outer)}"
+            f"{_odd_layers(text, kind) or REASONS.get(kind, _UNKNOWN)}; {_takes(outer)}"
         )
-    if _odd_layers(text):
-        raise ConfigError(f"{asked}: layer_types of config.json: layers of {kind} {_odd_layers(text)}; {_takes(outer)}")
+    if _odd_layers(text, kind):
+        raise ConfigError(
+            f"{asked}: layer_types of config.json: layers of {kind} {_odd_layers(text, kind)}; {_takes(outer)}"
+        )
     for key, (legal, why, remedy) in {**OPTIONS, **OPTIONS_OF.get(kind, {})}.items():
         if (value := text.get(key)) not in legal:
             raise ConfigError(f"{asked}: {key} of config.json is {value!r}, {why}: {remedy}")
@@ -187,12 +193,13 @@ def _text_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     return {**TEXT.get(kind, _NO_WINDOW), **text}, kind
 
 
-def _odd_layers(text: Mapping[str, Any]) -> str:
+def _odd_layers(text: Mapping[str, Any], model_type: str) -> str:
     """What is said of layers of other kinds; empty if there are none."""
     kinds = text.get("layer_types")
-    if not isinstance(kinds, list) or all(kind in LAYERS for kind in kinds):
+    known = (*LAYERS, "linear_attention") if model_type in STATES else LAYERS
+    if not isinstance(kinds, list) or all(kind in known for kind in kinds):
         return ""
-    number, kind = next((number, kind) for number, kind in enumerate(kinds) if kind not in LAYERS)
+    number, kind = next((number, kind) for number, kind in enumerate(kinds) if kind not in known)
     return f"are of kinds that packs do not follow (layer_types[{number}] is {kind!r})"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
-from packed_ranks import Answer
+from packed_ranks import Answer, experts_in_float64
 from PIL import Image
 from torch import Tensor
 
@@ -39,10 +39,23 @@ VOCABULARY = 400
 EXACT_SECONDS = (5, 18)
 """The version from which on Qwen2.5-VL's positions follow fractions of a second."""
 
+_STATES: dict[str, Any] = {
+    **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 8},
+    **{"linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+"""Sizes of layers with a state: eight ranks share the value heads, and each key head is copied."""
+
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "qwen3_next": {
+        **{"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], **_STATES},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0]},
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_5_text": {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], **_STATES},
 }
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
@@ -103,7 +116,8 @@ def load_original(folder: Path, family: str) -> Any:
     import transformers
 
     auto = transformers.AutoModelForImageTextToText if family in FAMILIES else transformers.AutoModelForCausalLM
-    return auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa").train()
+    model = auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa")
+    return experts_in_float64(model).train()
 
 
 def alone(model: Any, batch: RankBatch) -> Tensor:

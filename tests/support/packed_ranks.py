@@ -48,11 +48,18 @@ def train_on_packs(
     """Loss and gradient of all packs, for each case. Runs on each rank of a pool."""
     if cp_fsdp != "all":
         mesh = _mesh_of(tuple(mesh.world.mesh.shape), cp_fsdp)
-    model = load_model(f"{folder}/model", dtype=getattr(torch, dtype))
+    model = experts_in_float64(load_model(f"{folder}/model", dtype=getattr(torch, dtype)))
     save_memory(model, **(saving or {}))
     packed = PackedModel(model)
     shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
     return [_train(mesh, packed, f"{folder}/dataset", case) for case in cases]
+
+
+def experts_in_float64(model: Any) -> Any:
+    """The same model, whose experts use what exists in float64, too."""
+    if getattr(model, "_can_set_experts_implementation", bool)():
+        model.set_experts_implementation("eager")
+    return model
 
 
 @cache

@@ -73,6 +73,16 @@ def _heads_to_tokens(x: Tensor, degree: int, group: dist.ProcessGroup) -> Tensor
     return received.view(degree * n_heads, n_tokens // degree, head_dim)
 
 
+def exchange_for_heads(
+    x_HLD: Float[Tensor, "H L D"], degree: int, group: dist.ProcessGroup | None
+) -> Float[Tensor, "H/U S D"]:
+    """All tokens of the ranks in rank order, with this rank's heads only; one message to each rank."""
+    if degree == 1 or group is None:
+        return x_HLD
+    x_GSD: Tensor = _TokensToHeads.apply(x_HLD, degree, group)
+    return x_GSD
+
+
 def repeated_kv_heads(num_kv_heads: int, degree: int) -> int:
     """Key heads that are sent, counting the copies: the fewest that divide evenly among the ranks."""
     return math.lcm(num_kv_heads, degree)
@@ -96,14 +106,14 @@ def scatter_heads(
     parts = [q_HLD, k_KLD.repeat_interleave(copies, dim=0), v_KLD.repeat_interleave(copies, dim=0)]
     sizes = [len(part) // degree for part in parts]
     by_rank = torch.cat([part.unflatten(0, (degree, size)) for part, size in zip(parts, sizes, strict=True)], dim=1)
-    q_GSD, k_GSD, v_GSD = _TokensToHeads.apply(by_rank.flatten(0, 1), degree, group).split(sizes)
+    q_GSD, k_GSD, v_GSD = exchange_for_heads(by_rank.flatten(0, 1), degree, group).split(sizes)
     return q_GSD, k_GSD, v_GSD
 
 
 def gather_heads(
     out_GSD: Float[Tensor, "H/U S D"], degree: int, group: dist.ProcessGroup | None
 ) -> Float[Tensor, "H L D"]:
-    """The opposite of ``scatter_heads``: this rank's tokens, with all heads."""
+    """The opposite of ``exchange_for_heads`` and ``scatter_heads``: this rank's tokens, with all heads."""
     if degree == 1 or group is None:
         return out_GSD
     out: Tensor = _HeadsToTokens.apply(out_GSD, degree, group)

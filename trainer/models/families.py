@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.models.interface import has_transformers
+from preshard.schemas.model.followed import STATES
+from preshard.trainer.models.interface import OWN_FUNCTIONS, has_transformers
 from preshard.trainer.models.vision.family import ModelFamily
 from preshard.trainer.models.vision.internvl import INTERNVL
 from preshard.trainer.models.vision.molmo2 import MOLMO2
@@ -44,11 +45,12 @@ def check_version(model_type: str | None) -> None:
         ConfigError: it is not.
     """
     family = FAMILIES.get(model_type or "")
-    if family is None or has_transformers(family.since):
+    since = OWN_FUNCTIONS if model_type in STATES else (5, 0) if family is None else family.since
+    if has_transformers(since):
         return
     import transformers
 
-    first = ".".join(map(str, family.since))
+    first = ".".join(map(str, since))
     raise ConfigError(
         f"--model is a {model_type} model, which needs transformers {first} or newer; {transformers.__version__} is "
         f"installed: pip install 'transformers>={first}'"

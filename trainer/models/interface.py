@@ -103,6 +103,10 @@ OWN_ROWS: Version = (5, 15)
 """``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
 
 
+OWN_FUNCTIONS: Version = (5, 23)
+"""Files of models with a gated delta rule have it and its convolution as functions that take a state."""
+
+
 def has_transformers(since: Version) -> bool:
     """Whether the installed ``transformers`` is of a version or newer."""
     import transformers

@@ -17,6 +17,7 @@ from torch import nn
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.models.families import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
+from preshard.trainer.models.gated_delta import follow_states
 from preshard.trainer.models.interface import PACKED, register_attention
 from preshard.trainer.models.weights import Fill, draw_weights, read_weights
 
@@ -31,8 +32,8 @@ def load_model(
 ) -> nn.Module:
     """The model of a folder as ``transformers`` builds it, on the CPU and in training mode.
 
-    Nothing of it is patched. Its language model asks the registered attention of packs instead of its own, and its
-    vision encoder keeps ``sdpa``.
+    Nothing of it is patched. Its language model asks the registered attention of packs instead of its own, layers with
+    a state have a forward of their own, and its vision encoder keeps ``sdpa``.
 
     Args:
         folder: as ``save_pretrained`` or a snapshot leaves it. Nothing is downloaded.
@@ -120,4 +121,5 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
+    follow_states(model)
     return model

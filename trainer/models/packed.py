@@ -22,6 +22,7 @@ from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.families import family_of
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import model_sizes
+from preshard.trainer.models.gated_delta import bind_states
 from preshard.trainer.models.interface import PACKED, block_paths
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum
 from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily
@@ -101,6 +102,7 @@ class PackedModel(nn.Module):
         )
         device = next(self.model.parameters()).device
         mask = MaskTensors.of(batch).to(device)
+        states = bind_states(self.config, batch.layout, mask.host, cp, device)
         kernel, wanted = None, TileLister.of(attention, cp, exchange=exchange, device_type=device.type)
         if batch.tiles is not None and batch.tiles.lister == wanted:
             kernel = ListedKernel(kernel_for(device.type), batch.tiles.calls)
@@ -111,7 +113,7 @@ class PackedModel(nn.Module):
         given = {"input_ids": batch.tokens[None]}
         if self.family is not None:
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
-        hidden = self._hidden(batch, attend, given)
+        hidden = self._hidden(batch, attend, given | states)
         head: Any = self.model
         return loss_sum(
             hidden,

@@ -32,12 +32,13 @@ from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.model_configs import MARKS, model_config
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.schemas.model.followed import IMAGES, TEXT
+from preshard.schemas.model.followed import IMAGES, STATES, TEXT
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models import load_model
+from preshard.trainer.models.gated_delta import bind_states
 
 LENGTHS = (12, 28, 8)
 """Tokens of the documents of the pack."""
@@ -55,16 +56,20 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"), 16),
     **{"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8, "n_group": 1, "topk_group": 1},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
 }
 """Sizes by the names that configurations have for them."""
 
 BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
+
+STATE_AND_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 
 SPECIAL: dict[str, dict[str, Any]] = {
     **{"biogpt": {"attention_probs_dropout_prob": 0}, "seed_oss": {"attention_dropout": 0}},
     **{"gpt2": {"attn_pdrop": 0}, "gpt_bigcode": {"attn_pdrop": 0}},
     **dict.fromkeys(("afmoe", "cwm", "exaone4", "exaone_moe", "gemma3_text", "kolibri1"), BOTH),
     **dict.fromkeys(("laguna", "mellum", "ministral", "olmo3"), BOTH),
+    **dict.fromkeys(STATES, STATE_AND_FULL),
     "dots1": {**BOTH, "n_shared_experts": 1},
 }
 """What a model's defaults lack to be followed, or to have each kind of layer."""
@@ -176,7 +181,12 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
 
         own = positions[mine].expand(axes, 1, -1) if axes > 1 else positions[mine][None]
         made = _core(model)(
-            input_ids=tokens[mine][None], position_ids=own, use_cache=False, attend=attend, pack_length=len(tokens)
+            input_ids=tokens[mine][None],
+            position_ids=own,
+            use_cache=False,
+            attend=attend,
+            pack_length=len(tokens),
+            **bind_states(model.config, layout, mask.host, cp, torch.device("cpu")),
         )
         assert calls, "no layer asked for the attention of packs"
         hidden: Tensor = made.last_hidden_state[0]
