@@ -37,6 +37,7 @@ from preshard.packer_service.http.middleware.compress import LEVEL, is_worth_com
 from preshard.packer_service.http.models.common import PageOf
 from preshard.packer_service.http.problems import ProblemError
 from preshard.packer_service.layout.area import area_by_rank
+from preshard.packer_service.tables.connect import keep_database
 from preshard.schemas.sequence import MaskArrays
 
 MOST_LOOKS = 64
@@ -85,6 +86,7 @@ _LOCK = threading.Lock()
 
 def answer(question: Question) -> bytes:
     """The answer to a question. Its head has ``status``, ``headers``, ``broken`` and ``cache``, or what is wrong."""
+    keep_database()
     if _CACHE.limit != question.cache_bytes:
         _CACHE.resize(question.cache_bytes)
     dataset: Dataset | None = None

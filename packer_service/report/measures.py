@@ -332,6 +332,23 @@ def shard_spreads(
     return {shard: tuple(_spread(*values[at : at + 4]) for at in range(0, len(values), 4)) for shard, *values in found}
 
 
+def worst_of_shards(
+    question: Question, figure: Figure, packs_per_shard: int, shards: Sequence[int]
+) -> dict[int, tuple[int, float]]:
+    """The pack of each of some shards that has the largest value, and that value; of equal ones the first.
+
+    By the shard's number; only shards in which a pack has a value.
+    """
+    found = question.ask(
+        f"SELECT shard, first(pack_id ORDER BY value DESC, pack_id), max(value) FROM "
+        f"(SELECT pack_id, pack_id // {packs_per_shard} AS shard, {question.value(figure)} AS value "
+        f"FROM {_with_degree(question.group)}) "
+        f"WHERE shard IN ({', '.join(map(str, [*shards, -1]))}) AND value IS NOT NULL GROUP BY shard",
+        figure.columns() - {"degree"},
+    )
+    return {shard: (pack, value) for shard, pack, value in found}
+
+
 def read_numbers(measures: Measures, group: MeasureGroup, column: str, packs: range) -> Int64[np.ndarray, "..."]:
     """A column: a number for each pack, or a row of as many as there are ranks."""
     found: list[np.ndarray] = [np.zeros(0, np.int64)]

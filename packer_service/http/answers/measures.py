@@ -74,6 +74,12 @@ def worst_packs(dataset: Dataset, key: str, chosen: Chosen, packs: range, most: 
     return [(pack, value) for pack, value in found if value is not None]
 
 
+def worst_of_shards(dataset: Dataset, key: str, chosen: Chosen, shards: Sequence[int]) -> dict[int, tuple[int, float]]:
+    """The pack that is worst by a measure in each of some shards, with its value; none without a value."""
+    with asking(dataset, MEASURED[key], chosen) as question:
+        return measures.worst_of_shards(question, MEASURED[key], dataset.config.packs_per_shard, shards)
+
+
 def _by_kind() -> list[list[Figure]]:
     """The measures of layouts, and those of images."""
     return [[figure for figure in MEASURED.values() if figure.of == kind] for kind in ("layout", "images")]

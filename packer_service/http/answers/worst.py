@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import read_sample
 from preshard.packer_service.http.models.balance import Chosen, Heaviest, WorstPack
@@ -14,49 +18,70 @@ _DOMINATES = 0.1
 """Share of tokens or pairs from which a document is named as the cause."""
 
 
-def worst_pack(dataset: Dataset, pack_id: int, measure: str, value: float, chosen: Chosen, *, read: bool) -> WorstPack:
-    """A pack that is badly balanced by a measure, and why.
+def explain_packs(
+    dataset: Dataset, found: Sequence[tuple[int, float]], measure: str, chosen: Chosen, *, read: bool
+) -> list[WorstPack]:
+    """Packs that are badly balanced by a measure, and why.
 
     Args:
         dataset: the dataset.
-        pack_id: the pack.
+        found: each pack and the value that the measure has in it.
         measure: the measure.
-        value: the measure's value.
         chosen: the layout and degrees at which it has that value.
-        read: whether to weigh its documents by the pack's own mask, which means reading its shard, or by their lengths.
+        read: whether to weigh documents by the pack's own mask, which means reading its shard, or by their lengths.
     """
-    heaviest = _heaviest(dataset, pack_id, by_images=MEASURED[measure].of == "images", read=read)
     figure = MEASURED[measure]
+    heaviest = _find_heaviest(dataset, [pack for pack, _ in found], by_images=figure.of == "images", read=read)
     at = f"{chosen.layout}, ring degree {chosen.ring_degree}"
-    what = f"{figure.worst.format(value=value)} ({at if figure.of == 'layout' else f'CP size {chosen.cp_size}'})"
-    return WorstPack(
-        pack_id=pack_id,
-        value=value,
-        heaviest=heaviest,
-        why=f"In pack {pack_id} {what}: {_because(heaviest, measure, chosen.cp_size)}.",
-    )
+    where = at if figure.of == "layout" else f"CP size {chosen.cp_size}"
+    return [
+        WorstPack(
+            pack_id=pack,
+            value=value,
+            heaviest=named,
+            why=f"In pack {pack} {figure.worst.format(value=value)} ({where}): "
+            f"{_because(named, measure, chosen.cp_size)}.",
+        )
+        for (pack, value), named in zip(found, heaviest, strict=True)
+    ]
 
 
-def _heaviest(dataset: Dataset, pack_id: int, *, by_images: bool, read: bool) -> Heaviest | None:
-    own = dataset.documents_of(pack_id)
-    if not own:
-        return None  # every document of the pack was lost while writing
-    rows = dataset.rows("documents.parquet", own, _SIZES)
-    areas = read_sample(dataset, pack_id).document_areas().tolist() if read else None
-    if areas is not None and len(areas) != len(rows):
-        told = f"documents.parquet has {len(rows)} documents of pack {pack_id}, and its sample {len(areas)}"
+def _find_heaviest(dataset: Dataset, packs: Sequence[int], *, by_images: bool, read: bool) -> list[Heaviest | None]:
+    """The document that weighs most in each pack; None where every document of a pack was lost while writing."""
+    owned = [dataset.documents_of(pack) for pack in packs]
+    rows = iter(dataset.rows("documents.parquet", [place for own in owned for place in own], _SIZES))
+    weighed: dict[int, tuple[int, dict[str, Any]]] = {}
+    for number, (pack, own) in enumerate(zip(packs, owned, strict=True)):
+        if own:
+            of_pack = list(islice(rows, len(own)))
+            areas = _read_areas(dataset, pack, len(own)) if read else None
+            weighed[number] = _weigh(of_pack, areas, by_images=by_images)
+    places = [owned[number][at] for number, (at, _) in weighed.items()]
+    names = dataset.rows("documents.parquet", places, _NAMES)
+    named = {number: heaviest | name for (number, (_, heaviest)), name in zip(weighed.items(), names, strict=True)}
+    return [Heaviest(**named[number]) if number in named else None for number in range(len(packs))]
+
+
+def _read_areas(dataset: Dataset, pack: int, n_documents: int) -> list[int]:
+    """The pairs that the mask of a pack allows each of its documents, read from its shard."""
+    areas = read_sample(dataset, pack).document_areas().tolist()
+    if len(areas) != n_documents:
+        told = f"documents.parquet has {n_documents} documents of pack {pack}, and its sample {len(areas)}"
         raise damaged(dataset.name, told)
+    return areas
+
+
+def _weigh(rows: list[dict[str, Any]], areas: list[int] | None, *, by_images: bool) -> tuple[int, dict[str, Any]]:
+    """Which document of a pack weighs most, the first of equal ones, and what is said of it but for its names."""
     weights = [row["n_images"] for row in rows] if by_images else areas or [row["length"] for row in rows]
     at = max(range(len(rows)), key=lambda i: (weights[i], -i))
-    [names] = dataset.rows("documents.parquet", own[at : at + 1], _NAMES)
-    return Heaviest(
+    return at, {
         **rows[at],
-        **names,
-        share_of_tokens=rows[at]["length"] / sum(row["length"] for row in rows),
-        share_of_attention=areas[at] / sum(areas) if areas else None,
-        n_documents=len(rows),
-        pack_images=sum(row["n_images"] for row in rows),
-    )
+        "share_of_tokens": rows[at]["length"] / sum(row["length"] for row in rows),
+        "share_of_attention": areas[at] / sum(areas) if areas else None,
+        "n_documents": len(rows),
+        "pack_images": sum(row["n_images"] for row in rows),
+    }
 
 
 def _because(heaviest: Heaviest | None, measure: str, ranks: int) -> str:

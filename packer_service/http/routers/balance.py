@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from preshard.packer_service.http.answers.choice import check, choose
 from preshard.packer_service.http.answers.measures import image_balance, layout_balance, preferred, worst_packs
 from preshard.packer_service.http.answers.shards import packs_of_shard
-from preshard.packer_service.http.answers.worst import worst_pack
+from preshard.packer_service.http.answers.worst import explain_packs
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.balance import Balance, Measure, ShardBalance
 from preshard.packer_service.http.parameters import Cp, Layout, Ring, ServedDataset, ShardName
@@ -44,7 +44,7 @@ def shard_balance(
         shard=shard,
         chosen=chosen,
         measure=measure,
-        worst=[worst_pack(dataset, pack, measure, value, chosen, read=True) for pack, value in worst],
+        worst=explain_packs(dataset, worst, measure, chosen, read=True),
     )
 
 

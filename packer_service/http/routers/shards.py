@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.http.answers.choice import choose
-from preshard.packer_service.http.answers.measures import shard_means, shard_spreads, worst_packs
+from preshard.packer_service.http.answers.measures import shard_means, shard_spreads, worst_of_shards
 from preshard.packer_service.http.answers.order import ranked
-from preshard.packer_service.http.answers.worst import worst_pack
+from preshard.packer_service.http.answers.worst import explain_packs
 from preshard.packer_service.http.dataset.reader import Dataset
-from preshard.packer_service.http.models.balance import Chosen, ShardPage, ShardRow
+from preshard.packer_service.http.models.balance import Chosen, ShardPage, ShardRow, WorstPack
 from preshard.packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
@@ -50,7 +50,9 @@ def shards(
     by = MEASURED[name if name in MEASURED else "attention"]
     order = ranked(_keys(dataset, name, chosen), part.wanted, descending=sort.startswith("-")).tolist()
     spreads = shard_spreads(dataset, chosen, order)
-    items = [_entry(dataset, dataset.shards[number], spreads[number], by.key, chosen) for number in order]
+    worst = worst_of_shards(dataset, by.key, chosen, order)
+    explained = dict(zip(worst, explain_packs(dataset, [*worst.values()], by.key, chosen, read=False), strict=True))
+    items = [_entry(dataset, dataset.shards[number], spreads[number], explained.get(number)) for number in order]
     return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(dataset.shards)))
 
 
@@ -74,13 +76,9 @@ def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shard
     return means
 
 
-def _entry(dataset: Dataset, shard: ShardEntry, spread: dict[str, Spread], by: str, chosen: Chosen) -> ShardRow:
+def _entry(dataset: Dataset, shard: ShardEntry, spread: dict[str, Spread], worst: WorstPack | None) -> ShardRow:
     own = range(shard.first_pack, shard.first_pack + shard.packs)
     tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own.start : own.stop] for name in COLUMNS)
-    worst = [
-        worst_pack(dataset, pack, by, value, chosen, read=False)
-        for pack, value in worst_packs(dataset, by, chosen, own, 1)
-    ]
     return ShardRow(
         **shard.model_dump(include={"name", "first_pack", "packs", "bytes", "sha256"}),
         fill=float(tokens.sum()) / (shard.packs * dataset.config.seq_len),
@@ -88,5 +86,5 @@ def _entry(dataset: Dataset, shard: ShardEntry, spread: dict[str, Spread], by: s
         images=int(images.sum()),
         cost=float(cost.mean()),
         **{figure.of_shard or key: spread[key] for key, figure in MEASURED.items()},
-        worst=worst[0] if worst else None,
+        worst=worst,
     )
