@@ -187,11 +187,15 @@ def decode_sequence(data: bytes, seq_len: int, where: str, *, axes: int) -> Pack
 
 
 def encode_layouts(layouts: list[TokenLayout]) -> bytes:
-    """Stores the ``runs`` of each layout under its name and its ``needs`` under ``NAME.needs``."""
+    """Stores the ``runs`` of each layout under its name, its ``needs`` under ``NAME.needs``, and those of layers with a
+    window, where it has them, under ``NAME.window_needs``.
+    """
     arrays: dict[str, np.ndarray] = {}
     for layout in layouts:
         arrays[layout.name] = layout.runs.astype(np.int32)
         arrays[f"{layout.name}.needs"] = layout.needs.astype(np.bool_)
+        if layout.window_needs is not None:
+            arrays[f"{layout.name}.window_needs"] = layout.window_needs.astype(np.bool_)
     return encode_arrays(arrays)
 
 
@@ -214,20 +218,28 @@ def decode_layouts(data: bytes, seq_len: int, block_size: int, where: str) -> di
     blocks = -(-seq_len // block_size)
     layouts: dict[str, TokenLayout] = {}
     for name, runs in arrays.items():
-        if name.endswith(".needs"):
+        if name.endswith((".needs", ".window_needs")):
             continue
         scheme, _, degree = name.partition(".ring")
-        needs = arrays.get(f"{name}.needs")
+        needs, window_needs = arrays.get(f"{name}.needs"), arrays.get(f"{name}.window_needs")
         if not (degree.isascii() and degree.isdecimal()) or name != layout_name(scheme, int(degree)) or needs is None:
             raise LayoutsInvalid(where, f"{name} is not SCHEME.ringR with an array SCHEME.ringR.needs beside it")
         if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 3:
             raise LayoutsInvalid(where, f"{name} is {runs.dtype}{runs.shape}, not int32(n, 3)")
-        if needs.dtype != np.bool_ or needs.shape != (int(degree), blocks):
-            raise LayoutsInvalid(where, f"{name}.needs is {needs.dtype}{needs.shape}, not bool({degree}, {blocks})")
+        for kind, found in (("needs", needs), ("window_needs", window_needs)):
+            if found is not None and (found.dtype != np.bool_ or found.shape != (int(degree), blocks)):
+                raise LayoutsInvalid(
+                    where, f"{name}.{kind} is {found.dtype}{found.shape}, not bool({degree}, {blocks})"
+                )
         layouts[name] = TokenLayout(
-            scheme=scheme, ring_degree=int(degree), block_size=block_size, runs=runs, needs=needs
+            scheme=scheme,
+            ring_degree=int(degree),
+            block_size=block_size,
+            runs=runs,
+            needs=needs,
+            window_needs=window_needs,
         )
-    if 2 * len(layouts) != len(arrays):
+    if sum(2 + (layout.window_needs is not None) for layout in layouts.values()) != len(arrays):
         raise LayoutsInvalid(where, "holds a needs array without its layout")
     return layouts
 

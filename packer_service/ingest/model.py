@@ -17,8 +17,8 @@ from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import ModelEntry, TokenizerEntry
-from preshard.schemas.model.followed import check_window
+from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
+from preshard.schemas.model.followed import check_window, layer_masks
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_process.chat_texts` does in a process."""
@@ -94,6 +94,11 @@ class PackedFor:
         """Axes of ``position_ids``."""
         return 1 if self.model is None else self.model.axes
 
+    @property
+    def layers(self) -> LayerMasks | None:
+        """The model's layers, where some have a window that is shorter than packs."""
+        return None if self.model is None else self.model.masks
+
 
 def packed_for(config: PackConfig) -> PackedFor:
     """What a job packs for. Everything that its files say is checked here, before any row is read.
@@ -108,7 +113,7 @@ def packed_for(config: PackConfig) -> PackedFor:
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)
-    model = _model_entry(load_family(config.model, config.images.backend), tokenizer)
+    model = _model_entry(load_family(config.model, config.images.backend), tokenizer, config.seq_len)
     entry = tokenizer.entry
     is_new = entry.image_id not in tokenizer.token_ids.values()  # an id after the vocabulary, which no model has
     fitting = {
@@ -118,7 +123,7 @@ def packed_for(config: PackConfig) -> PackedFor:
     return PackedFor(tokenizer=entry.model_copy(update=fitting), model=model)
 
 
-def _model_entry(found: FolderFamily, tokenizer: Tokenizer) -> ModelEntry:
+def _model_entry(found: FolderFamily, tokenizer: Tokenizer, seq_len: int) -> ModelEntry:
     family = found.family
     _check_tokens(found, tokenizer)
     return ModelEntry(
@@ -129,6 +134,7 @@ def _model_entry(found: FolderFamily, tokenizer: Tokenizer) -> ModelEntry:
         row_ids=[tokenizer.token_id(token) for token in family.row_tokens],
         group_ids=[tokenizer.token_id(token) for token in family.group_tokens],
         settings=dict(family.settings),
+        masks=None if found.window is None or found.window >= seq_len else layer_masks(found.config, "model"),
     )
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.mask import MaskIndex, full_and_window
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.schemas.boundaries import smallest_limit
-from preshard.schemas.dataset.measures import IMAGE_LOADS, MEASURES
+from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYERS_SUMS, MEASURES
 from preshard.schemas.layout import RankImages, TokenLayout
+from preshard.schemas.manifest import LayerMasks
 
 
 @dataclass(kw_only=True)
@@ -31,14 +32,18 @@ class MeasureRows:
         boundaries: dict[str, dict[str, RankImages]],
         cum_image_bounds: Int64[np.ndarray, "units"],
         unit_loads: Int64[np.ndarray, "units"],
+        layers: LayerMasks | None = None,
     ) -> None:
         """Adds the rows of one pack: its layouts in their order, then its image boundaries by CP size."""
-        whole = whole_tiles(index)
+        masks = [(each, whole_tiles(each)) for each in full_and_window(index, layers) if each is not None]
         known: dict[tuple[int, bytes], dict[str, object]] = {}
         for layout in layouts:
             same = layout.ring_degree, layout.runs.tobytes()  # at ring degree 1 all schemes give one layout
             if same not in known:
-                known[same] = layout_columns(measure_layout(index, layout, whole=whole))
+                measures = [measure_layout(each, layout, whole=whole) for each, whole in masks]
+                known[same] = layout_columns(measures[0])
+                if layers is not None:
+                    known[same] |= window_columns(measures[0], measures[1], layers)
             place = {"pack_id": pack_id, "scheme": layout.scheme, "degree": layout.ring_degree}
             self.rows.append(place | known[same])
         for size, ranks in boundaries.items():
@@ -68,6 +73,16 @@ def layout_columns(measures: LayoutMeasures) -> dict[str, object]:
         "ring_steps": measures.ring_steps.tolist(),
         "keys_fetched": keys.tolist(),
     }
+
+
+def window_columns(full: LayoutMeasures, window: LayoutMeasures, layers: LayerMasks) -> dict[str, object]:
+    """The columns of a token layout for a model with windows: under the window, and of all layers together."""
+    columns = layout_columns(window)
+    totals = {
+        name: layers.full_layers * getattr(full, of) + layers.window_layers * getattr(window, of)
+        for name, of in zip(LAYERS_SUMS, ("whole_tiles", "gather_path", "ring_path"), strict=True)
+    }
+    return {f"window_{name}": value for name, value in columns.items() if name != "possible_keys"} | totals
 
 
 def image_columns(

@@ -17,6 +17,7 @@ from preshard.schemas.codec import LAYOUTS, SEQUENCE
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
 from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import (
     CAUSAL_ONLY,
@@ -37,6 +38,7 @@ class KnownPack:
         encoded_sequence: these as they were written.
         segment_edges: see :func:`preshard.schemas.schemes.segment_edges`.
         block_size: of its layouts.
+        layers: of the model that it was packed for, as for :func:`build_pack`.
         read_layouts: gives its layouts by name, and these as they were written; nothing where they are damaged.
     """
 
@@ -44,6 +46,7 @@ class KnownPack:
     encoded_sequence: bytes
     segment_edges: Int64[np.ndarray, "segments_plus_1"]
     block_size: int
+    layers: LayerMasks | None
     read_layouts: Callable[[], tuple[Mapping[str, TokenLayout], bytes]]
 
     def has(self, sequence: PackedSequence) -> bool:
@@ -141,6 +144,7 @@ def _padding(seq_len: int, pad_id: int, axes: int) -> dict[str, np.ndarray]:
 class Pack:
     """A pack's arrays, the index of its mask, its layouts, its units and its image boundaries.
 
+    ``layers`` are the model's, where some have a window that is shorter than the pack.
     ``unit_documents`` is the number of each unit's document; ``units.edges`` are natural positions in the pack.
     ``encoded`` has the members of a sample, by their extensions, that are known as bytes already.
     """
@@ -153,6 +157,7 @@ class Pack:
     cum_image_bounds: Int64[np.ndarray, "units"]
     cum_token_pooling_bounds: Int64[np.ndarray, "units"]
     boundaries: dict[str, dict[str, RankImages]]
+    layers: LayerMasks | None
     encoded: Mapping[str, bytes]
 
 
@@ -165,6 +170,7 @@ def build_pack(
     pad_id: int,
     axes: int = 1,
     known: KnownPack | None = None,
+    layers: LayerMasks | None = None,
 ) -> Pack:
     """Builds a pack's arrays, and solves its layouts and boundaries from the real mask.
 
@@ -176,6 +182,7 @@ def build_pack(
         pad_id: token of the padding.
         axes: axes of the documents' positions.
         known: a pack that may turn out to be this one. What was written of it is then taken as it is.
+        layers: the model's, where some have a window that is shorter than the pack.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
@@ -183,9 +190,9 @@ def build_pack(
     sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes)
     index = MaskIndex.of(sequence.mask)
     edges = segment_edges(np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config.seq_len)
-    is_known = known is not None and known.has(sequence)
+    is_known = known is not None and known.layers == layers and known.has(sequence)
     old, written = known.layouts(edges, config.block_size) if known is not None and is_known else ({}, b"")
-    layouts = _layouts(index, edges, config, old)
+    layouts = _layouts(index, edges, config, old, layers)
     placed = [(document.units, start) for document, start in zip(documents, starts, strict=True) if len(document.units)]
     units = Units.joined([own.moved(start) for own, start in placed])
     counts = [len(document.units) for document in documents]
@@ -199,6 +206,7 @@ def build_pack(
         cum_image_bounds=images,
         cum_token_pooling_bounds=pooled,
         boundaries=image_boundaries(units.loads, images, pooled, config.cp_sizes),
+        layers=layers,
         encoded=encoded_members(known, old, written, layouts) if known is not None and is_known else {},
     )
 
@@ -207,7 +215,7 @@ def configured_layouts(
     index: MaskIndex, starts: Int64[np.ndarray, "docs"], aligned_lengths: Int64[np.ndarray, "docs"], config: PackConfig
 ) -> list[TokenLayout]:
     """Every layout that a configuration asks for, for a pack whose documents lie at these starts."""
-    return _layouts(index, segment_edges(starts, aligned_lengths, config.seq_len), config, {})
+    return _layouts(index, segment_edges(starts, aligned_lengths, config.seq_len), config, {}, None)
 
 
 def _layouts(
@@ -215,6 +223,7 @@ def _layouts(
     edges: Int64[np.ndarray, "segments_plus_1"],
     config: PackConfig,
     known: Mapping[str, TokenLayout],
+    layers: LayerMasks | None,
 ) -> list[TokenLayout]:
     return solve_layouts(
         index,
@@ -223,6 +232,7 @@ def _layouts(
         ring_degrees=config.ring_degrees,
         block_size=config.block_size,
         known=known,
+        layers=layers,
     )
 
 

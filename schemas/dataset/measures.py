@@ -26,6 +26,15 @@ LAYOUT_SCALARS = (
 )  # fmt: skip
 """Columns of a token layout that have one number."""
 
+WINDOW_LOADS = tuple(f"window_{name}" for name in LAYOUT_LOADS)
+"""The same under the mask of layers with a sliding window; null where no window is shorter than packs."""
+
+LAYERS_SUMS = ("layers_tiles", "layers_gather_path", "layers_ring_path")
+"""Columns that sum up tiles and paths over all layers of both kinds; null likewise."""
+
+WINDOW_SCALARS = (*(f"window_{name}" for name in LAYOUT_SCALARS if name != "possible_keys"), *LAYERS_SUMS)
+"""Columns of a token layout that have one number, and are null likewise."""
+
 IMAGE_LOADS = ("images", "pooled_tokens", "image_load")
 """Columns of image boundaries that have a number for each CP rank."""
 
@@ -44,6 +53,8 @@ MEASURES = pa.schema(
         ("degree", _NUMBER),
         *((name, _NUMBER) for name in (*LAYOUT_SCALARS, *IMAGE_SCALARS)),
         *((name, _NUMBERS) for name in (*LAYOUT_LOADS, *IMAGE_LOADS)),
+        *((name, _NUMBER) for name in WINDOW_SCALARS),
+        *((name, _NUMBERS) for name in WINDOW_LOADS),
     ]
 )
 """One row per (pack, scheme, ring degree), and per (pack, CP size) with ``scheme`` null. Columns of the other kind of
@@ -71,7 +82,7 @@ class MeasureGroup:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that are not null."""
+        """Columns that are not null in any dataset."""
         return ("pack_id", "degree", *self.scalars, *self.loads)
 
 

@@ -9,10 +9,11 @@ conditions on their options. A model with other layers needs an entry in :data:`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import LayerMasks
 
 LAYERS = ("full_attention", "sliding_attention")
 """Kinds of layers, as ``layer_types`` names them. Those with a window see a whole pack that is no longer than it."""
@@ -49,6 +50,35 @@ TEXT: dict[str, Mapping[str, Any]] = {
     "seed_oss": {"attention_dropout": 0.1},
 }
 """Causal language models by their ``model_type``, with what a key that is checked here means where it is left out."""
+
+
+def _but_every(period: int, key: str = "") -> Callable[[Mapping[str, Any], int], int]:
+    """Every ``period``-th layer sees all; the period may stand under a key."""
+    return lambda text, layers: layers - layers // int(text.get(key) or period)
+
+
+def _but_none(_: Mapping[str, Any], layers: int) -> int:
+    return layers
+
+
+def _behind(text: Mapping[str, Any], layers: int) -> int:
+    """Layers from ``max_window_layers`` on have a window."""
+    return max(0, layers - int(text.get("max_window_layers", 28)))
+
+
+WINDOWED: dict[str, Callable[[Mapping[str, Any], int], int]] = {
+    **dict.fromkeys(("ministral", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), _but_none),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_5_vl_text"), _behind),
+    "afmoe": _but_every(4, "global_attn_every_n_layers"),
+    "gemma3_text": _but_every(6, "sliding_window_pattern"),
+    "gpt_oss": _but_every(2),
+    "kolibri1": _but_every(5),
+    "olmo3": _but_every(4),
+}
+"""Of how many layers, by the kind of model, `transformers` gives a window to where ``layer_types`` is left out."""
+
+GROUPS_IN_WINDOWS = ("gemma4_text", "gemma4_unified_text")
+"""Models whose images see each other in both directions in layers with a window alone."""
 
 IMAGES: dict[str, tuple[str, ...]] = {
     "qwen3_vl": ("qwen3_vl_text",),
@@ -167,6 +197,37 @@ def window_of(config: Mapping[str, Any]) -> int | None:
     has_windows = "sliding_attention" in kinds and text.get("use_sliding_window") in (None, True)
     window: int | None = text.get("sliding_window") if has_windows else None
     return window
+
+
+def layer_masks(config: Mapping[str, Any], asked: str) -> LayerMasks | None:
+    """How many layers of a model have which mask; None if none has a window.
+
+    Args:
+        config: of a followed model, as for :func:`check_followed`. Where it has no ``layer_types``, they are those that
+            `transformers` gives such a model.
+        asked: what named the model; messages begin with it.
+
+    Raises:
+        ConfigError: neither ``layer_types`` nor the kind of model says which layers have a window.
+    """
+    text, kind = _text_of(config)
+    window, kinds, layers = window_of(config), text.get("layer_types"), text.get("num_hidden_layers")
+    if window is None:
+        return None
+    if isinstance(kinds, list):
+        windowed, layers = kinds.count("sliding_attention"), len(kinds)
+    elif kind not in WINDOWED or not isinstance(layers, int):
+        missing = "layer_types" if isinstance(layers, int) else "num_hidden_layers"
+        raise ConfigError(
+            f"{asked}: config.json of {kind} has no {missing}, so it does not say how many layers have a sliding "
+            "window: save it with save_pretrained, which writes them"
+        )
+    else:
+        windowed = WINDOWED[kind](text, layers)
+    if not windowed:
+        return None
+    groups: Literal["all", "window"] = "window" if kind in GROUPS_IN_WINDOWS else "all"
+    return LayerMasks(full_layers=layers - windowed, window_layers=windowed, window=window, groups=groups)
 
 
 def check_window(window: int | None, seq_len: int, asked: str) -> None:

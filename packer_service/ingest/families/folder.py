@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
@@ -48,10 +49,11 @@ class TextFamily(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFamily:
-    """A family, the files of the folder that decided it by their SHA-256, and the most tokens that packs may have."""
+    """A family, the files of the folder that decided it by their SHA-256, its ``config.json`` and its window."""
 
     family: Family
     sha256: dict[str, str]
+    config: Mapping[str, Any]
     window: int | None
 
 
@@ -77,7 +79,7 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
         )
     check_followed(folder.config, "model")
     family = TextFamily(folder.model_type) if reader is None else reader(folder, backend)
-    return FolderFamily(family=family, sha256=folder.sha256, window=window_of(folder.config))
+    return FolderFamily(family=family, sha256=folder.sha256, config=folder.config, window=window_of(folder.config))
 
 
 def _is_text_only(folder: ModelFolder) -> bool:

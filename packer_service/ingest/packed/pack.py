@@ -210,5 +210,6 @@ def find_known_pack(documents: Sequence[RenderedDocument]) -> KnownPack | None:
         encoded_sequence=stored.encoded_sequence,
         segment_edges=segment_edges(starts, lengths, config.seq_len),
         block_size=config.block_size,
+        layers=None if stored.manifest.model is None else stored.manifest.model.masks,
         read_layouts=stored.layouts,
     )

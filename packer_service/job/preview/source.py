@@ -116,7 +116,10 @@ def _solve_task(task: tuple[int, list[ShardDocument]], config: PackConfig, targe
         config=config,
         pad_id=target.tokenizer.pad_id,
         axes=target.axes,
+        layers=target.layers,
     )
     rows = MeasureRows()
-    rows.add_pack(pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
+    rows.add_pack(
+        pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads, pack.layers
+    )
     return rows.table()

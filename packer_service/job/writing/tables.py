@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from preshard.packer_service.job.writing.record_file import in_batches
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder, Sink
-from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES, MeasureOrder
+from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
 from preshard.schemas.manifest import TableEntry
 from preshard.schemas.tables import TABLES
 
@@ -28,8 +28,8 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     MEASURES_FILE: {
         "use_dictionary": ["scheme"],
         "column_encoding": {
-            f"{name}.list.element" if name in (*LAYOUT_LOADS, *IMAGE_LOADS) else name: "DELTA_BINARY_PACKED"
-            for name in MEASURES.names
+            f"{name}.list.element" if pa.types.is_list(type_) else name: "DELTA_BINARY_PACKED"
+            for name, type_ in zip(MEASURES.names, MEASURES.types, strict=True)
             if name != "scheme"
         },
     }

@@ -17,6 +17,7 @@ from preshard.packer_service.job.plan import PlannedShardRef
 from preshard.packer_service.job.writing.contents import Aside, aside, decode_documents, read_documents
 from preshard.packer_service.job.writing.read import ShardDocument
 from preshard.packer_service.job.writing.videos import ShardVideos
+from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
@@ -101,10 +102,11 @@ class _ShardRows:
     ) -> None:
         lengths = np.array([span.length for span in spans], np.int64)
         self.measures.add_pack(
-            pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads
+            pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads, pack.layers
         )
+        full, _ = full_and_window(pack.index, pack.layers)
         totals = UnitTotals.of(pack.units)
-        figures = pack_figures(pack_id, pack.sequence, pack.index, lengths, totals, config)
+        figures = pack_figures(pack_id, pack.sequence, full, lengths, totals, config)
         header = {"header_size": len(encoded.header), "head_crc32c": encoded.head_crc32c}
         self.packs.append({**figures, **header})
         self.documents += [
@@ -195,6 +197,7 @@ class _ShardBuilder:
             pad_id=self._target.tokenizer.pad_id,
             axes=self._target.axes,
             known=find_known_pack(rendered),
+            layers=self._target.layers,
         )
 
 

@@ -18,7 +18,7 @@ from preshard.schemas.errors import (
     LayoutsInvalid,
 )
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TokenLayout, check_partition, layout_name
-from preshard.schemas.manifest import DocumentSpan
+from preshard.schemas.manifest import DocumentSpan, LayerMasks
 
 
 def layout_names(config: PackConfig) -> list[str]:
@@ -31,11 +31,15 @@ def layout_names(config: PackConfig) -> list[str]:
     ]
 
 
-def check_names(layouts: dict[str, TokenLayout], config: PackConfig) -> Iterator[Finding]:
-    """Every configured layout is there, and no other, in the format's order."""
+def check_names(layouts: dict[str, TokenLayout], config: PackConfig, masks: LayerMasks | None) -> Iterator[Finding]:
+    """Every configured layout is there, and no other, in the format's order, with the needs of all masks."""
     names = layout_names(config)
     if list(layouts) != names:
         yield LayoutsInvalid, f"KEY.layouts.npz holds {list(layouts)}, not {names}"
+    for layout in layouts.values():
+        if (layout.window_needs is None) != (masks is None):
+            found, asked = ("without", "has") if layout.window_needs is None else ("with", "has no")
+            yield LayoutsInvalid, f"{layout.name} is {found} window_needs, and the model {asked} masks in the manifest"
 
 
 def check_partitions(layouts: dict[str, TokenLayout], config: PackConfig) -> Iterator[Finding]:
@@ -82,11 +86,13 @@ def _check_blocks(name: str, runs: Int32[np.ndarray, "runs 3"], block_size: int)
         yield LayoutSchemeInvalid, f"{name}[{row}] is {runs[row].tolist()}: before its rank's row {row - 1}"
 
 
-def check_needs(layout: TokenLayout, expected: Bool[np.ndarray, "ring blocks"]) -> Iterator[Finding]:
-    """``needs`` marks exactly the key blocks that some query of each rank sees."""
-    wrong = np.argwhere(layout.needs != expected)
+def check_needs(
+    name: str, needs: Bool[np.ndarray, "ring blocks"], expected: Bool[np.ndarray, "ring blocks"]
+) -> Iterator[Finding]:
+    """Needs mark exactly the key blocks that some query of each rank sees under their mask."""
+    wrong = np.argwhere(needs != expected)
     if len(wrong):
         rank, block = wrong[0].tolist()
-        found, asked = bool(layout.needs[rank, block]), bool(expected[rank, block])
+        found, asked = bool(needs[rank, block]), bool(expected[rank, block])
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        yield LayoutNeedsInvalid, f"{layout.name}.needs[{rank}, {block}] is {found}, not {asked}{others}"
+        yield LayoutNeedsInvalid, f"{name}[{rank}, {block}] is {found}, not {asked}{others}"

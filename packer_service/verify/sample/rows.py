@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import SampleHead
+from preshard.schemas.manifest import LayerMasks, SampleHead
 from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
 from preshard.schemas.tables import DOCUMENTS
 
@@ -113,8 +113,21 @@ def check_pack_row(
             yield PackRowInvalid, f"packs.parquet has {name} {found!r}, not {derived[name]!r}"
 
 
+class WindowLoads(NamedTuple):
+    """What layouts give ranks to do under the mask of layers with a window, the mask's tiles, and the layers."""
+
+    loads: Mapping[str, LayoutLoads]
+    tiles: int
+    layers: LayerMasks
+
+
 def check_measures(
-    expected: Expected, layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], head: SampleHead, tiles: int
+    expected: Expected,
+    layouts: Sequence[TokenLayout],
+    loads: Mapping[str, LayoutLoads],
+    head: SampleHead,
+    tiles: int,
+    window: WindowLoads | None = None,
 ) -> Iterator[Finding]:
     """``measures.parquet`` has what follows from the mask, the layouts and the boundaries.
 
@@ -124,13 +137,14 @@ def check_measures(
         loads: what they give ranks to do.
         head: the boundaries and the units.
         tiles: tiles of the mask in natural order.
+        window: of layers with a sliding window, if the model has any.
     """
     if expected.measure_rows is None:
         return
     found = expected.measure_rows.to_pylist()
     asked = [
         dict.fromkeys(MEASURES.names) | {"pack_id": expected.pack_id} | row
-        for row in (*_layout_rows(layouts, loads, tiles), *_image_rows(head))
+        for row in (*_layout_rows(layouts, loads, tiles, window), *_image_rows(head))
     ]
     if len(found) != len(asked):
         yield MeasuresInvalid, f"measures.parquet has {len(found)} rows of this pack, not {len(asked)}"
@@ -146,25 +160,34 @@ def check_measures(
 
 
 def _layout_rows(
-    layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], tiles: int
+    layouts: Sequence[TokenLayout], loads: Mapping[str, LayoutLoads], tiles: int, window: WindowLoads | None
 ) -> Iterator[dict[str, object]]:
     for layout in layouts:
-        of, degree = loads[layout.name], layout.ring_degree
+        degree = layout.ring_degree
+        row = _loads_row(loads[layout.name], tiles)
+        if window is not None:
+            own, layers = _loads_row(window.loads[layout.name], window.tiles), window.layers
+            row |= {f"window_{name}": value for name, value in own.items()}
+            for of in ("attention_tiles", "gather_path", "ring_path"):
+                row[f"layers_{of.removeprefix('attention_')}"] = (
+                    layers.full_layers * row[of] + layers.window_layers * own[of]
+                )
         tokens = int(layout.runs[:, 2].sum())
-        yield {
-            "scheme": layout.scheme,
-            "degree": degree,
-            "attention_tiles": tiles,
-            "gather_path": max(of.tiles),
-            "ring_path": sum(of.ring_steps),
-            "sum_attention": sum(of.attention),
-            "most_attention": max(of.attention),
-            "sum_tiles": sum(of.tiles),
-            "sum_keys": sum(of.keys_fetched),
-            "most_keys": max(of.keys_fetched),
-            "possible_keys": tokens * (degree - 1),
-            **{name: getattr(of, name) for name in LAYOUT_LOADS},
-        }
+        yield {"scheme": layout.scheme, "degree": degree, "possible_keys": tokens * (degree - 1)} | row
+
+
+def _loads_row(of: LayoutLoads, tiles: int) -> dict[str, Any]:
+    return {
+        "attention_tiles": tiles,
+        "gather_path": max(of.tiles),
+        "ring_path": sum(of.ring_steps),
+        "sum_attention": sum(of.attention),
+        "most_attention": max(of.attention),
+        "sum_tiles": sum(of.tiles),
+        "sum_keys": sum(of.keys_fetched),
+        "most_keys": max(of.keys_fetched),
+        **{name: getattr(of, name) for name in LAYOUT_LOADS},
+    }
 
 
 def _image_rows(head: SampleHead) -> Iterator[dict[str, object]]:

@@ -53,8 +53,8 @@ from preshard.schemas.errors import (
     WeightsInvalid,
 )
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import ModelEntry, SampleHead, TokenizerEntry
-from preshard.schemas.sequence import MaskArrays, PackedSequence
+from preshard.schemas.manifest import LayerMasks, ModelEntry, SampleHead, TokenizerEntry
+from preshard.schemas.sequence import MaskArrays, PackedSequence, drop_groups
 
 
 class MaskFigures(Protocol):
@@ -71,8 +71,8 @@ class MaskFigures(Protocol):
 class SparseFigures:
     """By the functions that packing uses."""
 
-    def __init__(self, mask: MaskArrays) -> None:
-        self._index = MaskIndex.of(mask)
+    def __init__(self, mask: MaskArrays, window: int | None = None) -> None:
+        self._index = MaskIndex.of(mask).within(window)
 
     @cached_property
     def whole(self) -> tuple[int, int]:
@@ -92,15 +92,15 @@ class SparseFigures:
 class IndependentFigures:
     """By :mod:`preshard.packer_service.verify.independent`."""
 
-    def __init__(self, mask: MaskArrays) -> None:
-        self._mask = mask
+    def __init__(self, mask: MaskArrays, window: int | None = None) -> None:
+        self._mask, self._window = mask, window
 
     @cached_property
     def whole(self) -> tuple[int, int]:
-        return whole_mask(self._mask)
+        return whole_mask(self._mask, self._window)
 
     def of_layout(self, layout: TokenLayout) -> LayoutLoads:
-        return layout_loads(self._mask, layout.runs, layout.ring_degree, layout.block_size)
+        return layout_loads(self._mask, layout.runs, layout.ring_degree, layout.block_size, self._window)
 
 
 T = TypeVar("T")
@@ -115,7 +115,14 @@ class SampleCheck:
     model: ModelEntry | None = None
     findings: list[Finding] = field(default_factory=list)
     figures: MaskFigures | None = None
+    window_figures: MaskFigures | None = None
     loads: dict[str, LayoutLoads] = field(default_factory=dict)
+    window_loads: dict[str, LayoutLoads] = field(default_factory=dict)
+
+    @property
+    def masks(self) -> LayerMasks | None:
+        """The model's layers, where some have a window that is shorter than packs."""
+        return None if self.model is None else self.model.masks
 
     @property
     def independently(self) -> bool:
@@ -135,7 +142,10 @@ class SampleCheck:
             lambda: decode_layouts(header[2].data, config.seq_len, config.block_size, ""), LayoutsInvalid
         )
         if sequence is not None:
-            self.figures = (IndependentFigures if expected.independent else SparseFigures)(sequence.mask)
+            derive = IndependentFigures if expected.independent else SparseFigures
+            masks, mask = self.masks, sequence.mask
+            self.figures = derive(mask if masks is None or masks.groups == "all" else drop_groups(mask))
+            self.window_figures = None if masks is None else derive(mask, masks.window)
         spans_hold = head is not None and self._head(head, expected)
         units_hold = head is not None and self._units(head, spans_hold=spans_hold)
         if head is not None:
@@ -235,7 +245,7 @@ class SampleCheck:
 
     def _layouts(self, stored: dict[str, TokenLayout], head: SampleHead | None) -> bool:
         """Whether all layouts are there and are partitions, so that loads follow from them."""
-        names_hold = self._holds(LayoutsInvalid, layouts.check_names(stored, self.config))
+        names_hold = self._holds(LayoutsInvalid, layouts.check_names(stored, self.config, self.masks))
         if not self._holds(LayoutNotPartition, layouts.check_partitions(stored, self.config)):
             return False
         if head is not None:
@@ -250,11 +260,17 @@ class SampleCheck:
             return
         for name, layout in stored.items():
             self.loads[name] = self.figures.of_layout(layout)
-            yield from layouts.check_needs(layout, self.loads[name].needs)
+            yield from layouts.check_needs(f"{name}.needs", layout.needs, self.loads[name].needs)
+            if self.window_figures is not None and layout.window_needs is not None:
+                found = self.window_loads[name] = self.window_figures.of_layout(layout)
+                yield from layouts.check_needs(f"{name}.window_needs", layout.window_needs, found.needs)
 
     def _measures(self, expected: Expected, stored: list[TokenLayout], head: SampleHead) -> None:
         if self.figures is not None:
-            found = rows.check_measures(expected, stored, self.loads, head, self.figures.whole[1])
+            window = None
+            if self.masks is not None and self.window_figures is not None:
+                window = rows.WindowLoads(self.window_loads, self.window_figures.whole[1], self.masks)
+            found = rows.check_measures(expected, stored, self.loads, head, self.figures.whole[1], window)
             self._holds(MeasuresInvalid, found)
 
     def _pack_row(self, raw: RawSample, head: SampleHead, sequence: PackedSequence, expected: Expected) -> None:
