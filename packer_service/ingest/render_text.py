@@ -140,13 +140,14 @@ def _slots(renderer: Renderer, medium: Medium, placement: Placement, first_unit:
     """What replaces the placeholders that a template writes for an image or video."""
     family, marks = renderer.family, renderer.tokenizer.image
     if not renderer.is_generic:
+        opening, closing = family.around(medium.kind)
         return [
             Slot(
                 placeholder=family.placeholder(medium.kind),
                 pieces=placement.pieces,
                 first_unit=first_unit,
-                opening=family.opening,
-                closing=family.closing,
+                opening=opening,
+                closing=closing,
             )
         ]
     if not renderer.placeholders:

@@ -86,6 +86,9 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "molmo2": ("molmo2_text",),
     "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama"),
+    "glm4v": ("glm4v_text",),
+    "glm4v_moe": ("glm4v_moe_text",),
+    "glm46v": ("glm4v_text", "glm4v_moe_text"),
 }
 """Models that read images, with the language models that they may have; the first is the one of no other name."""
 

@@ -117,10 +117,11 @@ def main() -> int:
     if given.only in "plan":
         found["plan"] = hashlib.sha256(plan(1_000_000, 384).astype("<i8").tobytes()).hexdigest()
         print("plan", found["plan"][:16])
-    if given.write:
-        PINNED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        return 0
     pinned = json.loads(PINNED.read_text(encoding="utf-8"))
+    if given.write:
+        kept = pinned if given.only else {}
+        PINNED.write_text(json.dumps({**kept, **found}, indent=1) + "\n", encoding="utf-8")
+        return 0
     differ = [name for name, value in found.items() if pinned.get(name) != value]
     missing = [name for name in pinned if given.only in name and name not in found]
     print(f"{len(found)} compared, {len(differ)} differ, {len(missing)} missing", *differ, *missing, sep="\n  ")

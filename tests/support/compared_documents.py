@@ -14,7 +14,7 @@ from taken_documents import NO_LOSS, Taken, taken_documents
 
 FAMILIES = {
     **{"qwen3": TEXT_ONLY, "qwen3_vl": "", "qwen2_5_vl": "", "internvl": ""},
-    "molmo2": IMAGES_OR_ONE_VIDEO,
+    **dict.fromkeys(("molmo2", "glm46v"), IMAGES_OR_ONE_VIDEO),
 }
 """What a model of each family takes in one document; nothing stands for everything."""
 

@@ -22,7 +22,7 @@ from transformers_alone import (
     video_metadata,
 )
 
-from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.document import Medium, MediumKind
 from preshard.packer_service.ingest.families.family import Family, Mark, Rows
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.media.crops import decode_video, encoded_crops
@@ -76,6 +76,15 @@ class Refused:
     reason: str
 
 
+def takes(family: Family, *kinds: MediumKind) -> bool:
+    """Whether a family takes these images and videos in one document."""
+    try:
+        family.check(kinds)
+    except DocumentError:
+        return False
+    return True
+
+
 class Oracle:
     """A model folder, with the processor of a backend and the model that ``transformers`` makes of it."""
 
@@ -107,10 +116,12 @@ class Oracle:
             return probe_frames(medium, MediaReach.of(folder), fps=medium.fps, max_frames=64, full_size=True)
         return probe_video(medium, MediaReach.of(folder), fps=self.fps, max_frames=64)
 
-    def theirs(self, document: Document) -> Made | Refused:
-        """What the processor and the model make of it."""
-        import torch
+    def run(self, document: Document) -> Any:
+        """What the model's core gives for a document, with random weights; its errors are its own."""
+        made = {name: tensor for name, tensor in self._processed(document).items() if hasattr(tensor, "numpy")}
+        return load_core(self.folder, "cpu")(**made)
 
+    def _processed(self, document: Document) -> Any:
         images, videos, metadata = [], [], []
         for medium in document.media:
             if medium.kind == "image":
@@ -128,9 +139,15 @@ class Oracle:
             given |= {"videos": videos, "video_metadata": metadata, "do_sample_frames": False}
         for kind in {medium.kind for medium in document.media}:
             given |= {f"{kind}s_kwargs": {"size": limits}} if (limits := self._limits(document, kind)) else {}
+        with two_threads():
+            return self.processor(text=[self.text(document)], **given, return_tensors="pt")
+
+    def theirs(self, document: Document) -> Made | Refused:
+        """What the processor and the model make of it."""
+        import torch
+
         try:
-            with two_threads():
-                made = self.processor(text=[self.text(document)], **given, return_tensors="pt")
+            made = self._processed(document)
         except ValueError as error:
             return Refused(str(error))
         ids = made["input_ids"]

@@ -136,7 +136,7 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         rows = torch.from_numpy(np.isin(ids.numpy(), batch.model.row_ids if batch.model is not None else []))
         given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if batch.model is not None and batch.model.row_ids:
-            given["mm_token_type_ids"] = _token_types(model, batch, ids, rows)
+            given["mm_token_type_ids"] = _token_types(batch, own, rows)
         given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
         if model.config.model_type == "internvl":
             del given["mm_token_type_ids"]
@@ -163,12 +163,15 @@ def _paths(batch: RankBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
             yield number, own, (batch.branch_ids[own] == branch) | torch.tensor(branch <= 1)
 
 
-def _token_types(model: Any, batch: RankBatch, ids: Tensor, rows: Tensor) -> Tensor:
+def _token_types(batch: RankBatch, own: Tensor, rows: Tensor) -> Tensor:
     assert batch.model is not None
     if batch.model.group_ids:  # molmo2: the tokens that see each other
-        return torch.from_numpy(np.isin(ids.numpy(), batch.model.group_ids).astype(np.int64))
-    video = ids == getattr(model.config, "video_token_id", -1)
-    return torch.where(video, 2, torch.where(rows, 1, 0))
+        return torch.from_numpy(np.isin(batch.tokens[own][None].numpy(), batch.model.group_ids).astype(np.int64))
+    types = torch.ones_like(batch.tokens)
+    for unit in batch.units:
+        if unit.kind != "image":
+            types[unit.start : unit.end] = 2
+    return types[own][None] * rows
 
 
 def _times(model: Any, batch: RankBatch, number: int, own: Tensor) -> dict[str, Tensor]:

@@ -43,12 +43,12 @@ def load_processor(folder: Path, backend: str = "torchvision") -> Any:
     return processor
 
 
-def load_core(folder: Path) -> Any:
-    """The model's core without weights: it knows positions and mask."""
+def load_core(folder: Path, device: str = "meta") -> Any:
+    """The model's core, by default without weights: it knows positions and mask."""
     import torch
 
     transformers = load_transformers()
-    with torch.device("meta"):
+    with torch.device(device):
         return transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
 
 

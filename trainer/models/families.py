@@ -8,6 +8,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.followed import STATES
 from preshard.trainer.models.interface import OWN_FUNCTIONS, has_transformers
 from preshard.trainer.models.vision.family import ModelFamily
+from preshard.trainer.models.vision.glm import GLM
 from preshard.trainer.models.vision.internvl import INTERNVL
 from preshard.trainer.models.vision.molmo2 import MOLMO2
 from preshard.trainer.models.vision.qwen import QWEN2_5_VL, QWEN3_VL
@@ -18,6 +19,9 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen2_5_vl": QWEN2_5_VL,
     "internvl": INTERNVL,
     "molmo2": MOLMO2,
+    "glm4v": GLM,
+    "glm4v_moe": GLM,
+    "glm46v": GLM,
 }
 """Vision-language models by the ``model_type`` of their configuration."""
 

@@ -143,9 +143,14 @@ class Family:
         """The token that a chat template writes for an image or video."""
         return self.image_token if kind == "image" else self.video_token
 
+    def around(self, kind: MediumKind) -> tuple[str, str]:  # noqa: ARG002
+        """The marks that belong before and after an image or video; those that :attr:`opening` says."""
+        return self.opening, self.closing
+
     def alone(self, kind: MediumKind) -> str:
         """The placeholder with the marks that belong around it where no chat template writes them."""
-        return f"{self.opening}{self.placeholder(kind)}{self.closing}"
+        opening, closing = self.around(kind)
+        return f"{opening}{self.placeholder(kind)}{closing}"
 
     def check(self, kinds: Sequence[MediumKind]) -> None:
         """Refuses images and videos that one document may not show together; most models take any.

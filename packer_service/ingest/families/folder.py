@@ -10,6 +10,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.families.glm import read_glm
 from preshard.packer_service.ingest.families.internvl import read_internvl
 from preshard.packer_service.ingest.families.molmo2 import read_molmo2
 from preshard.packer_service.ingest.families.qwen_folder import read_qwen
@@ -24,6 +25,9 @@ READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "qwen2_5_vl": read_qwen,
     "molmo2": read_molmo2,
     "internvl": read_internvl,
+    "glm4v": read_glm,
+    "glm4v_moe": read_glm,
+    "glm46v": read_glm,
 }
 """Each ``model_type`` that reads images, and what reads its folder."""
 

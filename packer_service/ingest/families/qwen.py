@@ -50,17 +50,17 @@ class QwenFamily(Family):
         encoder: its dimensions.
         images: limits of a still image's pixels.
         videos: limits of a video's pixels.
+        stills: how a still becomes its canvas.
         cap_frames: whether each frame of a video has a limit of its own besides.
         cap_tokens: rows that this limit follows from.
-        stills: how a still becomes its canvas.
     """
 
     encoder: VisionEncoder
     images: PixelLimits
     videos: PixelLimits
-    cap_frames: bool
-    cap_tokens: int
     stills: Scaling
+    cap_frames: bool = False
+    cap_tokens: int = 0
 
     @property
     def factor(self) -> int:
@@ -85,6 +85,19 @@ class QwenFamily(Family):
         own = self.images if medium.kind == "image" else self.videos
         limits = PixelLimits(least=medium.min_pixels or own.least, most=medium.max_pixels or own.most)
         return replace(self, images=limits) if medium.kind == "image" else replace(self, videos=limits)
+
+    def check_frames(self, n_frames: int) -> None:
+        """Refuses a video of fewer frames than one patch covers, as most video processors do.
+
+        Raises:
+            DocumentError: ``bad_video``.
+        """
+        if n_frames < self.together:
+            raise DocumentError(
+                "bad_video",
+                f"shows {n_frames} frame, and the model's processor refuses less than {self.together}; raise "
+                "video.fps, or give the frame as an image",
+            )
 
     def _unit(self, kind: UnitKind, size: tuple[int, int], frames: Sequence[int | None], time_step: float) -> UnitShape:
         """A unit of pictures of this size."""
@@ -168,22 +181,24 @@ class Qwen3VLFamily(QwenFamily):
         return super().within(medium)
 
     def _size(self, width: int, height: int, n_frames: int) -> tuple[int, int]:
-        if n_frames < self.together:
-            raise DocumentError(
-                "bad_video",
-                f"shows {n_frames} frame, and the model's processor refuses less than {self.together}; raise "
-                "video.fps, or give the frame as an image",
-            )
+        self.check_frames(n_frames)
         limits, factor = self.videos, self.factor
         if self.cap_frames:
             of_frame = max(min(self.cap_tokens * factor**2, limits.most // n_frames), int(limits.least * SPARE))
             limits = PixelLimits(least=limits.least, most=of_frame * n_frames)
-        if min(width, height) < factor:
-            grow = max(factor / height, factor / width)
-            width, height = int(width * grow), int(height * grow)
-        return fit_size(
+        return fit_frames(
             width, height, limits, factor=factor, code="bad_video", frames=n_frames, time_factor=self.together
         )
+
+
+def fit_frames(
+    width: int, height: int, limits: PixelLimits, *, factor: int, code: str, frames: int, time_factor: int
+) -> tuple[int, int]:
+    """:func:`fit_size` of frames that are enlarged first if a side is shorter than ``factor``."""
+    if min(width, height) < factor:
+        grow = max(factor / height, factor / width)
+        width, height = int(width * grow), int(height * grow)
+    return fit_size(width, height, limits, factor=factor, code=code, frames=frames, time_factor=time_factor)
 
 
 def fit_size(

@@ -77,7 +77,7 @@ def read_qwen(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:
     image = folder.image_processor(("Qwen2VLImageProcessor",))
     video = folder.video_processor(kind.video_processors)
     vision = folder.vision(kind.encoder)
-    sizes = _sizes(image, video, kind.encoder["patch_size"])
+    sizes = shared_sizes(image, video, kind.encoder["patch_size"])
     images = _limits(image, PixelLimits(least=56 * 56, most=28 * 28 * 1280))
     videos = _limits(video, kind.video_limits)
     cap_frames = bool(video.take("cap_pixels_per_frame", False))
@@ -111,7 +111,7 @@ def read_qwen(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:
     return Qwen3VLFamily(**given)
 
 
-def _sizes(image: Section, video: Section, patch: int) -> dict[str, int]:
+def shared_sizes(image: Section, video: Section, patch: int) -> dict[str, int]:
     """The settings that both processors must share, since the model has one encoder."""
     sizes = {}
     for name, default in (("patch_size", patch), ("temporal_patch_size", 2), ("merge_size", 2)):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from model_oracle import VOCABULARY, Document, Oracle, Refused, differences
+from model_oracle import VOCABULARY, Document, Oracle, Refused, differences, takes
 from photographs import photographs, write_clips
 
 from preshard.packer_service.demo.model import write_model_folder
@@ -52,7 +52,7 @@ def main() -> None:
         folder, files = Path(name, "model"), None if chosen.tiny else PUBLISHED[chosen.family]
         write_model_folder(folder, chosen.family, vocabulary=VOCABULARY, files=files)
         oracle = Oracle(folder, chosen.backend)
-        mixed = chosen.family != "molmo2"
+        mixed = takes(oracle.family, "image", "video")
         for what, document in documents(chosen.photographs, chosen.clips, Path(name), mixed):
             ours, theirs = oracle.ours(document), oracle.theirs(document)
             found = differences(ours, theirs)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chats import our_tokenizer, renderer_of
-from model_oracle import Oracle
+from model_oracle import Oracle, takes
 from PIL import Image
 from transformers_alone import video_metadata
 
@@ -68,12 +68,6 @@ def theirs(oracle: Oracle, text: str, media: Sequence[Medium]) -> list[int]:
     return oracle.processor(text=[text], **given, return_tensors="pt")["input_ids"][0].tolist()
 
 
-def takes(oracle: Oracle, media: Sequence[Medium]) -> bool:
-    """Molmo2 takes images or one video."""
-    kinds = [medium.kind for medium in media]
-    return oracle.family.model_type != "molmo2" or "video" not in kinds or kinds == ["video"]
-
-
 @pytest.mark.parametrize("content", CONVERSATIONS, ids=lambda content: content[0])
 def test_a_conversation_is_what_the_processor_makes_of_it(
     oracle: Oracle, tokenizer: Tokenizer, content: list[str]
@@ -81,7 +75,7 @@ def test_a_conversation_is_what_the_processor_makes_of_it(
     """Fails when a token of a conversation with several images, videos and turns differs, or loss is misplaced."""
     parts = tuple(map(part_of, content))
     media = [part for part in parts if isinstance(part, Medium)]
-    if not takes(oracle, media):
+    if not takes(oracle.family, *(medium.kind for medium in media)):
         return
     answers = ("It's a cat 你好", "no")
     messages = (

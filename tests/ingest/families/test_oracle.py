@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model_oracle import Document, Made, Oracle, Refused, differences
+from model_oracle import Document, Made, Oracle, Refused, differences, takes
 from photographs import photographs, write_clips
 from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.families.glm import GlmFamily
+from preshard.packer_service.ingest.families.qwen import Qwen3VLFamily
 from preshard.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
@@ -73,7 +75,7 @@ def test_clips_become_what_the_processor_makes_of_them(oracle: Oracle, clips: li
         ours, theirs = oracle.ours(document), oracle.theirs(document)
         assert differences(ours, theirs) == [], path.name
         refused += isinstance(theirs, Refused)
-    assert refused == (oracle.family.model_type == "qwen3_vl"), "one frame is too few for one processor alone"
+    assert refused == isinstance(oracle.family, Qwen3VLFamily | GlmFamily), "one frame is too few for some processors"
 
 
 def test_a_list_of_frames_becomes_what_the_processor_makes_of_it(oracle: Oracle) -> None:
@@ -111,7 +113,7 @@ def test_several_images_and_a_video_in_one_conversation(oracle: Oracle, clips: l
     """Fails when units, positions or grids of one image run into the next, or the media of a document change places."""
     first, second = pictures()[-1][1], pictures()[-2][1]
     clip = Medium(kind="video", uri=clips[3].name)
-    media = [first, second] if oracle.family.model_type == "molmo2" else [first, clip, second]
+    media = [first, clip, second] if takes(oracle.family, "image", "video") else [first, second]
     document = Document(media, folder=str(clips[0].parent))
     ours, theirs = oracle.ours(document), oracle.theirs(document)
     assert isinstance(theirs, Made)
@@ -121,11 +123,14 @@ def test_several_images_and_a_video_in_one_conversation(oracle: Oracle, clips: l
 def test_what_a_family_cannot_show_together_is_refused_by_both(oracle: Oracle, clips: list[Path]) -> None:
     """Fails when a document is packed that the model's own processor or model refuses."""
     clip = Medium(kind="video", uri=clips[3].name)
-    twice = Document([clip, clip], folder=str(clips[0].parent))
-    ours = oracle.ours(twice)
-    if oracle.family.model_type == "molmo2":
-        assert ours == Refused("bad_row")
-        assert isinstance(oracle.theirs(twice), Refused)
-        assert oracle.ours(Document([pictures()[0][1], clip], folder=str(clips[0].parent))) == Refused("bad_row")
+    twice, both = ([*media, clip] for media in ([clip], [pictures()[-1][1]]))
+    documents = [Document(media, folder=str(clips[0].parent)) for media in (twice, both)]
+    if takes(oracle.family, "video", "video"):
+        assert differences(oracle.ours(documents[0]), oracle.theirs(documents[0])) == []
     else:
-        assert differences(ours, oracle.theirs(twice)) == []
+        assert oracle.ours(documents[0]) == Refused("bad_row")
+        assert isinstance(oracle.theirs(documents[0]), Refused)
+    if not takes(oracle.family, "image", "video"):
+        assert oracle.ours(documents[1]) == Refused("bad_row")
+        with pytest.raises(ValueError, match=r"do not match|at the same time"):
+            oracle.run(documents[1])

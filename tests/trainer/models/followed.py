@@ -99,7 +99,7 @@ def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
 
 def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
     """The same for a model that reads images, with one of its language models."""
-    family = "qwen3_vl" if model_type == "qwen3_vl_moe" else model_type
+    family = "qwen3_vl" if model_type == "qwen3_vl_moe" else "glm4v_moe" if text == "glm4v_moe_text" else model_type
     config = model_config(family, {mark: number for number, mark in enumerate(MARKS[family], 3)}, VOCABULARY)
     config["model_type"] = model_type
     if model_type == "internvl":
@@ -168,7 +168,7 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
     mask = MaskTensors.from_arrays(MaskArrays(doc_ids=doc_ids, branch_ids=plain, group_ids=plain - 1))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     slices = [torch.from_numpy(slice_positions(layout.runs, rank)) for rank in range(RANKS)]
-    axes = 3 if model.config.model_type.startswith("qwen") and model.config.model_type in IMAGES else 1
+    axes = 3 if "mrope_section" in (model.config.get_text_config().rope_parameters or {}) else 1
 
     @torch.no_grad()
     def on_rank(cp: ContextParallel) -> Tensor:

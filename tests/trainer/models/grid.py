@@ -147,7 +147,7 @@ def read_log(log: Path | None, dtype: str) -> dict[Case, float]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    families = [*TEXT_MODELS, *(name for name in FAMILIES if "moe" not in name)]
+    families = [*TEXT_MODELS, *(name for name in FAMILIES if name != "qwen3_vl_moe")]
     parser.add_argument("--families", nargs="*", default=families, metavar="FAMILY")
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--layouts", nargs="*", default=LAYOUTS)

@@ -33,6 +33,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("molmo2", "ring", "zigzag", {"ring": 2}, {}),
     ("internvl", "ring", "zigzag", {"ring": 2, "dp_shard": 2}, {}),
     ("qwen3_next", "gather", "zigzag", {"ring": 4}, {"recompute": "selective"}),
+    ("glm4v_moe", "gather", "balanced_ring", {"ring": 2}, {}),
 ]
 """Each kind of attention, each layout, each family with images, and each way to take less memory. Among four ranks of a
 pack some have no unit. ``grid.py`` runs the rest.

@@ -13,10 +13,15 @@ from preshard.trainer.models.interface import PLACES, has_transformers
 from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily, move_to_model, replace_rows
 
 
-def _qwen_encode(core: Any, inputs: Inputs, *, places: Callable[[Any, Tensor], dict[str, Tensor]]) -> Features:
-    # Images and videos have the same kind of patches and go through the same encoder.
+def join_kinds(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Patches and grids of images, then of videos: they are of one kind and go through one encoder."""
     names = ("pixel_values", "pixel_values_videos"), ("image_grid_thw", "video_grid_thw")
     pixels, grids = (torch.cat([inputs[name] for name in both if name in inputs]) for both in names)
+    return pixels, grids
+
+
+def _qwen_encode(core: Any, inputs: Inputs, *, places: Callable[[Any, Tensor], dict[str, Tensor]]) -> Features:
+    pixels, grids = join_kinds(inputs)
     if has_transformers(PLACES):
         given = places(core, grids)
     else:  # the encoder works them out where the grids are
@@ -66,15 +71,16 @@ def _qwen2_5_places(core: Any, grids: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _qwen_stand_in(config: Any) -> dict[str, Tensor]:
+def make_smallest(config: Any) -> dict[str, Tensor]:
+    """The patches of one row."""
     vision = config.vision_config
     merge = vision.spatial_merge_size
     numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     return {"pixel_values": torch.zeros(merge**2, numbers), "image_grid_thw": torch.tensor([[1, merge, merge]])}
 
 
-QWEN3_VL = ModelFamily(encode=partial(_qwen_encode, places=_qwen3_places), stand_in=_qwen_stand_in, fill=replace_rows)
+QWEN3_VL = ModelFamily(encode=partial(_qwen_encode, places=_qwen3_places), stand_in=make_smallest, fill=replace_rows)
 
 QWEN2_5_VL = ModelFamily(
-    encode=partial(_qwen_encode, places=_qwen2_5_places), stand_in=_qwen_stand_in, fill=replace_rows
+    encode=partial(_qwen_encode, places=_qwen2_5_places), stand_in=make_smallest, fill=replace_rows
 )

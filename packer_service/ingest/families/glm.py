@@ -1,0 +1,167 @@
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures near their own size, pairs of frames as images before their times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from preshard.packer_service.ingest.document import Medium, MediumKind
+from preshard.packer_service.ingest.families.family import Family, Mark, Piece, Placement, Rows
+from preshard.packer_service.ingest.families.qwen import PixelLimits, QwenFamily, fit_frames
+from preshard.packer_service.ingest.families.qwen_folder import shared_sizes
+from preshard.packer_service.ingest.families.settings import BICUBIC, BICUBIC_OF, CLIP, STEPS, ModelFolder, Section
+from preshard.schemas.config import ImageBackend
+from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.model.encoder import VisionEncoder
+
+IMAGE_START, IMAGE_END = "<|begin_of_image|>", "<|end_of_image|>"
+VIDEO_START, VIDEO_END = "<|begin_of_video|>", "<|end_of_video|>"
+
+PROCESSORS = ("Glm4vProcessor", "Glm46VProcessor")
+"""Classes of processors, which write times each in its own way. Either may come with any of the models."""
+
+IMAGE_LIMITS = PixelLimits(least=112 * 112, most=28 * 28 * 15000)
+VIDEO_LIMITS = PixelLimits(least=112 * 112, most=28 * 28 * 2 * 30000)
+"""The processors' own limits of pixels; a still image counts as two frames."""
+
+FRAMES = 2
+"""Frames of a patch: the processors take the time of every second one."""
+
+ENCODER: dict[str, Any] = {
+    **{"depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "out_hidden_size": 4096},
+    **{"patch_size": 14, "temporal_patch_size": FRAMES, "spatial_merge_size": 2},
+}
+"""Values of the encoder's class for keys that a ``config.json`` leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmFamily(QwenFamily):
+    """Each pair of frames of a video is an image between marks, and its time follows it.
+
+    Attributes:
+        processor: name of the processor's class.
+    """
+
+    processor: str
+
+    def around(self, kind: MediumKind) -> tuple[str, str]:
+        """Those of images, and others around a whole video."""
+        return (IMAGE_START, IMAGE_END) if kind == "image" else (VIDEO_START, VIDEO_END)
+
+    def check(self, kinds: Sequence[MediumKind]) -> None:
+        """The model takes images or videos: it looks for the rows of both at the same token.
+
+        Raises:
+            DocumentError: ``bad_row``.
+        """
+        if len(set(kinds)) > 1:
+            raise DocumentError("bad_row", f"shows images and videos, and {self.model_type} takes either, not both")
+
+    def within(self, medium: Medium) -> Family:
+        """No limits: the processors know them by other names."""
+        return Family.within(self, medium)
+
+    def image(self, width: int, height: int) -> Placement:
+        """The whole image near its own size and shape, as one unit."""
+        unit = self._unit("image", self._size(width, height, self.together, self.images, "bad_image"), [None], 1.0)
+        return Placement(pieces=(Rows(0, unit.rows, self.image_token),), units=(unit,), scaling=self.stills)
+
+    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
+        """All frames in one size, near their own as long as the whole video is within its limits."""
+        self.check_frames(len(timestamps))
+        size = self._size(width, height, len(timestamps), self.videos, "bad_video")
+        pieces: list[Piece] = []
+        units = []
+        for number, frames in enumerate(self._frames_of_patches(len(timestamps))):
+            unit = self._unit("frames", size, frames, 1.0)
+            pieces += [Mark(number, IMAGE_START), Rows(number, unit.rows, self.image_token), Mark(number, IMAGE_END)]
+            pieces.append(self.time(timestamps[frames[0]]))
+            units.append(unit)
+        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
+
+    def time(self, seconds: float) -> str:
+        """The time of a frame as the processor writes it."""
+        return str(int(seconds)) if self.processor == PROCESSORS[0] else f"{seconds:.1f} seconds"
+
+    def _size(self, width: int, height: int, frames: int, limits: PixelLimits, code: str) -> tuple[int, int]:
+        return fit_frames(
+            width, height, limits, factor=self.factor, code=code, frames=frames, time_factor=self.together
+        )
+
+
+def read_glm(folder: ModelFolder, backend: ImageBackend) -> GlmFamily:
+    """The family with a model folder's settings.
+
+    Raises:
+        ConfigError: a file is missing, a setting is not followed, or both processors or the encoder disagree.
+    """
+    image = folder.image_processor(("Glm4vImageProcessor", "Glm46VImageProcessor"))
+    video = folder.video_processor(("Glm4vVideoProcessor", "Glm46VVideoProcessor"))
+    whole = folder.processor()
+    vision = folder.vision(ENCODER)
+    sizes = shared_sizes(image, video, ENCODER["patch_size"])
+    limits = [_limits(section, own) for section, own in ((image, IMAGE_LIMITS), (video, VIDEO_LIMITS))]
+    for section in (image, video):
+        section.fixed({**STEPS, "resample": BICUBIC, "temporal_patch_size": FRAMES})
+    for name, value in sizes.items():
+        folder.agree(image, name, value, vision["spatial_merge_size" if name == "merge_size" else name])
+    encoder = _encoder(vision)
+    processor = _processor(folder, (whole, image))
+    settings = {"inputs": "qwen_vl", **sizes, **folder.inputs(encoder, backend, (image, video), (CLIP, CLIP))}
+    for section in (image, video, whole):
+        section.finish()
+    image_token, video_token = (folder.named_token(f"{kind}_token", f"<|{kind}|>") for kind in ("image", "video"))
+    return GlmFamily(
+        model_type=folder.model_type,
+        axes=3,
+        merge=sizes["merge_size"],
+        settings=settings,
+        image_token=image_token,
+        video_token=video_token,
+        row_tokens=(image_token,),
+        tokens=(image_token, video_token, IMAGE_START, IMAGE_END, VIDEO_START, VIDEO_END),
+        encoder=encoder,
+        images=limits[0],
+        videos=limits[1],
+        stills=BICUBIC_OF[backend],
+        processor=processor,
+    )
+
+
+def _limits(section: Section, own: PixelLimits) -> PixelLimits:
+    size = section.size({"shortest_edge": own.least, "longest_edge": own.most})
+    return PixelLimits(least=size["shortest_edge"], most=size["longest_edge"])
+
+
+def _processor(folder: ModelFolder, sections: Sequence[Section]) -> str:
+    """The processor's class, looked for where ``AutoProcessor`` does: it decides how times are written."""
+    named = [section.take("processor_class", "") for section in sections]
+    named.append(folder.named_token("processor_class", ""))
+    named.append(PROCESSORS[folder.model_type == "glm46v"])
+    found = next(str(name) for name in named if name)
+    if found not in PROCESSORS:
+        raise ConfigError(
+            f"model: processor_class {found!r} is not followed for {folder.model_type}, only {', '.join(PROCESSORS)}"
+        )
+    return found
+
+
+def _encoder(vision: dict[str, Any]) -> VisionEncoder:
+    """The encoder, whose blocks are as wide inside as the rows are, and whose merger is as wide as the setting says."""
+    patch, rows = vision["patch_size"], vision["out_hidden_size"]
+    return VisionEncoder(
+        patch_size=[patch, patch],
+        temporal_patch_size=vision["temporal_patch_size"],
+        hidden_size=vision["hidden_size"],
+        intermediate_size=rows,
+        mlp_matrices=3,
+        layers=vision["depth"],
+        windowed_layers=0,
+        window_size=0,
+        patch_inputs=3 * vision["temporal_patch_size"] * patch**2,
+        # a convolution over a square of patches, then a square matrix and three of a gated MLP
+        row_inputs=vision["hidden_size"] * vision["spatial_merge_size"] ** 2,
+        row_hidden=rows,
+        row_outputs=rows + 3 * vision["intermediate_size"],
+    )
