@@ -8,6 +8,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,3 +192,36 @@ def ids_only() -> Callable[[PackedDataset], PackedDataset]:
 @pytest.fixture(scope="session")
 def check_union() -> Callable[[Sequence[RankBatch], WholeSample], None]:
     return _check_union
+
+
+HUGGING_FACE_DOCUMENTS = 6
+"""As few as fill several packs, with some of text alone."""
+
+
+@pytest.fixture(scope="session")
+def folder_of(made_once: Any, progress: Any) -> Callable[[str], Path]:
+    """``folder_of(family)``: a folder with a Hugging Face model and its packs."""
+    from packed_models import make_model
+
+    def make(family: str) -> Path:
+        return Path(
+            made_once(
+                f"hugging-face-{family}",
+                lambda folder: make_model(folder, family, progress, documents=HUGGING_FACE_DOCUMENTS),
+            )
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def made(folder_of: Callable[[str], Path]) -> Callable[[str], tuple[Path, Any]]:
+    """``made(family)``: the same folder, and what the documents of each pack give alone, which takes seconds."""
+    from packed_models import right_answers
+
+    @cache
+    def make(family: str) -> tuple[Path, Any]:
+        folder = folder_of(family)
+        return folder, right_answers(folder, family)
+
+    return make

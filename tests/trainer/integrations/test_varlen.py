@@ -1,0 +1,72 @@
+"""Whole packs through unmodified models, by the arguments of padding-free training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from preshard.data import PackedDataset, to_varlen
+from preshard.schemas.errors import ReaderError
+
+pytestmark = pytest.mark.process  # the packs are made by a job
+
+
+def _read(folder: Path, **degrees: int) -> Any:
+    return sorted(PackedDataset(str(folder / "dataset"), **degrees), key=lambda batch: batch.pack_id)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("shifted", ["labels", "shift_labels"])
+def test_an_unmodified_model_gives_what_documents_alone_give(
+    made: Callable[[str], Any], family: str, shifted: str
+) -> None:
+    """Fails when a document would see its neighbours, positions or labels were one off, or pictures in other order."""
+    from packed_models import load_original
+
+    folder, right = made(family)
+    model = load_original(folder, family)
+    packs = _read(folder)
+    assert max(len(batch.cu_seqlens) for batch in packs) > 3
+    for batch in packs:
+        given = to_varlen(batch)
+        given = {name: x.double() if name.startswith("pixel") else x for name, x in given.items()}
+        if shifted == "labels":
+            del given["shift_labels"]
+        model.zero_grad()
+        loss = model(**given, use_cache=False, num_items_in_batch=torch.tensor(1.0, dtype=torch.float64)).loss
+        loss.backward()
+        gradient = torch.cat(
+            [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in model.parameters()]
+        )
+        assert loss.item() == pytest.approx(right.losses[batch.pack_id], rel=1e-6)
+        assert (gradient - right.gradients[batch.pack_id]).norm() < 1e-6 * right.gradients[batch.pack_id].norm()
+
+
+def test_edges_and_numbers_of_sequences_agree(made: Callable[[str], Any]) -> None:
+    """Fails when kernels of state (``seq_idx``) and of attention (``cu_seq_lens_q``) would see other sequences."""
+    folder, _ = made("qwen3")
+    for batch in _read(folder):
+        given = to_varlen(batch, with_labels=False)
+        assert "labels" not in given
+        lengths = torch.bincount(given["seq_idx"][0])
+        assert torch.equal(torch.diff(given["cu_seq_lens_q"]).long(), lengths)
+        assert given["max_length_q"] == lengths.max() == given["max_length_k"]
+        assert given["seq_idx"].dtype == given["cu_seq_lens_k"].dtype == torch.int32
+
+
+def test_what_sequences_cannot_express_is_refused(made: Callable[[str], Any]) -> None:
+    """Fails when a mask, a part of a pack, or weights would be lost without a word."""
+    folder, _ = made("qwen3")
+    with pytest.raises(ReaderError, match="of which this rank has"):
+        to_varlen(_read(folder, ulysses_degree=2, cp_rank=1)[0])
+    batch = _read(folder)[0]
+    with pytest.raises(ReaderError, match=r"weights from 0\.5 to 0\.5.*with_labels=False"):
+        to_varlen(replace(batch, loss_weights=batch.loss_weights / 2))
+    assert "labels" not in to_varlen(replace(batch, loss_weights=batch.loss_weights / 2), with_labels=False)
+    with pytest.raises(ReaderError, match="cannot be expressed"):
+        to_varlen(replace(batch, not_causal="documents have annotations"))

@@ -1,0 +1,68 @@
+"""A whole pack in the arguments that padding-free models of ``transformers`` take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from preshard.schemas.errors import ReaderError
+from preshard.schemas.sequence import IGNORE_INDEX
+from preshard.trainer.data.batch import RankBatch
+
+
+def to_varlen(batch: RankBatch, *, with_labels: bool = True) -> dict[str, Any]:
+    """Arguments of an unmodified ``transformers`` model: ``model(**to_varlen(batch), use_cache=False)``.
+
+    Each document is a sequence of its own, and so is the padding between and after documents, which has no label.
+    FlashAttention takes the edges; other implementations find the sequences by ``position_ids``, so no mask is given.
+
+    Args:
+        batch: a whole pack on one rank.
+        with_labels: whether the model computes the loss, which weighs every label alike.
+
+    Returns:
+        ``input_ids`` [1, seq]. ``position_ids`` [1, seq], or for a model with three axes [4, 1, seq], the position in
+        the text first. ``cu_seq_lens_q``, ``cu_seq_lens_k`` int32 [sequences + 1], ``max_length_q``, ``max_length_k``
+        in tokens, ``seq_idx`` int32 [1, seq]: the number of each token's sequence. With labels, ``shift_labels``
+        [1, seq], the next token where there is loss, and ``labels``, the same one place later, which models shift
+        themselves. And the vision inputs in the model's own names.
+
+    Raises:
+        ReaderError: sequences cannot express the mask, the batch is a part of a pack, or labels differ in weight.
+    """
+    edges, longest = batch.cu_seqlens, batch.max_seqlen
+    if len(batch.tokens) != batch.seq_len:
+        raise ReaderError(
+            f"pack {batch.pack_id} has {batch.seq_len} tokens, of which this rank has {len(batch.tokens)}: to_varlen "
+            "needs whole packs; read them without ring_degree and ulysses_degree"
+        )
+    lengths = torch.diff(edges)
+    numbers = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32, device=edges.device), lengths)
+    in_text = torch.arange(batch.seq_len, device=edges.device) - edges[:-1].long().repeat_interleave(lengths)
+    axes = batch.position_ids
+    found: dict[str, Any] = {
+        "input_ids": batch.tokens[None],
+        "position_ids": in_text[None] if len(axes) == 1 else torch.cat([in_text[None], axes])[:, None],
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "seq_idx": numbers[None],
+    }
+    if with_labels:
+        found |= _labels(batch)
+    return found | (batch.model_inputs() if batch.units else {})
+
+
+def _labels(batch: RankBatch) -> dict[str, Int64[Tensor, "1 seq"]]:
+    weights = batch.loss_weights[batch.labels != IGNORE_INDEX]
+    if len(weights) and bool((weights != 1).any()):
+        raise ReaderError(
+            f"labels of pack {batch.pack_id} have weights from {weights.min():g} to {weights.max():g}, and models "
+            "weigh all alike: give with_labels=False, and weigh the logits' losses by batch.loss_weights"
+        )
+    before = torch.cat([batch.labels.new_full((1,), IGNORE_INDEX), batch.labels[:-1]])
+    return {"labels": before[None], "shift_labels": batch.labels[None]}
