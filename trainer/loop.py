@@ -59,7 +59,7 @@ def run(
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    tiles = TileLister.of(config.attention, mesh.cp, exchange="needed", device_type=device.type)
+    tiles = TileLister.of(config.attention, mesh.cp, exchange="needed", device_type=device.type, windows=work.windows)
     loader = make_loader(job.dataset, workers=config.workers, device=device, list_tiles=tiles)
     batches: Iterator[RankBatch] = iter(loader)
     if not job.dataset.is_mixture:  # a mixture's steps go on across the ends of its epochs

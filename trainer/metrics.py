@@ -175,10 +175,12 @@ class StepWork:
     Attributes:
         per_token: operations of the language model's weights, of which a token passes only some experts.
         per_tile: operations of one tile over all layers and query heads.
+        windows: of each layer; empty if no layer has one.
     """
 
     per_token: float
     per_tile: float
+    windows: tuple[int | None, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> StepWork:
@@ -197,11 +199,12 @@ class StepWork:
         return cls(
             per_token=TRAINING * 2 * weights,
             per_tile=TRAINING * 2 * 2 * TILE * TILE * sizes.num_heads * sizes.head_dim * layers,
+            windows=sizes.windows,
         )
 
     def of_rank(self, batch: RankBatch) -> float:
         """The work of one rank's part of a pack. Only what lies on the CPU is read."""
-        tiles = batch.tiles.n_tiles if batch.tiles is not None else count_tiles(batch)
+        tiles = batch.tiles.n_tiles if batch.tiles is not None else count_tiles(batch, self.windows)
         tokens = int((batch.doc_ids[batch.positions] >= 0).sum())
         vision = TRAINING * 2 * sum(unit.load for unit in batch.units)
         return self.per_token * tokens + self.per_tile * tiles + vision

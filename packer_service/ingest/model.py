@@ -109,7 +109,7 @@ def packed_for(config: PackConfig) -> PackedFor:
     """
     if config.model is not None:
         # first: it says more than the tokenizer can of a folder that holds no model
-        check_window(load_family(config.model, config.images.backend).window, config.seq_len, "model")
+        check_window(load_family(config.model, config.images.backend).hidden_window, config.seq_len, "model")
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)

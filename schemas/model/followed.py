@@ -80,6 +80,15 @@ WINDOWED: dict[str, Callable[[Mapping[str, Any], int], int]] = {
 GROUPS_IN_WINDOWS = ("gemma4_text", "gemma4_unified_text")
 """Models whose images see each other in both directions in layers with a window alone."""
 
+PASSES_WINDOW = frozenset(
+    {
+        *("afmoe", "cwm", "dots1", "exaone4", "exaone_moe", "gemma3_text", "kolibri1", "laguna", "mellum"),
+        *("ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+        *("smollm3", "starcoder2"),
+    }
+)
+"""Language models whose layers pass their window to attention (``sliding_window``), as it was measured, too."""
+
 IMAGES: dict[str, tuple[str, ...]] = {
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
@@ -233,16 +242,30 @@ def layer_masks(config: Mapping[str, Any], asked: str) -> LayerMasks | None:
     return LayerMasks(full_layers=layers - windowed, window_layers=windowed, window=window, groups=groups)
 
 
+def hidden_window_of(config: Mapping[str, Any]) -> int | None:
+    """The window of layers that do not say which one they have, so that attention cannot follow it; None if none does.
+
+    Args:
+        config: of a followed model, as for :func:`check_followed`.
+    """
+    return None if _text_of(config)[1] in PASSES_WINDOW else window_of(config)
+
+
 def check_window(window: int | None, seq_len: int, asked: str) -> None:
-    """Refuses a model whose layers would see less than a whole pack.
+    """Refuses a model whose layers have a window that attention does not learn of.
+
+    Args:
+        window: see :func:`hidden_window_of`.
+        seq_len: tokens of a pack.
+        asked: what named the model.
 
     Raises:
         ConfigError: the window is shorter than packs.
     """
     if window is not None and window < seq_len:
         raise ConfigError(
-            f"{asked} has a sliding_window of {window} tokens, shorter than packs of {seq_len}, which packed "
-            "attention does not implement: pack with a smaller seq_len, or take a model without"
+            f"{asked} has a sliding_window of {window} tokens, shorter than packs of {seq_len}, which its "
+            "layers do not pass to attention: pack with a smaller seq_len, or take a model without"
         )
 
 

@@ -46,6 +46,12 @@ _STATES: dict[str, Any] = {
 }
 """Sizes of layers with a state: eight ranks share the value heads, and each key head is copied."""
 
+WINDOW = {
+    **{"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1},
+    "layer_types": ["full_attention", "sliding_attention"],
+}
+"""A layer with a window much shorter than documents, beside one without."""
+
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
@@ -56,12 +62,18 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "qwen3_5_text": {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], **_STATES},
+    "mistral-windows": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24},
+    "qwen3-windows": WINDOW,
+    "gemma3_text": {**WINDOW, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
 }
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
+IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"internvl-windows": ("internvl", {"text_config": WINDOW})}
+"""Models of images by the family and how their ``config.json`` differs from its own."""
+
 
 def write_source(folder: Path, documents: int, *, images: bool) -> None:
-    """Conversations with images of several shapes, and without."""
+    """Conversations with images of several shapes, and without; and two annotations of one document."""
     folder.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
@@ -77,6 +89,10 @@ def write_source(folder: Path, documents: int, *, images: bool) -> None:
         answer = "It is noise, as far as anybody can tell. " * (1 + number % 4)
         messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
         rows.append({"id": f"row-{number}", "messages": messages})
+    asked = [[{"role": "user", "content": f"{number}: what is this? " * number}] for number in (5, 9)]
+    annotations = [[*turns, {"role": "assistant", "content": "Noise, as before. " * 4}] for turns in asked]
+    media = [{"type": "image", "image": "0-0.png"}] if images else []
+    rows.append({"id": "annotated", "media": media, "annotations": annotations})
     if images:
         _write_video(folder / "clip.mp4", noise)
         parts = [{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "what moves?"}]
@@ -100,12 +116,9 @@ def make_model(folder: Path, family: str, progress: Any, *, documents: int = 9) 
 
     There is a document with a video more where the model takes any.
     """
-    if family in TEXT_MODELS:
-        files = {"config.json": TEXT_MODELS[family]}
-        write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY, files=files)
-    else:
-        write_model_folder(folder / "model", family, vocabulary=VOCABULARY)
-    write_source(folder / "source", documents, images=family in FAMILIES)
+    base, changed = ("qwen3", TEXT_MODELS[family]) if family in TEXT_MODELS else IMAGE_MODELS.get(family, (family, {}))
+    write_model_folder(folder / "model", base, vocabulary=VOCABULARY, files={"config.json": changed})
+    write_source(folder / "source", documents, images=base in FAMILIES)
     config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
     pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
     load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")
@@ -115,7 +128,7 @@ def load_original(folder: Path, family: str) -> Any:
     """The model as anyone loads it, in float64."""
     import transformers
 
-    auto = transformers.AutoModelForImageTextToText if family in FAMILIES else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForCausalLM if family in TEXT_MODELS else transformers.AutoModelForImageTextToText
     model = auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa")
     return experts_in_float64(model).train()
 

@@ -21,12 +21,12 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.needs import needed_blocks
 from preshard.trainer.attention.heads import OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.tiles import list_tiles
 from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Exchange = Literal["all", "needed"]
@@ -145,7 +145,7 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
             f"layout {layout.name} lists {layout.needs.shape[1]} blocks of needed keys; {seq_len} tokens make "
             f"{-(-seq_len // block_size)} blocks of its block_size {block_size}: use the block_size it was packed with"
         )
-    needs = layout.needs if mask.window is None else list_needs(layout, mask)
+    needs = list_needs(layout, mask)
     mine = slices[cp.ring_rank]
     sent = [np.flatnonzero(needs[rank][mine // block_size]) for rank in range(cp.ring_degree)]
     received = [held[needs[cp.ring_rank][held // block_size]] for held in slices]
@@ -159,12 +159,10 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
 
 
 def list_needs(layout: TokenLayout, mask: MaskTensors) -> Bool[np.ndarray, "ring blocks"]:
-    """What ``layout.needs`` says, under another mask of the same pack: one with a window."""
-    needs = np.zeros((layout.ring_degree, -(-len(mask) // layout.block_size)), np.bool_)
-    for rank in range(layout.ring_degree):
-        queries = mask.at(slice_positions(layout.runs, rank))
-        needs[rank, list_tiles(queries, mask, q_tile=len(queries), k_tile=layout.block_size).columns] = True
-    return needs
+    """What ``layout.needs`` says, under the mask as it is: with its window, if it has one."""
+    if mask.window is None:
+        return layout.needs
+    return needed_blocks(mask.host, layout.runs, layout.ring_degree, layout.block_size, window=mask.window)
 
 
 @dataclass(frozen=True, kw_only=True)

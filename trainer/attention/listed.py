@@ -7,7 +7,7 @@ again and takes the lists in the order in which they were made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from preshard.schemas.layout import TILE
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.mask import MaskTensors, count_layers
 from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
@@ -35,18 +35,28 @@ class TileLister:
         exchange: of the kind ``gather``.
         cp: this rank's place, without process groups.
         device_type: where the attention will be computed.
+        windows: of each layer; empty if no layer has one.
     """
 
     kind: str
     exchange: Exchange
     cp: ContextParallel
     device_type: str
+    windows: tuple[int | None, ...] = ()
 
     @classmethod
-    def of(cls, kind: str, cp: ContextParallel, *, exchange: Exchange, device_type: str) -> TileLister:
+    def of(
+        cls,
+        kind: str,
+        cp: ContextParallel,
+        *,
+        exchange: Exchange,
+        device_type: str,
+        windows: tuple[int | None, ...] = (),
+    ) -> TileLister:
         """The lister of a rank in its process group."""
         alone = replace(cp, ulysses_group=None, ring_group=None, cp_group=None)
-        return cls(kind=kind, exchange=exchange, cp=alone, device_type=device_type)
+        return cls(kind=kind, exchange=exchange, cp=alone, device_type=device_type, windows=windows)
 
     def __call__(self, batch: RankBatch) -> ListedTiles:
         """Lists the tiles of a batch that is on the CPU.
@@ -56,8 +66,9 @@ class TileLister:
         """
         mask, kernel = MaskTensors.of(batch), _ListingKernel(*TILE_SIZES[self.device_type])
         cp = replace(self.cp, ring_group=NO_GROUP if self.cp.ring_degree > 1 else None)
-        bind(self.kind, batch.layout, mask, cp, exchange=self.exchange, kernel=kernel)
-        return ListedTiles(lister=self, calls=tuple(kernel.calls), n_tiles=count_tiles(batch))
+        for window in count_layers(self.windows, batch.seq_len):
+            bind(self.kind, batch.layout, mask.within(window), cp, exchange=self.exchange, kernel=kernel)
+        return ListedTiles(lister=self, calls=tuple(kernel.calls), n_tiles=count_tiles(batch, self.windows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +77,28 @@ class ListedTiles:
 
     Attributes:
         lister: who found it.
-        calls: the tiles of each kernel call, in the order in which they are prepared.
+        calls: the tiles of each kernel call, in the order in which they are prepared: window by window.
         n_tiles: see :func:`count_tiles`.
     """
 
     lister: TileLister
     calls: tuple[TileList, ...]
-    n_tiles: int
+    n_tiles: float
 
 
-def count_tiles(batch: RankBatch) -> int:
-    """Tiles of 128 x 128 between this rank's queries and the keys of the whole pack: its work, however it is shared."""
-    mask = MaskTensors.of(batch)
-    mine = mask.at(batch.positions.cpu().numpy())
-    return len(list_tiles(mine, mask, q_tile=TILE, k_tile=TILE).columns)
+def count_tiles(batch: RankBatch, windows: Sequence[int | None] = ()) -> float:
+    """Tiles of 128 x 128 between this rank's queries and the keys of the whole pack: its work, however it is shared.
+
+    Args:
+        batch: this rank's part of a pack.
+        windows: of each layer; empty if no layer has one. Tiles are those of a layer on average.
+    """
+    masks, place = count_layers(windows, batch.seq_len), batch.positions.cpu().numpy()
+    total = 0
+    for window, layers in masks.items():
+        mask = MaskTensors.of(batch).within(window)
+        total += layers * len(list_tiles(mask.at(place), mask, q_tile=TILE, k_tile=TILE).columns)
+    return total / sum(masks.values())
 
 
 class _ListingKernel:

@@ -5,7 +5,8 @@ Shapes: N tokens of a set, Q queries, T keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -98,6 +99,18 @@ class MaskTensors:
         named = {name: getattr(self, name) for name in ("positions", *ARRAYS, "places", "horizons")}
         tensors: dict[str, Any] = {name: change(tensor) for name, tensor in named.items() if tensor is not None}
         return replace(self, **tensors)
+
+
+def count_layers(windows: Sequence[int | None], seq_len: int) -> dict[int | None, int]:
+    """The masks of a model's layers on packs of a length: how many layers have each window, None first.
+
+    Args:
+        windows: of each layer, None for a layer without; empty if no layer has one.
+        seq_len: a window that is no shorter hides nothing.
+    """
+    shorter = [window if window is not None and window < seq_len else None for window in windows] or [None]
+    found = Counter(shorter)
+    return {window: found[window] for window in sorted(found, key=lambda window: window or 0)}
 
 
 def visible(queries: MaskTensors, keys: MaskTensors, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead
-from preshard.schemas.model.followed import check_followed, check_window, window_of
+from preshard.schemas.model.followed import check_followed, check_window, hidden_window_of, window_of
 from preshard.trainer.models.families import check_version, family_of
 from preshard.trainer.models.interface import register_attention
 
@@ -30,14 +30,14 @@ class ModelSizes:
         num_kv_heads: key and value heads.
         head_dim: width of a head.
         vocab_size: rows of the embedding.
-        window: tokens that a layer with a sliding window sees; None if no layer has one.
+        windows: tokens that each layer sees, None for a layer without a sliding window; empty if no layer has one.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    window: int | None
+    windows: tuple[int | None, ...]
 
 
 def read_model_config(folder: str | Path) -> Any:
@@ -73,8 +73,15 @@ def model_sizes(config: Any) -> ModelSizes:
         num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
-        window=window_of(config.to_dict()),
+        windows=_layer_windows(text, window_of(config.to_dict())),
     )
+
+
+def _layer_windows(text: Any, window: int | None) -> tuple[int | None, ...]:
+    if window is None:
+        return ()
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
@@ -82,7 +89,7 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
 
     Raises:
         ConfigError: they were packed for another kind of model, hold images of the generic way, ids that the model has
-            no embedding for, or are longer than a window of its attention.
+            no embedding for, or are longer than a window that its layers do not say.
     """
     kind, sizes, packed_for = config.model_type, model_sizes(config), manifest.model
     if packed_for is not None and packed_for.model_type != kind:
@@ -99,7 +106,7 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
             f"--model has an embedding of {sizes.vocab_size} rows; the dataset's tokenizer {manifest.tokenizer.name} "
             f"has ids below {manifest.tokenizer.vocab_size}: pack with --set model=DIR of this model"
         )
-    check_window(sizes.window, seq_len, "--model")
+    check_window(hidden_window_of(config.to_dict()), seq_len, "--model")
 
 
 def has_weights(folder: str | Path) -> bool:

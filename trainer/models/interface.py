@@ -23,6 +23,9 @@ PACKED = "preshard_packed"
 UNFOLLOWED = ("softcap", "s_aux", "position_bias")
 """Arguments by which a layer changes its scores in a way that the kernels do not know."""
 
+Windowed = tuple[tuple[int, Attend], ...]
+"""The attention of layers with each window shorter than the pack."""
+
 
 def packed_attention(
     module: nn.Module,  # noqa: ARG001 (the interface passes it)
@@ -32,6 +35,7 @@ def packed_attention(
     attention_mask: Tensor | None,  # noqa: ARG001 (None: the mask is the pack's)
     *,
     attend: Attend | None = None,
+    in_windows: Windowed = (),
     pack_length: int = 0,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -43,14 +47,16 @@ def packed_attention(
     Raises:
         ConfigError: the layer is called outside of a ``PackedModel``, or wants what the kernels do not compute.
     """
-    if attend is None:
+    if attend is None and not in_windows:
         raise ConfigError(f"attention {PACKED} is called without a pack; wrap the model in PackedModel")
     wanted = [name for name in UNFOLLOWED if kwargs.get(name) is not None]
     if dropout:
         wanted.append(f"dropout {dropout}")
     if sliding_window is not None and sliding_window < pack_length:
-        wanted.append(f"sliding_window {sliding_window}, shorter than the pack's {pack_length} tokens")
-    if wanted:
+        attend = dict(in_windows).get(sliding_window)
+    if attend is None:
+        wanted.append(f"a layer with sliding_window {sliding_window}, which config.json does not name")
+    if wanted or attend is None:
         raise ConfigError(
             f"the model's attention has {wanted[0]}, which packed attention does not implement; take a model without"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
+from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.families import family_of
@@ -63,6 +64,11 @@ class PackedModel(nn.Module):
         """The repeated parts, to be sharded one by one: the outermost that the model says are not to be split."""
         return tuple(self.get_submodule(path) for path in self._block_paths)
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The tokens that each layer sees, None for a layer without a sliding window; empty if no layer has one."""
+        return self._sizes.windows
+
     def forward(
         self,
         batch: RankBatch,
@@ -103,17 +109,23 @@ class PackedModel(nn.Module):
         device = next(self.model.parameters()).device
         mask = MaskTensors.of(batch).to(device)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
-        kernel, wanted = None, TileLister.of(attention, cp, exchange=exchange, device_type=device.type)
+        kernel, device_type = None, device.type
+        wanted = TileLister.of(attention, cp, exchange=exchange, device_type=device_type, windows=self.windows)
         if batch.tiles is not None and batch.tiles.lister == wanted:
-            kernel = ListedKernel(kernel_for(device.type), batch.tiles.calls)
-        attend = bind(attention, batch.layout, mask, cp, exchange=exchange, overlap=overlap, kernel=kernel)
+            kernel = ListedKernel(kernel_for(device_type), batch.tiles.calls)
+        attends = {
+            window: bind(
+                attention, batch.layout, mask.within(window), cp, exchange=exchange, overlap=overlap, kernel=kernel
+            )
+            for window in count_layers(self.windows, batch.seq_len)
+        }
         inputs = self._vision_inputs(batch)
         # pictures have become inputs
         batch = replace(batch, pixels=batch.pixels[:0]).to(device, non_blocking=True)
         given = {"input_ids": batch.tokens[None]}
         if self.family is not None:
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
-        hidden = self._hidden(batch, attend, given | states)
+        hidden = self._hidden(batch, attends, given | states)
         head: Any = self.model
         return loss_sum(
             hidden,
@@ -161,10 +173,19 @@ class PackedModel(nn.Module):
         embeddings = self.core.get_input_embeddings()(batch.tokens)
         return self.family.embedded(embeddings, exchange(self._encode(batch, inputs)), exchange.slots)
 
-    def _hidden(self, batch: RankBatch, attend: Attend, given: dict[str, Any]) -> Float[Tensor, "local hidden"]:
+    def _hidden(
+        self, batch: RankBatch, attends: Mapping[int | None, Attend], given: dict[str, Any]
+    ) -> Float[Tensor, "local hidden"]:
         language = self.core if self.family is None else self.core.language_model
         positions = batch.position_ids[:, None] if len(batch.position_ids) > 1 else batch.position_ids
-        outputs = language(**given, position_ids=positions, use_cache=False, attend=attend, pack_length=batch.seq_len)
+        outputs = language(
+            **given,
+            position_ids=positions,
+            use_cache=False,
+            attend=attends.get(None),
+            in_windows=tuple((window, attend) for window, attend in attends.items() if window is not None),
+            pack_length=batch.seq_len,
+        )
         hidden: Tensor = outputs.last_hidden_state[0]
         return hidden
 

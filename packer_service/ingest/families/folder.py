@@ -17,7 +17,7 @@ from preshard.packer_service.ingest.families.qwen_folder import read_qwen
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.model.followed import check_followed, window_of
+from preshard.schemas.model.followed import check_followed, hidden_window_of, window_of
 
 READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "qwen3_vl": read_qwen,
@@ -53,12 +53,20 @@ class TextFamily(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFamily:
-    """A family, the files of the folder that decided it by their SHA-256, its ``config.json`` and its window."""
+    """A family, and what its folder says.
+
+    Attributes:
+        sha256: of the files that decided it.
+        config: ``config.json``.
+        window: tokens that a layer with a sliding window sees; None if no layer has one.
+        hidden_window: the same of layers that do not pass it to attention, so that packs must not be longer.
+    """
 
     family: Family
     sha256: dict[str, str]
     config: Mapping[str, Any]
     window: int | None
+    hidden_window: int | None
 
 
 @lru_cache(maxsize=2)
@@ -83,7 +91,13 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
         )
     check_followed(folder.config, "model")
     family = TextFamily(folder.model_type) if reader is None else reader(folder, backend)
-    return FolderFamily(family=family, sha256=folder.sha256, config=folder.config, window=window_of(folder.config))
+    return FolderFamily(
+        family=family,
+        sha256=folder.sha256,
+        config=folder.config,
+        window=window_of(folder.config),
+        hidden_window=hidden_window_of(folder.config),
+    )
 
 
 def _is_text_only(folder: ModelFolder) -> bool:

@@ -4,8 +4,8 @@
     python tests/trainer/models/followed.py llama    # one of them
 
 Each model is built from a tiny ``config.json`` with random weights, in float32, and read on two ranks in the layout
-``zigzag``, so that no rank holds neighbours alone. ``transformers`` reads each document by itself, with its own eager
-attention and positions.
+``zigzag``, so that no rank holds neighbours alone. ``transformers`` reads each document, and each annotation after what
+it shares, by itself, with its own eager attention and positions. Windows are shorter than any document.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ from preshard.packer_service.demo.model_configs import MARKS, model_config
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.model.followed import IMAGES, STATES, TEXT
 from preshard.schemas.schemes import zigzag_runs
-from preshard.schemas.sequence import MaskArrays
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
+from preshard.trainer.attention import Attend, MaskTensors, bind
+from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models import load_model
+from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.gated_delta import bind_states
 
-LENGTHS = (12, 28, 8)
-"""Tokens of the documents of the pack."""
+DOCUMENTS: tuple[tuple[int, ...], ...] = ((12,), (13, 8, 7), (8,))
+"""Tokens of the documents of the pack; of the second, what two annotations share, and then each."""
+
+LENGTHS = tuple(map(sum, DOCUMENTS))
 
 VOCABULARY, RANKS = 96, 2
 
@@ -60,7 +64,11 @@ SMALL: dict[str, Any] = {
 }
 """Sizes by the names that configurations have for them."""
 
-BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOW = 5
+"""Shorter than every document."""
+
+ALL = {"sliding_window": WINDOW}
+BOTH = {**ALL, "layer_types": ["sliding_attention", "full_attention"]}
 
 STATE_AND_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 
@@ -70,6 +78,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("afmoe", "cwm", "exaone4", "exaone_moe", "gemma3_text", "kolibri1"), BOTH),
     **dict.fromkeys(("laguna", "mellum", "ministral", "olmo3"), BOTH),
     **dict.fromkeys(STATES, STATE_AND_FULL),
+    **{name: {**BOTH, "use_sliding_window": True} for name in ("qwen2", "qwen3", "smollm3")},
+    **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "starcoder2"), ALL),
+    "qwen3_moe": {**ALL, "use_sliding_window": True},
     "dots1": {**BOTH, "n_shared_experts": 1},
 }
 """What a model's defaults lack to be followed, or to have each kind of layer."""
@@ -136,8 +147,9 @@ def measure(config: dict[str, Any]) -> Found:
     packed.load_state_dict(plain.state_dict())
     tokens = torch.randint(40, VOCABULARY, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        alone = [_core(plain)(input_ids=part[None], use_cache=False)[0][0] for part in tokens.split(LENGTHS)]
-        logits = [plain(input_ids=part[None], use_cache=False).logits[0] for part in tokens.split(LENGTHS)]
+        paths = [(tokens[path], new) for path, new in _paths()]
+        alone = [_core(plain)(input_ids=path[None], use_cache=False)[0][0][new:] for path, new in paths]
+        logits = [plain(input_ids=path[None], use_cache=False).logits[0][new:] for path, new in paths]
         mixed = _core(plain)(input_ids=tokens[None], use_cache=False)[0][0]
         hidden = _on_ranks(packed, tokens)
         head = packed.get_output_embeddings().weight
@@ -146,6 +158,17 @@ def measure(config: dict[str, Any]) -> Found:
             logits=_apart(hidden @ head.T, torch.cat(logits)),
             mixed=_apart(mixed, torch.cat(alone)),
         )
+
+
+def _paths() -> Iterator[tuple[Tensor, int]]:
+    """For each document, and each annotation after what it shares: its tokens, and which is the first new one."""
+    start = 0
+    for shared, *branches in DOCUMENTS:
+        prefix = torch.arange(start, start + shared)
+        start, new = start + shared, 0
+        for length in branches or [0]:
+            yield torch.cat([prefix, torch.arange(start, start + length)]), new
+            start, new = start + length, shared
 
 
 def _core(model: Any) -> Any:
@@ -164,27 +187,33 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
         needs=np.ones((RANKS, 1), np.bool_),
     )
     doc_ids = np.repeat(np.arange(len(LENGTHS), dtype=np.int32), LENGTHS)
-    plain = np.zeros_like(doc_ids)
-    mask = MaskTensors.from_arrays(MaskArrays(doc_ids=doc_ids, branch_ids=plain, group_ids=plain - 1))
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    branches = np.concatenate([np.repeat(np.arange(len(own), dtype=np.int32), own) for own in DOCUMENTS])
+    group_ids = np.full_like(doc_ids, CAUSAL_ONLY)
+    mask = MaskTensors.from_arrays(MaskArrays(doc_ids=doc_ids, branch_ids=branches, group_ids=group_ids))
+    positions = torch.cat([torch.arange(len(path))[new:] for path, new in _paths()])
     slices = [torch.from_numpy(slice_positions(layout.runs, rank)) for rank in range(RANKS)]
     axes = 3 if "mrope_section" in (model.config.get_text_config().rope_parameters or {}) else 1
 
     @torch.no_grad()
     def on_rank(cp: ContextParallel) -> Tensor:
         mine, calls = slices[cp.cp_rank], []
-        attention = bind("ring", layout, mask, cp)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            calls.append(1)
-            return attention(q, k, v)
+        def count(attention: Attend) -> Attend:
+            def attend(*given: Tensor, **options: Any) -> Tensor:
+                calls.append(1)
+                return attention(*given, **options)
 
+            return attend
+
+        masks = count_layers(model_sizes(model.config).windows, len(tokens))
+        attends = {window: count(bind("ring", layout, mask.within(window), cp)) for window in masks}
         own = positions[mine].expand(axes, 1, -1) if axes > 1 else positions[mine][None]
         made = _core(model)(
             input_ids=tokens[mine][None],
             position_ids=own,
             use_cache=False,
-            attend=attend,
+            attend=attends.pop(None, None),
+            in_windows=tuple(attends.items()),
             pack_length=len(tokens),
             **bind_states(model.config, layout, mask.host, cp, torch.device("cpu")),
         )

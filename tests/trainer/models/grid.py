@@ -32,7 +32,7 @@ sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2] / 
 
 import torch  # noqa: E402
 from gloo_pool import GlooPool  # noqa: E402
-from packed_models import FAMILIES, TEXT_MODELS, Right, compare, make_model, right_answers  # noqa: E402
+from packed_models import FAMILIES, IMAGE_MODELS, TEXT_MODELS, Right, compare, make_model, right_answers  # noqa: E402
 from packed_ranks import train_on_packs  # noqa: E402
 
 from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
@@ -147,7 +147,7 @@ def read_log(log: Path | None, dtype: str) -> dict[Case, float]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    families = [*TEXT_MODELS, *(name for name in FAMILIES if name != "qwen3_vl_moe")]
+    families = [*TEXT_MODELS, *IMAGE_MODELS, *(name for name in FAMILIES if "moe" not in name)]
     parser.add_argument("--families", nargs="*", default=families, metavar="FAMILY")
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--layouts", nargs="*", default=LAYOUTS)
@@ -178,7 +178,7 @@ def main() -> None:
                 together = list(group)
                 for case, difference in zip(together, run(pool, folder, right, together, given.dtype), strict=True):
                     found[case] = difference
-                    print(f"{family:<12}{case.kind:<9}{case.layout:<17}{case.split:<5}{case.way:<23}{difference:.1e}")
+                    print(f"{family:<17}{case.kind:<9}{case.layout:<17}{case.split:<5}{case.way:<23}{difference:.1e}")
                     if given.log is not None:
                         with given.log.open("a", encoding="utf-8") as log:
                             entry = {"case": asdict(case), "dtype": given.dtype, "difference": difference}
@@ -187,7 +187,7 @@ def main() -> None:
         pool.close()
     print(f"\n{len(found)} cases in {given.dtype}, largest relative difference:")
     for family in given.families:
-        print(f"{family:<12}{max(found[case] for case in found if case.family == family):.1e}")
+        print(f"{family:<17}{max(found[case] for case in found if case.family == family):.1e}")
     sys.exit(not max(found.values()) <= LIMITS[given.dtype])
 
 

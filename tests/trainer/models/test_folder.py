@@ -11,8 +11,9 @@ import pytest
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest
+from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.export import check_export
-from preshard.trainer.models.folder import check_dataset, identity, read_model_config
+from preshard.trainer.models.folder import check_dataset, identity, model_sizes, read_model_config
 from preshard.trainer.models.interface import register_attention
 
 SEQ_LEN = 1024
@@ -27,7 +28,7 @@ def texts(tiny_dataset: Path) -> Manifest:
 
 
 def text_model(vocab_size: int = 2**18, **settings: Any) -> Any:
-    return register_attention().Qwen3Config(vocab_size=vocab_size, **SMALL, **settings)
+    return register_attention().Qwen3Config(vocab_size=vocab_size, **{**SMALL, **settings})
 
 
 def folder_of(path: Path, **settings: Any) -> Path:
@@ -53,13 +54,24 @@ def test_images_of_the_generic_way_are_refused(texts: Manifest, tiny_dataset: Pa
     check_dataset(text_model(), texts, SEQ_LEN)
 
 
-def test_a_window_shorter_than_a_pack_is_refused(texts: Manifest) -> None:
+def test_the_window_of_each_layer() -> None:
+    """Fails when a layer is bound to the mask of another, or a model without windows to one more mask."""
+    sliding = {"use_sliding_window": True, "num_hidden_layers": 3, "max_window_layers": 1}
+    assert model_sizes(text_model(sliding_window=8, **sliding)).windows == (None, 8, 8)
+    assert model_sizes(text_model(sliding_window=8)).windows == (), "no layer uses it"
+    assert model_sizes(register_attention().MistralConfig(num_hidden_layers=2, sliding_window=8)).windows == (8, 8)
+    assert model_sizes(register_attention().MistralConfig(sliding_window=None)).windows == ()
+    assert list(count_layers((8, None, 8, 64), 64).items()) == [(None, 2), (8, 2)]
+    assert count_layers((), 64) == {None: 1}
+
+
+def test_a_window_that_layers_do_not_pass_on_is_refused(texts: Manifest) -> None:
     """Fails when layers that see less than their document are trained as if they saw all of it."""
-    sliding = {"use_sliding_window": True, "layer_types": ["sliding_attention"]}
-    check_dataset(text_model(sliding_window=SEQ_LEN, **sliding), texts, SEQ_LEN)
-    check_dataset(text_model(sliding_window=8), texts, SEQ_LEN)  # no layer uses it
+    make, vocabulary = register_attention().PhimoeConfig, texts.tokenizer.vocab_size
+    check_dataset(text_model(use_sliding_window=True, sliding_window=8), texts, SEQ_LEN)
+    check_dataset(make(vocab_size=vocabulary, sliding_window=SEQ_LEN), texts, SEQ_LEN)
     with pytest.raises(ConfigError, match=f"sliding_window of {SEQ_LEN - 1} tokens, shorter than packs of {SEQ_LEN}"):
-        check_dataset(text_model(sliding_window=SEQ_LEN - 1, **sliding), texts, SEQ_LEN)
+        check_dataset(make(vocab_size=vocabulary, sliding_window=SEQ_LEN - 1), texts, SEQ_LEN)
 
 
 def test_dropout_in_attention_is_refused(tmp_path: Path) -> None:

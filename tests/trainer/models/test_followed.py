@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.families.folder import READERS, load_family
 from preshard.packer_service.ingest.model import packed_for
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.followed import IMAGES, TEXT, check_followed, check_window, window_of
+from preshard.schemas.model.followed import IMAGES, TEXT, PASSES_WINDOW, check_followed, check_window, window_of
 from preshard.trainer.models import load_model
 from preshard.trainer.models.families import FAMILIES
 from preshard.trainer.models.folder import read_model_config
@@ -120,6 +120,7 @@ FOLLOWED_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
     ("gpt_bigcode", {"multi_query": False}),
     ("mistral", {"sliding_window": 48}),
+    ("phimoe", {"sliding_window": 48}),
     ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 48}),
     ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "attention_bias": True}),
@@ -197,14 +198,20 @@ def test_keys_left_out_mean_what_they_mean_to_transformers() -> None:
     assert compared > 5, "no window was compared"
 
 
-def test_a_window_shorter_than_packs_is_refused_before_packing(tmp_path: Path) -> None:
-    """Fails when documents are packed to a length that the model's layers do not see whole."""
-    config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+def test_a_window_that_layers_do_not_pass_on_is_refused_before_packing(tmp_path: Path) -> None:
+    """Fails when a model is packed for whose layers have a window that attention does not learn of."""
+    config = {"model_type": "phimoe", "architectures": ["PhimoeForCausalLM"], "sliding_window": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     load_family.cache_clear()
     with pytest.raises(ConfigError, match="model has a sliding_window of 4096 tokens, shorter than packs of 8192"):
         packed_for(PackConfig(seq_len=8192, model=str(tmp_path)))
-    check_window(load_family(str(tmp_path)).window, 4096, "model")
+    check_window(load_family(str(tmp_path)).hidden_window, 4096, "model")
+    assert TEXT.keys() > PASSES_WINDOW
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_family.cache_clear()
+    family = load_family(str(tmp_path))
+    assert (family.window, family.hidden_window) == (4096, None)
 
 
 def test_sizes_that_fit_no_model_are_said_in_one_line(tmp_path: Path) -> None:
