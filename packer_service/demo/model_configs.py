@@ -8,11 +8,12 @@ from preshard.packer_service.demo.models.common import CONTEXT, HEADS, LAYERS, W
 from preshard.packer_service.demo.models.glm import GLM4V, GLM4V_MOE, GLM46V
 from preshard.packer_service.demo.models.internvl import INTERNVL
 from preshard.packer_service.demo.models.molmo2 import MOLMO2
-from preshard.packer_service.demo.models.qwen import QWEN2_5_VL, QWEN3, QWEN3_VL
+from preshard.packer_service.demo.models.qwen import QWEN2_5_VL, QWEN3, QWEN3_5, QWEN3_VL
 
 MODELS: dict[str, DemoModel] = {
     "qwen3": QWEN3,
     "qwen3_vl": QWEN3_VL,
+    "qwen3_5": QWEN3_5,
     "qwen2_5_vl": QWEN2_5_VL,
     "internvl": INTERNVL,
     "molmo2": MOLMO2,

@@ -85,9 +85,9 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     nested = config.get("text_config")
     text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
     hidden, heads = _positive(text, "hidden_size"), _positive(text, "num_attention_heads")
-    width = _positive(text, "intermediate_size")
     experts = next((text[name] for name in ("num_experts", "num_local_experts") if text.get(name)), None)
-    expert_width = _positive(text, "moe_intermediate_size", width) if experts else width
+    of_expert = text.get("moe_intermediate_size") if experts else None
+    expert_width = _positive(text, "intermediate_size" if of_expert is None else "moe_intermediate_size")
     return ModelDimensions(
         hidden=hidden,
         layers=_positive(text, "num_hidden_layers"),

@@ -18,7 +18,7 @@ from preshard.schemas.manifest import LayerMasks
 LAYERS = ("full_attention", "sliding_attention")
 """Kinds of layers, as ``layer_types`` names them. Those with a window see a whole pack that is no longer than it."""
 
-STATES = ("qwen3_next", "qwen3_5_text")
+STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Models whose layers may also be ``linear_attention``: a gated delta rule, whose state starts anew with a document."""
 
 ROTARY = ("default", "linear", "llama3", "yarn", "mrope", "proportional")
@@ -92,6 +92,8 @@ PASSES_WINDOW = frozenset(
 IMAGES: dict[str, tuple[str, ...]] = {
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "molmo2": ("molmo2_text",),
     "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama"),
@@ -142,8 +144,7 @@ _OWN = "have an attention of their own, which does not ask for that of packs"
 REASONS: dict[str, str] = {
     **dict.fromkeys(("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _STATE),
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"), _STATE),
-    **dict.fromkeys(("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"), _STATE),
-    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
+    **dict.fromkeys(("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(("deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),

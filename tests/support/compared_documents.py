@@ -13,7 +13,7 @@ from mixed_source import IMAGES_OR_ONE_VIDEO, TEXT_ONLY, Row
 from taken_documents import NO_LOSS, Taken, taken_documents
 
 FAMILIES = {
-    **{"qwen3": TEXT_ONLY, "qwen3_vl": "", "qwen2_5_vl": "", "internvl": ""},
+    **{"qwen3": TEXT_ONLY, "qwen3_vl": "", "qwen3_5": "", "qwen2_5_vl": "", "internvl": ""},
     **dict.fromkeys(("molmo2", "glm46v"), IMAGES_OR_ONE_VIDEO),
 }
 """What a model of each family takes in one document; nothing stands for everything."""

@@ -11,11 +11,13 @@ from preshard.trainer.models.vision.family import ModelFamily
 from preshard.trainer.models.vision.glm import GLM
 from preshard.trainer.models.vision.internvl import INTERNVL
 from preshard.trainer.models.vision.molmo2 import MOLMO2
-from preshard.trainer.models.vision.qwen import QWEN2_5_VL, QWEN3_VL
+from preshard.trainer.models.vision.qwen import QWEN2_5_VL, QWEN3_5, QWEN3_VL
 
 FAMILIES: dict[str, ModelFamily] = {
     "qwen3_vl": QWEN3_VL,
     "qwen3_vl_moe": QWEN3_VL,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
     "qwen2_5_vl": QWEN2_5_VL,
     "internvl": INTERNVL,
     "molmo2": MOLMO2,

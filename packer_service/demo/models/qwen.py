@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from preshard.packer_service.demo.models.common import (
@@ -47,6 +48,23 @@ def _qwen3_vl(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def _qwen3_5(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    older = _qwen3_vl(text, ids)
+    rope = {**ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+    states = {"linear_num_key_heads": 2, "linear_num_value_heads": 8}
+    states |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}
+    vision = {key: value for key, value in older["vision_config"].items() if key != "deepstack_visual_indexes"}
+    return {
+        **older,
+        **{"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]},
+        "text_config": {
+            **{"model_type": "qwen3_5_text", **text, **states, "rope_parameters": rope},
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        "vision_config": {**vision, "model_type": "qwen3_5_vision"},
+    }
+
+
 def _qwen2_5_vl(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
     text = {key: value for key, value in text.items() if key != "head_dim"}
     rope = {**ROPE, "mrope_section": SECTIONS}
@@ -82,6 +100,8 @@ QWEN3_VL = DemoModel(
     },
     published={IMAGES: {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}},
 )
+
+QWEN3_5 = replace(QWEN3_VL, config=_qwen3_5)
 
 QWEN2_5_VL = DemoModel(
     marks=QWEN_MARKS,

@@ -22,6 +22,8 @@ from preshard.schemas.model.followed import check_followed, hidden_window_of, wi
 READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "qwen3_vl": read_qwen,
     "qwen3_vl_moe": read_qwen,
+    "qwen3_5": read_qwen,
+    "qwen3_5_moe": read_qwen,
     "qwen2_5_vl": read_qwen,
     "molmo2": read_molmo2,
     "internvl": read_internvl,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from preshard.packer_service.ingest.families.qwen import PixelLimits, Qwen3VLFamily, Qwen25VLFamily, QwenFamily
@@ -65,6 +65,9 @@ KINDS = {
     ),
 }
 KINDS["qwen3_vl_moe"] = KINDS["qwen3_vl"]
+KINDS["qwen3_5"] = KINDS["qwen3_5_moe"] = replace(
+    KINDS["qwen3_vl"], encoder={**KINDS["qwen3_vl"].encoder, "deepstack_visual_indexes": ()}
+)
 
 
 def read_qwen(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:

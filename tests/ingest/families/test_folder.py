@@ -81,7 +81,7 @@ def test_a_setting_that_is_not_followed_is_refused_by_name(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "llava"}, "'llava' is not supported; what is: qwen3_vl, qwen3_vl_moe, qwen2_5_vl, molmo2, int"),
+        ({"model_type": "llava"}, "'llava' is not supported; what is: qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, "),
         ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is not supported"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' is not supported"),
         ({"model_type": "x", "architectures": ["XForCausalLM"], "vision_config": {}}, "'x' is not supported"),

@@ -110,15 +110,15 @@ def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
 
 def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
     """The same for a model that reads images, with one of its language models."""
-    family = "qwen3_vl" if model_type == "qwen3_vl_moe" else "glm4v_moe" if text == "glm4v_moe_text" else model_type
+    family = "glm4v_moe" if text == "glm4v_moe_text" else model_type.removesuffix("_moe")
     config = model_config(family, {mark: number for number, mark in enumerate(MARKS[family], 3)}, VOCABULARY)
     config["model_type"] = model_type
     if model_type == "internvl":
         config["text_config"] = tiny_config(text)
-    elif model_type == "qwen3_vl_moe":
+    elif model_type.endswith("_moe"):
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         config["text_config"] |= {"model_type": text, **experts}
-        config["vision_config"] |= {"model_type": "qwen3_vl_moe_vision"}
+        config["vision_config"] |= {"model_type": f"{model_type}_vision"}
     return config
 
 

@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.families.folder import READERS, load_family
 from preshard.packer_service.ingest.model import packed_for
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.followed import IMAGES, TEXT, PASSES_WINDOW, check_followed, check_window, window_of
+from preshard.schemas.model.followed import IMAGES, PASSES_WINDOW, TEXT, check_followed, check_window, window_of
 from preshard.trainer.models import load_model
 from preshard.trainer.models.families import FAMILIES
 from preshard.trainer.models.folder import read_model_config

@@ -33,6 +33,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("molmo2", "ulysses", "contiguous", {"ulysses": 2}, {"recompute": "full"}),
     ("molmo2", "ring", "zigzag", {"ring": 2}, {}),
     ("internvl", "ring", "zigzag", {"ring": 2, "dp_shard": 2}, {}),
+    ("qwen3_5", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {"recompute": "full"}),
     ("qwen3_next", "gather", "zigzag", {"ring": 4}, {"recompute": "selective"}),
     ("glm4v_moe", "gather", "balanced_ring", {"ring": 2}, {}),
 ]

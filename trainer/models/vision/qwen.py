@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from preshard.trainer.models.interface import PLACES, has_transformers
+from preshard.trainer.models.interface import OWN_FUNCTIONS, PLACES, has_transformers
 from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily, move_to_model, replace_rows
 
 
@@ -80,6 +81,8 @@ def make_smallest(config: Any) -> dict[str, Tensor]:
 
 
 QWEN3_VL = ModelFamily(encode=partial(_qwen_encode, places=_qwen3_places), stand_in=make_smallest, fill=replace_rows)
+
+QWEN3_5 = replace(QWEN3_VL, since=OWN_FUNCTIONS)
 
 QWEN2_5_VL = ModelFamily(
     encode=partial(_qwen_encode, places=_qwen2_5_places), stand_in=make_smallest, fill=replace_rows
