@@ -192,7 +192,8 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
     mask = MaskTensors.from_arrays(MaskArrays(doc_ids=doc_ids, branch_ids=branches, group_ids=group_ids))
     positions = torch.cat([torch.arange(len(path))[new:] for path, new in _paths()])
     slices = [torch.from_numpy(slice_positions(layout.runs, rank)) for rank in range(RANKS)]
-    axes = 3 if "mrope_section" in (model.config.get_text_config().rope_parameters or {}) else 1
+    rotary = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    axes = 3 if "mrope_section" in rotary else 1
 
     @torch.no_grad()
     def on_rank(cp: ContextParallel) -> Tensor:
