@@ -78,7 +78,8 @@ def table() -> str:
     ]
     for name, family in families().items():
         lines.append(f"| `{name}` | photograph | {described(family.image(640, 480))} |")
-        lines.append(f"| | clip | {described(family.video(*CLIP))} |")
+        if type(family).video is not Family.video:
+            lines.append(f"| | clip | {described(family.video(*CLIP))} |")
     return "\n".join(lines)
 
 

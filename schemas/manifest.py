@@ -128,6 +128,7 @@ class ModelEntry(_Record):
         merge: patches along one side of the square that one row stands for, where there are three axes.
         row_ids: ids of the tokens that rows fill.
         group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
+        bidirectional: instead, ``within_image`` where the rows of each unit see each other; left out where not.
         settings: what else the family read from the folder, see also :mod:`preshard.schemas.model.encoder`.
         masks: the layers by their masks; left out where no window is shorter than packs.
     """
@@ -140,12 +141,13 @@ class ModelEntry(_Record):
     group_ids: list[Natural]
     settings: dict[str, Any]
     masks: LayerMasks | None = None
+    bidirectional: Literal["within_image"] | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_masks(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without ``masks`` if there are none: such a dataset keeps the id that it had before models had windows."""
+    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is null: a dataset keeps the id that it had before models had windows, or rows in groups."""
         fields: dict[str, Any] = dump(self)
-        return {key: value for key, value in fields.items() if key != "masks" or value is not None}
+        return {key: value for key, value in fields.items() if value is not None}
 
     @field_validator("settings")
     @classmethod

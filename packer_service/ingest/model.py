@@ -134,6 +134,7 @@ def _model_entry(found: FolderFamily, tokenizer: Tokenizer, seq_len: int) -> Mod
         row_ids=[tokenizer.token_id(token) for token in family.row_tokens],
         group_ids=[tokenizer.token_id(token) for token in family.group_tokens],
         settings=dict(family.settings),
+        bidirectional=family.bidirectional or None,
         masks=None if found.window is None or found.window >= seq_len else layer_masks(found.config, "model"),
     )
 

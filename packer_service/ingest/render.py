@@ -109,14 +109,14 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     n_branches = len(document.branches) if document.annotated else 0
     weighs = renderer.annotation_weight == "sqrt" and n_branches
     weight = np.float32(document.weight / math.sqrt(n_branches) if weighs else document.weight)
-    groups = groups_of_units(unit_ids, renderer.bidirectional) if renderer.is_generic else unit_ids * 0 + CAUSAL_ONLY
+    bidirectional = renderer.bidirectional if renderer.is_generic else family.bidirectional or "none"
     return RenderedDocument(
         tokens=tokens,
         labels=labels,
         loss_weights=np.where(labels == IGNORE_INDEX, np.float32(0), np.roll(loss, -1) * weight),
         position_ids=document_positions(branch_ids, unit_ids, units, axes=family.axes, merge=family.merge),
         branch_ids=branch_ids,
-        group_ids=_groups(renderer, tokens, groups),
+        group_ids=_groups(renderer, tokens, groups_of_units(unit_ids, bidirectional)),
         unit_ids=unit_ids,
         units=units,
         n_shared=n_shared,

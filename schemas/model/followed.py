@@ -100,6 +100,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "glm4v": ("glm4v_text",),
     "glm4v_moe": ("glm4v_moe_text",),
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
+    "gemma3": ("gemma3_text",),
 }
 """Models that read images, with the language models that they may have; the first is the one of no other name."""
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from made_by_transformers import Made, Medium, Transformers, open_clip, open_image
-from mixed_source import IMAGES_OR_ONE_VIDEO, TEXT_ONLY, Row
+from mixed_source import IMAGES_ONLY, IMAGES_OR_ONE_VIDEO, TEXT_ONLY, Row
 from taken_documents import NO_LOSS, Taken, taken_documents
 
 FAMILIES = {
     **{"qwen3": TEXT_ONLY, "qwen3_vl": "", "qwen3_5": "", "qwen2_5_vl": "", "internvl": ""},
     **dict.fromkeys(("molmo2", "glm46v"), IMAGES_OR_ONE_VIDEO),
+    "gemma3": IMAGES_ONLY,
 }
 """What a model of each family takes in one document; nothing stands for everything."""
 
@@ -78,7 +79,7 @@ def differences(taken: Taken, made: Made, oracle: Transformers) -> list[str]:
         found.append("weights")
     if not np.array_equal(arrays["position_ids"], made.positions):
         found.append("positions")
-    if len(made.mask) and not np.array_equal(taken.mask(), made.mask):
+    if len(made.mask) and not np.array_equal(taken.mask(), made.mask[0] if made.mask.ndim > 2 else made.mask):
         found.append("mask")
     return [*found, *_different_units(taken, made), *_different_inputs(taken, made, oracle)]
 

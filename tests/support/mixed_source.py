@@ -21,7 +21,7 @@ SUBJECTS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "camera.
 CLIPS = ("bikes.mp4", "carphone_pristine.mp4", "bigbuckbunny.mp4")
 MOST_FRAMES = 9
 WORDS = ["the", "answer", "is", "forty-two,", "Zürich", "naïve", "二つ", "你好", "🚲", "don't", "1,024", "x<y", "…"]
-TEXT_ONLY, IMAGES_OR_ONE_VIDEO = "text", "images or one video"
+TEXT_ONLY, IMAGES_ONLY, IMAGES_OR_ONE_VIDEO = "text", "images", "images or one video"
 
 
 def write_source(folder: Path, count: int, *, takes: str = "", largest: int = 500, seed: int = 0) -> dict[str, Row]:
@@ -30,8 +30,8 @@ def write_source(folder: Path, count: int, *, takes: str = "", largest: int = 50
     Args:
         folder: exists.
         count: rows, of which each takes the next of seven shapes.
-        takes: what the model takes beside text: everything, :data:`IMAGES_OR_ONE_VIDEO` in a document, or
-            :data:`TEXT_ONLY`.
+        takes: what the model takes beside text: everything, :data:`IMAGES_OR_ONE_VIDEO` in a document,
+            :data:`IMAGES_ONLY`, or :data:`TEXT_ONLY`.
         largest: most pixels along a side of a photograph.
         seed: of sizes, times and words.
 
@@ -65,11 +65,11 @@ def _row(folder: Path, number: int, draw: random.Random, takes: str, largest: in
     if shape == 4:
         media = [image(), image("b")]
         return name | {"media": media, "annotations": [_turns(_words(draw), draw) for _ in range(3)]}
-    with_images = takes != IMAGES_OR_ONE_VIDEO
+    mixed, alone = not takes, image if takes == IMAGES_ONLY else video
     content: list[Row] = [
         [text(), image(), text(), image("b"), text()],
-        [video(), text()],
-        [image(), text(), video(), text(), image("b")] if with_images else [image(), text(), image("b")],
+        [alone(), text()],
+        [image(), text(), video(), text(), image("b")] if mixed else [image(), text(), image("b")],
         [image(), image("b"), image("c"), text()],
     ][shape]
     return name | {"messages": [*_turns(content, draw), *_turns(_words(draw), draw)]}

@@ -30,11 +30,13 @@ from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
 from preshard.packer_service.ingest.media.video import probe_frames, probe_video
-from preshard.packer_service.packs.rendered import grid_positions
+from preshard.packer_service.packs.rendered import grid_positions, groups_of_units
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
 from preshard.trainer.data.inputs import InputUnit, model_inputs
+
+NOT_PIXELS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "second_per_grid_ts", "num_crops")
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
@@ -91,7 +93,9 @@ class Oracle:
     def __init__(self, folder: Path, backend: ImageBackend = "torchvision", fps: float = 1000.0) -> None:
         self.folder = folder
         self.fps = fps
-        self.family: Family = load_family(str(folder), backend).family
+        found = load_family(str(folder), backend)
+        self.family: Family = found.family
+        self.window = found.window
         self.processor = load_processor(folder, backend)
 
     @cached_property
@@ -146,6 +150,9 @@ class Oracle:
         """What the processor and the model make of it."""
         import torch
 
+        for kind in {medium.kind for medium in document.media}:
+            if not hasattr(self.processor, f"{kind}_processor"):
+                return Refused(f"it has no {kind}_processor")
         try:
             made = self._processed(document)
         except ValueError as error:
@@ -153,12 +160,7 @@ class Oracle:
         ids = made["input_ids"]
         with torch.no_grad():
             positions = positions_of(self.model, made)
-        inputs = {
-            name: made[name].numpy()
-            for name in made
-            if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "second_per_grid_ts")
-            and hasattr(made[name], "numpy")
-        }
+        inputs = {name: made[name].numpy() for name in made if name not in NOT_PIXELS and hasattr(made[name], "numpy")}
         return Made(ids=ids[0].numpy(), positions=positions, mask=mask_of(self.model, made), inputs=inputs)
 
     def _limits(self, document: Document, kind: str) -> dict[str, int]:
@@ -185,9 +187,15 @@ class Oracle:
             positions = np.arange(len(ids))[None]
         token_id = self.processor.tokenizer.convert_tokens_to_ids
         groups = np.where(np.isin(ids, [token_id(token) for token in self.family.group_tokens]), 0, CAUSAL_ONLY)
+        if self.family.bidirectional:
+            groups = groups_of_units(unit_ids, self.family.bidirectional)
         zeros = np.zeros(len(ids), np.int32)
         arrays = MaskArrays(doc_ids=zeros, branch_ids=zeros, group_ids=groups.astype(np.int32))
-        mask = dense_mask(arrays) if len(ids) <= MASK_LIMIT else NO_MASK
+        mask = NO_MASK
+        if len(ids) <= MASK_LIMIT:
+            mask = dense_mask(arrays)
+            if self.family.bidirectional:
+                mask = np.stack([mask, dense_mask(arrays, window=self.window)])
         return Made(ids=ids, positions=positions, mask=mask, inputs=self._our_inputs(document, placed))
 
     def _our_tokens(self, document: Document, placed: Sequence[PlacedMedium]) -> tuple[np.ndarray, np.ndarray]:

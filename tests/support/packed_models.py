@@ -72,6 +72,10 @@ IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"internvl-windows": ("int
 """Models of images by the family and how their ``config.json`` differs from its own."""
 
 
+TYPES = {"gemma3": "token_type_ids"}
+"""Under which name a model is told which tokens are images, where it has a name of its own."""
+
+
 def write_source(folder: Path, documents: int, *, images: bool) -> None:
     """Conversations with images of several shapes, and without; and two annotations of one document."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +153,7 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         rows = torch.from_numpy(np.isin(ids.numpy(), batch.model.row_ids if batch.model is not None else []))
         given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if batch.model is not None and batch.model.row_ids:
-            given["mm_token_type_ids"] = _token_types(batch, own, rows)
+            given[TYPES.get(batch.model.model_type, "mm_token_type_ids")] = _token_types(batch, own, rows)
         given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
         if model.config.model_type == "internvl":
             del given["mm_token_type_ids"]

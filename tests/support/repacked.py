@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from compared_documents import FAMILIES
-from mixed_source import IMAGES_OR_ONE_VIDEO, TEXT_ONLY, write_source
+from mixed_source import IMAGES_ONLY, IMAGES_OR_ONE_VIDEO, TEXT_ONLY, write_source
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
@@ -48,7 +48,7 @@ def make_source(folder: Path, family: str) -> list[str]:
     rows += [{"id": "long text", "text": "some words in a row. " * 60}, {"id": "turns", "messages": turns(9, {})}]
     if takes != TEXT_ONLY:
         first, second = (image_in(source, name) for name in ("0a", "0b"))
-        video = {"type": "video", "video": "1.mp4"}
+        video = first if takes == IMAGES_ONLY else {"type": "video", "video": "1.mp4"}
         rows += [
             {"id": "images", "messages": turns(7, {0: first, 3: second})},
             {"id": "video", "messages": turns(5, {2: video})},

@@ -86,7 +86,9 @@ def positions_of(model: Any, made: Any) -> np.ndarray:
 
 
 def mask_of(model: Any, made: Any) -> np.ndarray:
-    """The mask that the model gives its attention; ``NO_MASK`` for a document that is too long for a matrix."""
+    """The mask that the model gives its attention; ``NO_MASK`` for a document that is too long for a matrix. Of a model
+    whose images see each other under windows, the masks of full and of windowed layers.
+    """
     import torch
     from transformers.masking_utils import create_causal_mask
 
@@ -95,15 +97,17 @@ def mask_of(model: Any, made: Any) -> np.ndarray:
     length = made["input_ids"].shape[1]
     if length > MASK_LIMIT:
         return NO_MASK
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {
+        **{"config": config, "inputs_embeds": torch.zeros(1, length, 4), "attention_mask": None},
+        **{"past_key_values": None, "position_ids": torch.arange(length)[None]},
+    }
+    if model.config.model_type == "gemma3":
+        from transformers.models.gemma3 import modeling_gemma3 as gemma3
+
+        types = made.get("token_type_ids", torch.zeros_like(made["input_ids"]))
+        blocks = gemma3.get_block_sequence_ids_for_mask(types)
+        masks = gemma3.create_masks_for_vision_model(**given, block_sequence_ids=blocks)
+        return np.stack([(masks[kind][0, 0] == 0).numpy() for kind in ("full_attention", "sliding_attention")])
     if model.config.model_type == "molmo2":
         given["block_sequence_ids"] = torch.where(made["mm_token_type_ids"] == 1, 0, -1)
-    mask = create_causal_mask(
-        config=config,
-        inputs_embeds=torch.zeros(1, length, 4),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=torch.arange(length)[None],
-        **given,
-    )
-    return (mask[0, 0] == 0).numpy()
+    return (create_causal_mask(**given)[0, 0] == 0).numpy()

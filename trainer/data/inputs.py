@@ -202,7 +202,7 @@ def _pooling(
     return windows.reshape(high * wide, window[0] * window[1]), (high, wide)
 
 
-def internvl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+def tile_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
     """``pixel_values``, [tiles, 3, height, width]."""
     if not units:
         return {}
@@ -217,7 +217,8 @@ def internvl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> 
 BUILDERS: dict[str, Callable[[Mapping[str, Any], Sequence[InputUnit]], dict[str, np.ndarray]]] = {
     "qwen_vl": qwen_vl_inputs,
     "molmo2": molmo2_inputs,
-    "internvl": internvl_inputs,
+    "internvl": tile_inputs,
+    "gemma3": tile_inputs,
 }
 """What builds the inputs, by the ``inputs`` of the manifest's settings."""
 

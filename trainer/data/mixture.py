@@ -19,7 +19,7 @@ from preshard.trainer.data.order import EpochOrder
 SAME_TOKENS = ("sha256", "vocab_size", "bos_id", "eos_id", "pad_id", "image_id")
 """Of a tokenizer; its name and its chat template may differ."""
 
-SAME_INPUTS = ("axes", "merge", "row_ids", "group_ids", "settings")
+SAME_INPUTS = ("axes", "merge", "row_ids", "group_ids", "bidirectional", "settings")
 """Of the model that a dataset was packed for; the hashes of its files may differ, as of another chat template."""
 
 

@@ -8,6 +8,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.followed import STATES
 from preshard.trainer.models.interface import OWN_FUNCTIONS, has_transformers
 from preshard.trainer.models.vision.family import ModelFamily
+from preshard.trainer.models.vision.gemma import GEMMA3
 from preshard.trainer.models.vision.glm import GLM
 from preshard.trainer.models.vision.internvl import INTERNVL
 from preshard.trainer.models.vision.molmo2 import MOLMO2
@@ -24,6 +25,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "glm4v": GLM,
     "glm4v_moe": GLM,
     "glm46v": GLM,
+    "gemma3": GEMMA3,
 }
 """Vision-language models by the ``model_type`` of their configuration."""
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start 
     from preshard.schemas.manifest import UnitKind
     from preshard.schemas.model.encoder import VisionEncoder
 
-Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "bilinear"]
+Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "triangle", "triangle_16_bits", "bilinear"]
 """How a picture becomes its canvas: as :mod:`preshard.packer_service.ingest.media.scale` does it (``reduced``), by
-Pillow's bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), or by torch's interpolation between four pixels
-without a filter (``bilinear``)."""
+Pillow's bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), by their bilinear ones (``triangle``), or by
+torch's interpolation between four pixels without a filter (``bilinear``)."""
 
 
 Token = str | int
@@ -119,6 +119,7 @@ class Family:
         merge: patches along one side of the square that one row stands for, where positions have three axes.
         prefix: text that begins every document that does not begin with it already; empty for most.
         group_tokens: tokens that see each other in both directions inside a document; none for a causal model.
+        bidirectional: instead, ``within_image`` if the rows of each unit see each other; empty if not.
         opening: mark that belongs to a unit if it stands directly before its first token; empty if there is none.
         closing: the same after its last token.
         row_tokens: the tokens that rows fill.
@@ -133,6 +134,7 @@ class Family:
     merge: int = 1
     prefix: str = ""
     group_tokens: tuple[str, ...] = ()
+    bidirectional: Literal["", "within_image"] = ""
     opening: str = ""
     closing: str = ""
     row_tokens: tuple[str, ...] = ()
@@ -171,21 +173,22 @@ class Family:
             raise DocumentError("bad_row", f"{given[0]} {reason}")
         return self
 
-    def image(self, width: int, height: int) -> Placement:
+    def image(self, width: int, height: int) -> Placement:  # noqa: ARG002
         """What becomes of a still image of this size, upright.
 
         Raises:
-            DocumentError: ``bad_image``: the model's own processor refuses the size.
+            DocumentError: ``bad_image``: the model's own processor refuses the size; ``bad_row``: it takes no images.
         """
-        raise NotImplementedError
+        raise DocumentError("bad_row", f"shows an image, and {self.model_type} takes none")
 
-    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
+    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:  # noqa: ARG002
         """What becomes of frames of this size, shown at these seconds of the clip, ascending.
 
         Raises:
-            DocumentError: ``bad_video``: the model's own processor refuses the size or the number of frames.
+            DocumentError: ``bad_video``: the model's own processor refuses the size or the number of frames;
+                ``bad_row``: it takes no videos.
         """
-        raise NotImplementedError
+        raise DocumentError("bad_row", f"shows a video, and {self.model_type} takes none")
 
 
 def encoder_load(encoder: VisionEncoder, sequences: Sequence[int], rows: int, windows: int = 0) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.families.gemma import read_gemma3
 from preshard.packer_service.ingest.families.glm import read_glm
 from preshard.packer_service.ingest.families.internvl import read_internvl
 from preshard.packer_service.ingest.families.molmo2 import read_molmo2
@@ -30,6 +31,7 @@ READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "glm4v": read_glm,
     "glm4v_moe": read_glm,
     "glm46v": read_glm,
+    "gemma3": read_gemma3,
 }
 """Each ``model_type`` that reads images, and what reads its folder."""
 

@@ -3,15 +3,16 @@
 ``reduced`` takes the mean of whole blocks of a picture that is far larger than its canvas, band by band, so that it is
 never in memory twice, and Pillow's bicubic filter for the rest. The others give the pixels that a model's own processor
 shows it. ``bicubic`` is Pillow's filter, with which the processors of the Qwen-VL models and InternVL on Pillow scale
-stills, and ``bicubic_16_bits`` torch's, with which those on torchvision scale stills and videos. ``bilinear`` is
+stills, and ``bicubic_16_bits`` torch's, with which those on torchvision scale stills and videos. ``triangle`` and
+``triangle_16_bits`` are the same two with the kernel that both call bilinear, of Gemma 3's processors. ``bilinear`` is
 torch's interpolation between four pixels, without a filter, as Molmo2's processors use it; torch computes it in float32
 with fused multiplications and additions as soon as it has more than one thread, and so does this, without importing
 torch.
 
-Torch took its bicubic filter from Pillow-SIMD: weights are rounded to whole numbers of 16 bits, sums are of whole
-numbers, and the picture between the pass along the width and the pass along the height has 8 bits again. Products of
-matrices of float64 give the same sums, since none of them comes near 2**53. A new pixel is made of a few old ones that
-lie together, so each product takes some neighbouring new pixels and the old ones that any of them needs.
+Torch took its filters from Pillow-SIMD: weights are rounded to whole numbers of 16 bits, sums are of whole numbers,
+and the picture between the pass along the width and the pass along the height has 8 bits again. Products of matrices of
+float64 give the same sums, since none of them comes near 2**53. A new pixel is made of a few old ones that lie
+together, so each product takes some neighbouring new pixels and the old ones that any of them needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from PIL import Image
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64, Num, UInt8
 
-FullScaling = Literal["bicubic", "bicubic_16_bits", "bilinear"]
+FullScaling = Literal["bicubic", "bicubic_16_bits", "triangle", "triangle_16_bits", "bilinear"]
 """The ways that begin with the picture at its full size."""
 
 BAND_PIXELS = 1 << 19
@@ -43,8 +44,13 @@ _HALF = np.float32(0.5)
 _SHARPNESS = -0.5
 """The parameter of the cubic kernel (Keys 1981) that filters against aliasing have."""
 
-_REACH = 2
-"""Pixels on each side that the kernel spans before it is stretched."""
+_Kernel = Literal["cubic", "triangle"]
+
+_REACH: dict[_Kernel, int] = {"cubic": 2, "triangle": 1}
+"""Pixels on each side that a kernel spans before it is stretched."""
+
+_ON_PILLOW = {"bicubic": Image.Resampling.BICUBIC, "triangle": Image.Resampling.BILINEAR}
+_IN_16_BITS: dict[str, _Kernel] = {"bicubic_16_bits": "cubic", "triangle_16_bits": "triangle"}
 
 _LARGEST_WEIGHT, _MOST_BITS = 2**15, 22
 """Weights are scaled by the largest power of two, of at most so many bits, that keeps them below this."""
@@ -64,10 +70,10 @@ def scaled(image: Image.Image, size: tuple[int, int], scaling: FullScaling) -> I
         size: width and height.
         scaling: how.
     """
-    if scaling == "bicubic":
-        return image.resize(size, Image.Resampling.BICUBIC)
-    if scaling == "bicubic_16_bits":
-        return _bicubic(image, size)
+    if scaling in _ON_PILLOW:
+        return image.resize(size, _ON_PILLOW[scaling])
+    if scaling in _IN_16_BITS:
+        return _filtered(image, size, _IN_16_BITS[scaling])
     return Image.fromarray(_bilinear(np.asarray(image), size))
 
 
@@ -206,14 +212,14 @@ def _fused(factor: np.ndarray, other: np.ndarray | np.float32, added: np.ndarray
     return (factor.astype(np.float64) * other + added).astype(np.float32)
 
 
-def _bicubic(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def _filtered(image: Image.Image, size: tuple[int, int], kernel: _Kernel) -> Image.Image:
     """An RGB picture at another width and height, filtered as torch does."""
     if size == image.size:
         return image
-    return Image.fromarray(_along_height(_along_width(image, size[0]), size[1]))
+    return Image.fromarray(_along_height(_along_width(image, size[0], kernel), size[1], kernel))
 
 
-def _along_width(image: Image.Image, width: int) -> UInt8[np.ndarray, "3 height new_width"]:
+def _along_width(image: Image.Image, width: int, kernel: _Kernel) -> UInt8[np.ndarray, "3 height new_width"]:
     """Some rows at a time: a large picture is never copied out of Pillow as a whole."""
     filtered = np.empty((3, image.height, width), np.uint8)
     step = max(1, _AT_ONCE // (3 * image.width))
@@ -223,19 +229,21 @@ def _along_width(image: Image.Image, width: int) -> UInt8[np.ndarray, "3 height 
         if width != image.width:
             levels = colours.astype(np.float64, order="C").reshape(-1, image.width)
             sums = np.empty((len(levels), width))
-            for part in _parts(image.width, width):
+            for part in _parts(image.width, width, kernel):
                 np.matmul(levels[:, part.old], part.weights.T, out=sums[:, part.new])
             colours = _rounded(sums).reshape(*colours.shape[:2], width)
         filtered[:, top : top + step] = colours
     return filtered
 
 
-def _along_height(colours: UInt8[np.ndarray, "3 height width"], height: int) -> UInt8[np.ndarray, "new_height width 3"]:
+def _along_height(
+    colours: UInt8[np.ndarray, "3 height width"], height: int, kernel: _Kernel
+) -> UInt8[np.ndarray, "new_height width 3"]:
     _, old_height, width = colours.shape
     if height == old_height:
         return colours.transpose(1, 2, 0)
     filtered = np.empty((height, width, 3), np.uint8)
-    for part in _parts(old_height, height):
+    for part in _parts(old_height, height, kernel):
         step = max(1, _AT_ONCE // part.weights.shape[1])
         for left in range(0, width, step):
             columns = slice(left, left + step)
@@ -260,9 +268,9 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _parts(old: int, new: int) -> tuple[_Part, ...]:
+def _parts(old: int, new: int, kernel: _Kernel) -> tuple[_Part, ...]:
     """All new pixels along an axis. Weights are whole numbers divided by a power of two, which float64 holds."""
-    first, count, weights = _weights(old, new)
+    first, count, weights = _weights(old, new, kernel)
     parts = []
     for start in range(0, new, _TOGETHER):
         own = slice(start, min(start + _TOGETHER, new))
@@ -275,17 +283,18 @@ def _parts(old: int, new: int) -> tuple[_Part, ...]:
 
 
 def _weights(
-    old: int, new: int
+    old: int, new: int, kernel: _Kernel
 ) -> tuple[Int64[np.ndarray, "new"], Int64[np.ndarray, "new"], Float64[np.ndarray, "new taps"]]:
     """For each new pixel the first old one that it is made of, how many there are, and the share of each."""
     scale = old / new
     stretch = max(scale, 1.0)
+    reach, shape = _REACH[kernel] * stretch, {"cubic": _cubic, "triangle": _triangle}[kernel]
     centres = scale * (np.arange(new) + 0.5)
-    first = np.maximum((centres - _REACH * stretch + 0.5).astype(np.int64), 0)
-    count = np.minimum((centres + _REACH * stretch + 0.5).astype(np.int64), old) - first
+    first = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
+    count = np.minimum((centres + reach + 0.5).astype(np.int64), old) - first
     tap = np.arange(count.max())[None]
     inside = tap < count[:, None]
-    shares = np.where(inside, _kernel((tap + first[:, None] - centres[:, None] + 0.5) * (1 / stretch)), 0.0)
+    shares = np.where(inside, shape((tap + first[:, None] - centres[:, None] + 0.5) * (1 / stretch)), 0.0)
     shares /= np.cumsum(shares, axis=1)[:, -1:]
     bits = _bits(float(shares.max()))
     scaled = shares * 2**bits
@@ -297,7 +306,11 @@ def _bits(largest: float) -> int:
     return next(fits, _MOST_BITS)
 
 
-def _kernel(distance: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
+def _cubic(distance: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
     x, a = np.abs(distance), _SHARPNESS
     near = ((a + 2) * x - (a + 3)) * x * x + 1
-    return np.where(x < 1, near, np.where(x < _REACH, (((x - 5) * x + 8) * x - 4) * a, 0.0))
+    return np.where(x < 1, near, np.where(x < 2, (((x - 5) * x + 8) * x - 4) * a, 0.0))
+
+
+def _triangle(distance: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
+    return np.maximum(1.0 - np.abs(distance), 0.0)

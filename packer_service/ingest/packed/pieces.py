@@ -44,7 +44,7 @@ def stored_pieces(row: SourceRow, config: PackConfig) -> list[RenderedDocument]:
     parts = [_taken(source, piece, config) for piece in several]
     if _same_limits(source.config, config):
         return parts
-    return fit_pack(join_pieces(parts, bidirectional=_bidirectional(config)), config)
+    return fit_pack(join_pieces(parts, bidirectional=_bidirectional(source)), config)
 
 
 def _require_whole(source: PackedDatasetSource, pieces: Sequence[SourceRow], now: PackConfig) -> None:
@@ -60,8 +60,9 @@ def _require_whole(source: PackedDatasetSource, pieces: Sequence[SourceRow], now
         raise DocumentError("bad_row", f"it was split, and {what}, so it cannot be joined; pack its source")
 
 
-def _bidirectional(config: PackConfig) -> str | None:
-    return config.bidirectional if config.model is None else None
+def _bidirectional(source: PackedDatasetSource) -> str | None:
+    model = source.manifest.model
+    return source.config.bidirectional if model is None else model.bidirectional
 
 
 def _same_limits(before: PackConfig, now: PackConfig) -> bool:
@@ -84,7 +85,8 @@ def join_pieces(pieces: Sequence[RenderedDocument], *, bidirectional: str | None
 
     Args:
         pieces: at least one.
-        bidirectional: as in the configuration of the generic way; None where a model's tokens make the groups.
+        bidirectional: as in the configuration of the generic way, or in the manifest's model; None where a model's
+            tokens make the groups, if any.
     """
     if len(pieces) == 1:
         return pieces[0]

@@ -176,8 +176,9 @@ def check_groups(
     """Groups follow the model's rule, or ``bidirectional``, numbered from 0 in the order of their first tokens."""
     expected = np.full(sequence.seq_len, CAUSAL_ONLY, np.int64)
     pooled = sequence.pool_ids != NOT_POOLED
+    bidirectional = bidirectional if model is None else model.bidirectional or ""
     inside = pooled if model is None else (sequence.doc_ids >= 0) & np.isin(sequence.tokens, model.group_ids)
-    if model is None and bidirectional == "within_image":
+    if bidirectional == "within_image":
         expected[pooled] = unit_of_row(head)
     elif model is not None or bidirectional == "image_tokens":
         expected[inside] = np.unique(sequence.doc_ids[inside], return_inverse=True)[1]

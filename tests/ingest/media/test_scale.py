@@ -20,16 +20,30 @@ SIZES = [
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
 @pytest.mark.parametrize("levels", [256, 2])
-def test_every_pixel_is_torch_s(old: tuple[int, int], new: tuple[int, int], levels: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "scaling", "on_pillow"),
+    [
+        ("bicubic", "bicubic_16_bits", Image.Resampling.BICUBIC),
+        ("bilinear", "triangle_16_bits", Image.Resampling.BILINEAR),
+    ],
+)
+def test_every_pixel_is_torch_s(
+    old: tuple[int, int],
+    new: tuple[int, int],
+    levels: int,
+    mode: str,
+    scaling: scale.FullScaling,
+    on_pillow: Image.Resampling,
+) -> None:
     """Fails when a part lacks a pixel that it is made of, or weights, or the picture between both passes, are rounded
     in another way than in torch's filter for pixels of 8 bits."""
     noise = np.random.default_rng(old[0]).integers(0, levels, (old[1], old[0], 3)) * (255 // (levels - 1))
     pixels = noise.astype(np.uint8)
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
-    theirs = torch.nn.functional.interpolate(tensor, new[::-1], mode="bicubic", antialias=True)
-    found = np.asarray(scaled(Image.fromarray(pixels), new, "bicubic_16_bits"))
+    theirs = torch.nn.functional.interpolate(tensor, new[::-1], mode=mode, antialias=True)
+    found = np.asarray(scaled(Image.fromarray(pixels), new, scaling))
     np.testing.assert_array_equal(found, theirs[0].permute(1, 2, 0).numpy())
-    pillow = np.asarray(Image.fromarray(pixels).resize(new, Image.Resampling.BICUBIC))
+    pillow = np.asarray(Image.fromarray(pixels).resize(new, on_pillow))
     assert old == (1, 1) or levels == 2 or (found != pillow).any()
 
 

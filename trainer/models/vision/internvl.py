@@ -10,7 +10,8 @@ from torch import Tensor
 from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily, move_to_model, replace_rows
 
 
-def _internvl_encode(core: Any, inputs: Inputs) -> Features:
+def encode_tiles(core: Any, inputs: Inputs) -> Features:
+    """The rows of tiles of one size, tile by tile."""
     pixels = move_to_model(core, inputs["pixel_values"])
     made: Tensor = core.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
     return made.flatten(0, 1)
@@ -20,4 +21,4 @@ def _internvl_stand_in(config: Any) -> dict[str, Tensor]:
     return {"pixel_values": torch.zeros(1, config.vision_config.num_channels, *config.vision_config.image_size)}
 
 
-INTERNVL = ModelFamily(encode=_internvl_encode, stand_in=_internvl_stand_in, fill=replace_rows)
+INTERNVL = ModelFamily(encode=encode_tiles, stand_in=_internvl_stand_in, fill=replace_rows)
