@@ -8,6 +8,7 @@ from preshard.packer_service.demo.models.common import CONTEXT, HEADS, LAYERS, W
 from preshard.packer_service.demo.models.gemma import GEMMA3
 from preshard.packer_service.demo.models.glm import GLM4V, GLM4V_MOE, GLM46V
 from preshard.packer_service.demo.models.internvl import INTERNVL
+from preshard.packer_service.demo.models.mistral3 import MISTRAL3
 from preshard.packer_service.demo.models.molmo2 import MOLMO2
 from preshard.packer_service.demo.models.qwen import QWEN2_5_VL, QWEN3, QWEN3_5, QWEN3_VL
 
@@ -22,6 +23,7 @@ MODELS: dict[str, DemoModel] = {
     "glm4v_moe": GLM4V_MOE,
     "glm46v": GLM46V,
     "gemma3": GEMMA3,
+    "mistral3": MISTRAL3,
 }
 
 MARKS: dict[str, tuple[str, ...]] = {name: model.marks for name, model in MODELS.items()}

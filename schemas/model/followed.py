@@ -101,6 +101,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "glm4v_moe": ("glm4v_moe_text",),
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
     "gemma3": ("gemma3_text",),
+    "mistral3": ("mistral", "ministral3"),
 }
 """Models that read images, with the language models that they may have; the first is the one of no other name."""
 
@@ -130,8 +131,13 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], str, str]] = {
 }
 """Settings of any model: values that are followed, what any other does, and what would work."""
 
-OPTIONS_OF = {"ernie4_5_moe": {"use_bias": OPTIONS["lm_head_bias"]}}
-"""The same of one ``model_type``: here the bias is that of the output projection, too."""
+OPTIONS_OF: dict[str, dict[str, tuple[tuple[Any, ...], str, str]]] = {
+    "ernie4_5_moe": {"use_bias": OPTIONS["lm_head_bias"]},
+    "mistral3": {
+        "vision_feature_layer": ((None, -1), "while features are those of the encoder's last layer", _CAP[2]),
+    },
+}
+"""The same of one ``model_type``. The bias of Ernie is that of the output projection, too."""
 
 _STATE = "carry a state along the sequence, past the end of a document"
 _LATENT = "have keys and values of different widths (multi-head latent attention)"
@@ -189,9 +195,11 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
         raise ConfigError(
             f"{asked}: layer_types of config.json: layers of {kind} {_odd_layers(text, kind)}; {_takes(outer)}"
         )
-    for key, (legal, why, remedy) in {**OPTIONS, **OPTIONS_OF.get(kind, {})}.items():
-        if (value := text.get(key)) not in legal:
-            raise ConfigError(f"{asked}: {key} of config.json is {value!r}, {why}: {remedy}")
+    of_images = OPTIONS_OF.get(outer, {}) if outer in IMAGES else {}
+    for values, options in ((text, {**OPTIONS, **OPTIONS_OF.get(kind, {})}), (config, of_images)):
+        for key, (legal, why, remedy) in options.items():
+            if (value := values.get(key)) not in legal:
+                raise ConfigError(f"{asked}: {key} of config.json is {value!r}, {why}: {remedy}")
     for rotary in _rotary_of(text):
         if rotary not in ROTARY:
             raise ConfigError(

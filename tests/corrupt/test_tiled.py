@@ -1,4 +1,4 @@
-"""Datasets of the families that cut images into tiles, corrupted in what their grids and rows follow from."""
+"""Datasets of the families with one axis of positions, corrupted in what their grids and rows follow from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = ((60, 40), (300, 90), (200, 220))
 """Of photographs: one for a single tile, and two that are cut."""
 
 
-@pytest.fixture(scope="module", params=["molmo2", "internvl"])
+@pytest.fixture(scope="module", params=["molmo2", "internvl", "mistral3"])
 def tiled(
     request: Any, tmp_path_factory: Any, mixed_source: Path, editable_of: Callable[[Path], Any], progress: Any
 ) -> Any:
@@ -49,7 +49,9 @@ def _row(name: str, part: dict[str, str]) -> dict[str, Any]:
 
 
 def _unit(data: Any, kind: str, crops: int = 1) -> dict[str, Any]:
-    """A unit of the kind, of at least so many crops."""
+    """A unit of the kind, of at least so many crops; any of a family that takes only images, and cuts none."""
+    if data.manifest["model"]["settings"]["inputs"] == "pixtral":
+        kind, crops = "image", 1
     for sample in data.samples():
         bounds = [0, *sample.head["cum_image_bounds"]]
         for number, unit in enumerate(sample.head["units"]):
@@ -63,7 +65,9 @@ def test_tiled_units_are_derived_again(tiled: Any, verify: Callable[[Path], Verd
     """Fails when a sound image of several tiles, or a frame, is taken for a wrong one."""
     verdict = verify(tiled.path)
     assert not verdict.broken, verdict.as_lines()
-    assert _unit(tiled, "image", 3)["grid"][1:] != _unit(tiled, "frame")["grid"][1:]
+    kinds = {unit["kind"] for sample in tiled.samples() for unit in sample.head["units"]}
+    if "frame" in kinds:
+        assert _unit(tiled, "image", 3)["grid"][1:] != _unit(tiled, "frame")["grid"][1:]
 
 
 def _turned(data: Any) -> None:
@@ -118,7 +122,9 @@ def test_settings_that_the_rows_do_not_follow_from_are_named(
     """Fails when verifying ends with a traceback over a manifest's settings, or takes any rows without them."""
     data = editable_of(shutil.copytree(tiled.path, tmp_path / "dataset"))
     settings = data.manifest["model"]["settings"]
-    if settings["inputs"] == "molmo2":
+    if settings["inputs"] == "pixtral":
+        settings["pooling"] = wrong
+    elif settings["inputs"] == "molmo2":
         settings |= {"image_pooling": wrong, "video_pooling": wrong}
     else:
         settings["overlap_margins"] = wrong

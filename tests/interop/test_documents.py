@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compared_documents import FAMILIES, SETTINGS, compared, conversations, differences, media_of
 from made_by_transformers import Transformers
-from mixed_source import Row, write_source
+from mixed_source import IMAGES_ONLY, TEXT_ONLY, Row, write_source
 from taken_documents import taken_documents
 
 from preshard.packer_service.config import load_config
@@ -43,7 +43,7 @@ def test_every_document_of_a_pack_is_what_transformers_makes_of_it_alone(
     assert {what: words for what, words in found.items() if words} == {}
     assert len(found) == (7 if family == "qwen3" else 9), "one of the rows has three annotations"
     kinds = {unit["kind"] for taken in taken_documents(dataset) for unit in taken.units}
-    assert len(kinds) == {"qwen3": 0, "gemma3": 1}.get(family, 2), "the packs hold images and a video"
+    assert len(kinds) == {TEXT_ONLY: 0, IMAGES_ONLY: 1}.get(FAMILIES[family], 2), "the packs hold images and a video"
     if family != "qwen3":
         _check_inputs_of_batches(dataset, source, rows, oracle)
         _check_that_changes_are_found(dataset, source, rows, oracle)
@@ -62,9 +62,18 @@ def _check_inputs_of_batches(dataset: Path, source: Path, rows: dict[str, Row], 
         for name, tensor in batch.model_inputs().items():
             ours.setdefault(name, []).append(tensor.numpy())
     assert ours.keys() == theirs.keys()
-    for name, arrays in theirs.items():
+    for name in theirs:
         if name.startswith("pixel_values"):
-            np.testing.assert_array_equal(np.concatenate(ours[name]), np.concatenate(arrays))
+            np.testing.assert_array_equal(*(_joined(parts, name) for parts in (ours, theirs)))
+
+
+def _joined(inputs: dict[str, list[np.ndarray]], name: str) -> np.ndarray:
+    """Parts of an input one after the other; of images that have zeros around them, the images."""
+    if "image_sizes" not in inputs:
+        return np.concatenate(inputs[name])
+    images = [image for part in inputs[name] for image in part]
+    sizes = np.concatenate(inputs["image_sizes"]).tolist()
+    return np.concatenate([image[:, :high, :wide].ravel() for image, (high, wide) in zip(images, sizes, strict=True)])
 
 
 def _check_that_changes_are_found(dataset: Path, source: Path, rows: dict[str, Row], oracle: Transformers) -> None:

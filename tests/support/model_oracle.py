@@ -155,7 +155,7 @@ class Oracle:
                 return Refused(f"it has no {kind}_processor")
         try:
             made = self._processed(document)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # torch's own for a picture without pixels
             return Refused(str(error))
         ids = made["input_ids"]
         with torch.no_grad():

@@ -155,7 +155,7 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         if batch.model is not None and batch.model.row_ids:
             given[TYPES.get(batch.model.model_type, "mm_token_type_ids")] = _token_types(batch, own, rows)
         given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
-        if model.config.model_type == "internvl":
+        if model.config.model_type in ("internvl", "mistral3"):
             del given["mm_token_type_ids"]
         if model.config.model_type == "qwen2_5_vl" and "video_grid_thw" in given:
             given |= _times(model, batch, number, own)

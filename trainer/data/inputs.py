@@ -214,11 +214,26 @@ def tile_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict
     return {"pixel_values": np.concatenate(tiles)}
 
 
+def pixtral_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """``pixel_values``, [images, 3, height, width] of the largest, with zeros right of and below the others, and
+    ``image_sizes``."""
+    if not units:
+        return {}
+    table = image_table(settings)
+    pictures = [normalised(picture, table).transpose(2, 0, 1) for unit in units for picture in unit.pictures]
+    sizes = np.array([picture.shape[1:] for picture in pictures], np.int64)
+    pixels = np.zeros((len(pictures), 3, *sizes.max(0)), np.float32)
+    for own, picture in zip(pixels, pictures, strict=True):
+        own[:, : picture.shape[1], : picture.shape[2]] = picture
+    return {"pixel_values": pixels, "image_sizes": sizes}
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any], Sequence[InputUnit]], dict[str, np.ndarray]]] = {
     "qwen_vl": qwen_vl_inputs,
     "molmo2": molmo2_inputs,
     "internvl": tile_inputs,
     "gemma3": tile_inputs,
+    "pixtral": pixtral_inputs,
 }
 """What builds the inputs, by the ``inputs`` of the manifest's settings."""
 

@@ -11,6 +11,7 @@ from preshard.trainer.models.vision.family import ModelFamily
 from preshard.trainer.models.vision.gemma import GEMMA3
 from preshard.trainer.models.vision.glm import GLM
 from preshard.trainer.models.vision.internvl import INTERNVL
+from preshard.trainer.models.vision.mistral3 import MISTRAL3
 from preshard.trainer.models.vision.molmo2 import MOLMO2
 from preshard.trainer.models.vision.qwen import QWEN2_5_VL, QWEN3_5, QWEN3_VL
 
@@ -26,6 +27,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "glm4v_moe": GLM,
     "glm46v": GLM,
     "gemma3": GEMMA3,
+    "mistral3": MISTRAL3,
 }
 """Vision-language models by the ``model_type`` of their configuration."""
 

@@ -155,11 +155,13 @@ class Family:
         return f"{opening}{self.placeholder(kind)}{closing}"
 
     def check(self, kinds: Sequence[MediumKind]) -> None:
-        """Refuses images and videos that one document may not show together; most models take any.
+        """Refuses images and videos that one document may not show together, and those that the model does not take.
 
         Raises:
             DocumentError: ``bad_row``.
         """
+        if "video" in kinds and type(self).video is Family.video:
+            raise DocumentError("bad_row", f"shows a video, and {self.model_type} takes none")
 
     def within(self, medium: Medium) -> Family:
         """The family with the limits of pixels that a row gives this image or video.

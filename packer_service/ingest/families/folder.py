@@ -13,6 +13,7 @@ from preshard.packer_service.ingest.families.family import Family
 from preshard.packer_service.ingest.families.gemma import read_gemma3
 from preshard.packer_service.ingest.families.glm import read_glm
 from preshard.packer_service.ingest.families.internvl import read_internvl
+from preshard.packer_service.ingest.families.mistral3 import read_mistral3
 from preshard.packer_service.ingest.families.molmo2 import read_molmo2
 from preshard.packer_service.ingest.families.qwen_folder import read_qwen
 from preshard.packer_service.ingest.families.settings import ModelFolder
@@ -32,6 +33,7 @@ READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "glm4v_moe": read_glm,
     "glm46v": read_glm,
     "gemma3": read_gemma3,
+    "mistral3": read_mistral3,
 }
 """Each ``model_type`` that reads images, and what reads its folder."""
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import (
     CropShape,
     Family,
@@ -20,7 +18,7 @@ from preshard.packer_service.ingest.families.family import (
 )
 from preshard.packer_service.ingest.families.settings import CONFIG, HALVES, STEPS, ModelFolder, Section
 from preshard.schemas.config import ImageBackend
-from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.encoder import VisionEncoder
 
 BILINEAR = 2
@@ -59,15 +57,6 @@ class Gemma3Family(Family):
     encoder: VisionEncoder
     stills: Scaling
     bidirectional: Literal["", "within_image"] = "within_image"
-
-    def check(self, kinds: Sequence[MediumKind]) -> None:
-        """Refuses videos, which the model does not take.
-
-        Raises:
-            DocumentError: ``bad_row``.
-        """
-        if "video" in kinds:
-            raise DocumentError("bad_row", f"shows a video, and {self.model_type} takes none")
 
     def image(self, width: int, height: int) -> Placement:  # noqa: ARG002
         """The whole image as one square, whatever its shape."""

@@ -109,21 +109,24 @@ def _count_pooled(patches: Patches, pooling: Patches) -> int:
     return -(-patches[0] // pooling[0]) * -(-patches[1] // pooling[1])
 
 
-def _gemma3(
+def _whole(
     unit: Unit,  # noqa: ARG001
     tiles: int,
     tile: Patches,
     encoder: VisionEncoder,  # noqa: ARG001
     settings: Mapping[str, Any],
 ) -> tuple[int, int]:
-    """Crops and rows: a row takes the patches of a square."""
+    """Crops and rows of pictures that are not cut: a row takes the patches of a square."""
     side = settings.get("pooling")
     if isinstance(side, bool) or not isinstance(side, int) or side < 1:
         raise _UnusableError(f"settings.pooling {side!r}, not a number of at least 1")
     return tiles, tiles * (tile[0] // side) * (tile[1] // side)
 
 
-_DERIVED: dict[str, Callable[..., tuple[int, int]]] = {"internvl": _internvl, "molmo2": _molmo2, "gemma3": _gemma3}
+_DERIVED: dict[str, Callable[..., tuple[int, int]]] = {
+    **{"internvl": _internvl, "molmo2": _molmo2},
+    **dict.fromkeys(("gemma3", "pixtral"), _whole),
+}
 
 
 def check_encoded(head: SampleHead, config: PackConfig, model: ModelEntry) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
     assert loaded.family.model_type == family
     assert isinstance(loaded.family, TextFamily) == (family not in READERS)
     assert {"config.json"} <= loaded.sha256.keys()
-    processors = {IMAGES} if family == "gemma3" else {IMAGES, VIDEOS}
+    processors = {IMAGES} if family in ("gemma3", "mistral3") else {IMAGES, VIDEOS}
     assert family not in READERS or processors <= loaded.sha256.keys()
 
 
@@ -66,6 +66,16 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
             "processor_class 'Qwen3VLProcessor' is not followed",
         ),
         ("glm46v", VIDEOS, {"temporal_patch_size": 4}, "temporal_patch_size of preprocessor_config.json 2 and"),
+        ("mistral3", IMAGES, {"do_pad": False}, "do_pad false of preprocessor_config.json is not followed, only true"),
+        ("mistral3", IMAGES, {"size": {"height": 3, "width": 4}}, "size of preprocessor_config.json is .*longest_edge"),
+        ("mistral3", PROCESSOR, {"patch_size": 16}, "patch_size 16 of processor_config.json differs from 14 in vision"),
+        (
+            "mistral3",
+            PROCESSOR,
+            {"spatial_merge_size": 1},
+            "spatial_merge_size 1 of processor_config.json differs from 2",
+        ),
+        ("mistral3", "config.json", {"vision_feature_layer": -2}, "vision_feature_layer of config.json is -2, while"),
         ("molmo2", VIDEOS, {"do_rescale": None}, "do_rescale false of video_preprocessor_config.json is not followed"),
         ("molmo2", IMAGES, {"overlap_margins": [4, 4]}, "leave nothing of 8"),
         (

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from model_oracle import Oracle
 from photographs import LARGE_SIZES, ODD_SIZES
@@ -16,6 +17,7 @@ from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.gemma import Gemma3Family
 from preshard.packer_service.ingest.families.glm import GlmFamily
 from preshard.packer_service.ingest.families.internvl import InternVLFamily
+from preshard.packer_service.ingest.families.mistral3 import Mistral3Family
 from preshard.packer_service.ingest.families.molmo2 import Molmo2Family
 from preshard.packer_service.ingest.families.qwen import PixelLimits, QwenFamily
 from preshard.schemas.errors import DocumentError
@@ -65,7 +67,7 @@ def test_every_size_becomes_what_the_processor_decides(published: tuple[str, obj
 def ours(family: object, width: int, height: int) -> object:
     """Canvases of an image, in the processor's terms."""
     [unit] = family.image(width, height).units  # type: ignore[attr-defined]
-    if isinstance(family, QwenFamily):
+    if isinstance(family, QwenFamily | Mistral3Family):
         return unit.crops[0].canvas
     if isinstance(family, InternVLFamily):
         return unit.crops[0].canvas, len(unit.crops)
@@ -84,6 +86,8 @@ def theirs(family: object, width: int, height: int) -> object:
         limits = family.images
         high, wide = smart_resize(height, width, family.factor, limits.least, limits.most)
         return wide, high
+    if isinstance(family, Mistral3Family):
+        return of_mistral3(family, width, height)
     if isinstance(family, InternVLFamily):
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
@@ -112,6 +116,19 @@ def of_glm(family: GlmFamily, width: int, height: int, frames: int, limits: Pixe
     from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
 
     size = smart_resize(frames, height, width, family.together, family.factor, limits.least, limits.most)
+    return size[::-1]
+
+
+def of_mistral3(family: Mistral3Family, width: int, height: int) -> object:
+    """Width and height by the function of ``transformers``; there is no filter that makes a picture of no pixel."""
+    from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+    factor = family.encoder.patch_size[0] * family.merged
+    size = get_resize_output_image_size(
+        np.empty((3, height, width), np.uint8), family.longest_edge, factor, "channels_first"
+    )
+    if 0 in size:
+        raise ValueError("no pixels")
     return size[::-1]
 
 

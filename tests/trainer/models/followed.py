@@ -113,7 +113,7 @@ def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
     family = "glm4v_moe" if text == "glm4v_moe_text" else model_type.removesuffix("_moe")
     config = model_config(family, {mark: number for number, mark in enumerate(MARKS[family], 3)}, VOCABULARY)
     config["model_type"] = model_type
-    if model_type == "internvl":
+    if model_type in ("internvl", "mistral3"):
         config["text_config"] = tiny_config(text)
     elif model_type.endswith("_moe"):
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

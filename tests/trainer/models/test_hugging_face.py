@@ -37,6 +37,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_next", "gather", "zigzag", {"ring": 4}, {"recompute": "selective"}),
     ("glm4v_moe", "gather", "balanced_ring", {"ring": 2}, {}),
     ("gemma3", "hybrid", "balanced_gather", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
+    ("mistral3", "hybrid", "zigzag", {"ulysses": 2, "ring": 2}, {"recompute": "full"}),
 ]
 """Each kind of attention, each layout, each family with images, and each way to take less memory. Among four ranks of a
 pack some have no unit. ``grid.py`` runs the rest.

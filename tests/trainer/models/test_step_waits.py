@@ -107,7 +107,7 @@ def on_meta(folder_of: Folders) -> Callable[[str], PackedModel]:
     return make
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "molmo2"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3"])
 def test_nothing_of_images_makes_the_host_wait(
     folder_of: Folders, on_meta: Callable[[str], PackedModel], family: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_nothing_of_images_makes_the_host_wait(
         loss.backward()
         assert loss.is_meta
         kinds |= {unit.kind for unit in batch.units}
-    assert len(kinds) > 1, "no image and video"
+    assert len(kinds) > (family != "mistral3"), "no image, or no video where the model takes any"
     assert all(each.grad is not None for each in packed.parameters()) or family == "molmo2"
 
 
