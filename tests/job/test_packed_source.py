@@ -88,6 +88,7 @@ CONFIGURATIONS = {
     "square": f"seq_len=1024 packs_per_shard=3 {' '.join(OTHER)}",
     "qwen3": "seq_len=256 ring_degrees=[1,2] cp_sizes=[2] layouts=[zigzag] order.window=1 max_images=null",
     "qwen3_vl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1,4] layouts=[balanced_gather] order.window=4 max_images=9",
+    "qwen3_5": "seq_len=1024 ring_degrees=[1] cp_sizes=[4] layouts=[contiguous] order.window=2 max_images=40",
     "qwen2_5_vl": "seq_len=384 ring_degrees=[1] cp_sizes=[1,4] layouts=[balanced_ring] order.window=1 max_images=40",
     "internvl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1] layouts=[contiguous] order.window=2 max_images=null",
     "molmo2": "seq_len=1024 ring_degrees=[1,2] cp_sizes=[1] layouts=[zigzag] order.window=4 max_images=9",

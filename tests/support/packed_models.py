@@ -76,8 +76,8 @@ TYPES = {"gemma3": "token_type_ids"}
 """Under which name a model is told which tokens are images, where it has a name of its own."""
 
 
-def write_source(folder: Path, documents: int, *, images: bool) -> None:
-    """Conversations with images of several shapes, and without; and two annotations of one document."""
+def write_source(folder: Path, documents: int, *, images: bool, annotated: bool = True) -> None:
+    """Conversations with images of several shapes, and without; and two annotations of one document, unless told."""
     folder.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
@@ -96,7 +96,8 @@ def write_source(folder: Path, documents: int, *, images: bool) -> None:
     asked = [[{"role": "user", "content": f"{number}: what is this? " * number}] for number in (5, 9)]
     annotations = [[*turns, {"role": "assistant", "content": "Noise, as before. " * 4}] for turns in asked]
     media = [{"type": "image", "image": "0-0.png"}] if images else []
-    rows.append({"id": "annotated", "media": media, "annotations": annotations})
+    if annotated:
+        rows.append({"id": "annotated", "media": media, "annotations": annotations})
     if images:
         _write_video(folder / "clip.mp4", noise)
         parts = [{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "what moves?"}]
@@ -115,14 +116,14 @@ def _write_video(path: Path, noise: np.random.Generator) -> None:
         container.mux(stream.encode())
 
 
-def make_model(folder: Path, family: str, progress: Any, *, documents: int = 9) -> None:
+def make_model(folder: Path, family: str, progress: Any, *, documents: int = 9, annotated: bool = True) -> None:
     """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``.
 
     There is a document with a video more where the model takes any.
     """
     base, changed = ("qwen3", TEXT_MODELS[family]) if family in TEXT_MODELS else IMAGE_MODELS.get(family, (family, {}))
     write_model_folder(folder / "model", base, vocabulary=VOCABULARY, files={"config.json": changed})
-    write_source(folder / "source", documents, images=base in FAMILIES)
+    write_source(folder / "source", documents, images=base in FAMILIES, annotated=annotated)
     config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
     pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
     load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")

@@ -199,29 +199,27 @@ HUGGING_FACE_DOCUMENTS = 6
 
 
 @pytest.fixture(scope="session")
-def folder_of(made_once: Any, progress: Any) -> Callable[[str], Path]:
-    """``folder_of(family)``: a folder with a Hugging Face model and its packs."""
+def folder_of(made_once: Any, progress: Any) -> Callable[..., Path]:
+    """``folder_of(family)``: a folder with a Hugging Face model and its packs, with or without annotations."""
     from packed_models import make_model
 
-    def make(family: str) -> Path:
-        return Path(
-            made_once(
-                f"hugging-face-{family}",
-                lambda folder: make_model(folder, family, progress, documents=HUGGING_FACE_DOCUMENTS),
-            )
-        )
+    def make(family: str, annotated: bool = True) -> Path:
+        def fill(folder: Path) -> None:
+            make_model(folder, family, progress, documents=HUGGING_FACE_DOCUMENTS, annotated=annotated)
+
+        return Path(made_once(f"hugging-face-{family}{'' if annotated else '-causal'}", fill))
 
     return make
 
 
 @pytest.fixture(scope="session")
-def made(folder_of: Callable[[str], Path]) -> Callable[[str], tuple[Path, Any]]:
+def made(folder_of: Callable[..., Path]) -> Callable[..., tuple[Path, Any]]:
     """``made(family)``: the same folder, and what the documents of each pack give alone, which takes seconds."""
     from packed_models import right_answers
 
     @cache
-    def make(family: str) -> tuple[Path, Any]:
-        folder = folder_of(family)
+    def make(family: str, annotated: bool = True) -> tuple[Path, Any]:
+        folder = folder_of(family, annotated)
         return folder, right_answers(folder, family)
 
     return make

@@ -186,6 +186,23 @@ class PackedDataset(IterableDataset[RankBatch]):
         """Every n-th step of the current or next pass; afterwards goes to the start of the next one."""
         return self._position.steps(self._read, first, every)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole steps in ``n_packs`` packs."""
+        return self.n_packs // self.dp_size
+
+    def read_step(self, epoch: int, step: int) -> RankBatch:
+        """This rank's part of one step, wherever the dataset itself is; for samplers that say which step comes next.
+
+        Args:
+            epoch: from 0. Those of a mixture follow one another in its stream, ``steps_per_epoch`` steps each.
+            step: of the epoch, from 0 and below ``steps_per_epoch``.
+        """
+        position = step * self.dp_size
+        if self.is_mixture:
+            epoch, position = self._order.normal(0, (epoch * self.steps_per_epoch + step) * self.dp_size)
+        return self._read(step, epoch, position, self._position.state_at(epoch, position + self.dp_size))
+
     def _read(self, step: int, epoch: int, position: int, state: dict[str, Any]) -> RankBatch:
         dataset, pack_id = self._order.place(epoch, position + self.dp_rank)
         return self.readers[dataset].read(pack_id, dataset=dataset, step=step, state=state)

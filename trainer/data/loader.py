@@ -90,18 +90,18 @@ def make_loader(
         list_tiles: called with each batch where it is read; what it returns becomes ``RankBatch.tiles``. A
             ``preshard.trainer.attention.listed.TileLister``, or another function that can be pickled.
     """
+    return DataLoader(PackStream(dataset, list_tiles), batch_size=None, **loading(workers, device))
+
+
+def loading(workers: int, device: torch.device | str) -> dict[str, Any]:
+    """How a ``DataLoader`` of batches runs: its keyword arguments. See :func:`make_loader`."""
     background = {
         "multiprocessing_context": START_METHOD,
         "prefetch_factor": PREFETCH,
         "worker_init_fn": _leave_signals_to_the_loop,
     }
-    return DataLoader(
-        PackStream(dataset, list_tiles),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=torch.device(device).type == "cuda",
-        **(background if workers else {}),  # type: ignore[arg-type]
-    )
+    found = {"num_workers": workers, "pin_memory": torch.device(device).type == "cuda"}
+    return found | background if workers else found
 
 
 def _leave_signals_to_the_loop(worker: int) -> None:  # noqa: ARG001 (torch gives it)

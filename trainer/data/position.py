@@ -121,11 +121,12 @@ class Position:
         if worker is None and self._board.is_lent and not self._is_loan:
             raise ReaderError(LENT)
         if worker is None or worker.workers == 1:
-            return self._state(*self._at)
+            return self.state_at(*self._at)
         begin, given = (self._begin, self._given) if worker == self._worker else (self._at, 0)
-        return {**self._state(*begin), **self._share(worker), "steps": given}
+        return {**self.state_at(*begin), **self._share(worker), "steps": given}
 
-    def _state(self, epoch: int, position: int) -> dict[str, Any]:
+    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """What :meth:`state_dict` says at a position."""
         epoch, position = self._order.normal(epoch, position)
         return {**self._name, "epoch": epoch, "position": position}
 
@@ -143,7 +144,7 @@ class Position:
                 f"state is of {_words(given)}, not of {_words(mine)}: resume with the same num_workers and dp_size, or "
                 "load a RankBatch.state, which fits any, before the loader starts its workers"
             )
-        fields = [*self._state(0, 0), *(["steps"] if given else [])]
+        fields = [*self.state_at(0, 0), *(["steps"] if given else [])]
         missing = [name for name in fields if name not in state]
         if missing:
             raise ReaderError(f"state has no {missing[0]}; pass what state_dict() or RankBatch.state returned")
@@ -208,7 +209,7 @@ class Position:
             steps = self._order.steps_left(begin, self._dp_size)
             while step < steps:
                 at = begin + step * self._dp_size
-                batch = read(step, epoch, at, self._state(epoch, at + self._dp_size))
+                batch = read(step, epoch, at, self.state_at(epoch, at + self._dp_size))
                 self._given, self._at = self._given + 1, (epoch, at + self._dp_size)
                 yield batch
                 if self._running is not running or self._was_set_elsewhere():

@@ -121,6 +121,17 @@ class Mesh:
     dp_size: int
 
     @property
+    def place(self) -> dict[str, int]:
+        """This rank's place, as ``PackedDataset`` takes it."""
+        return {
+            "dp_rank": self.dp_rank,
+            "dp_size": self.dp_size,
+            "ulysses_degree": self.cp.ulysses_degree,
+            "ring_degree": self.cp.ring_degree,
+            "cp_rank": self.cp.cp_rank,
+        }
+
+    @property
     def replica(self) -> list[int]:
         """Ranks of the first replica of the parameters, which hold each number of a gradient once."""
         ranks: list[int] = self.parameters.mesh[0].tolist()

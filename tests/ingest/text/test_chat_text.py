@@ -348,7 +348,7 @@ def test_a_template_that_never_ends_is_a_rejected_document() -> None:
         assert caught.value.code == "bad_row"
         hungry = ChatTemplate(source="{{ ('a' * 2 ** 30) | length }}")
         with pytest.raises(DocumentError, match="the chat template needs more than its 512 MiB of memory"):
-            chat_texts(hungry, [conversation(QUESTION, answer())], process)
+            chat_texts(hungry, [conversation(QUESTION, answer())])
         [text] = chat_texts(ChatTemplate(source=LOOP + PROMPT), [conversation(QUESTION, answer())], process)
         assert losses(text) == ["a;"]
     finally:

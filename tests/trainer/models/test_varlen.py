@@ -89,11 +89,11 @@ def answers_on_a_rank(mesh: Mesh, folder: str) -> list[tuple[int, float, Tensor]
 
 
 @pytest.mark.parametrize("ulysses", [1, 2])
-def test_sequences_are_those_of_the_documents(gloo_pool: Any, made: Callable[[str], Any], ulysses: int) -> None:
+def test_sequences_are_those_of_the_documents(gloo_pool: Any, made: Callable[..., Any], ulysses: int) -> None:
     """Fails when a kernel that takes edges of sequences would see across documents, miss a part of one, get edges of
     another type, or tokens in another order.
     """
-    folder, right = made("qwen3")
+    folder, right = made("qwen3", annotated=False)
     ranks = gloo_pool.run(answers_on_a_rank, str(folder), ulysses=ulysses)
     several = 0
     for parts in zip(*ranks, strict=True):

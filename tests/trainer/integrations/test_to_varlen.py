@@ -23,12 +23,12 @@ def _read(folder: Path, **degrees: int) -> Any:
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("shifted", ["labels", "shift_labels"])
 def test_an_unmodified_model_gives_what_documents_alone_give(
-    made: Callable[[str], Any], family: str, shifted: str
+    made: Callable[..., Any], family: str, shifted: str
 ) -> None:
     """Fails when a document would see its neighbours, positions or labels were one off, or pictures in other order."""
     from packed_models import load_original
 
-    folder, right = made(family)
+    folder, right = made(family, annotated=False)
     model = load_original(folder, family)
     packs = _read(folder)
     assert max(len(batch.cu_seqlens) for batch in packs) > 3
@@ -47,9 +47,9 @@ def test_an_unmodified_model_gives_what_documents_alone_give(
         assert (gradient - right.gradients[batch.pack_id]).norm() < 1e-6 * right.gradients[batch.pack_id].norm()
 
 
-def test_edges_and_numbers_of_sequences_agree(made: Callable[[str], Any]) -> None:
+def test_edges_and_numbers_of_sequences_agree(made: Callable[..., Any]) -> None:
     """Fails when kernels of state (``seq_idx``) and of attention (``cu_seq_lens_q``) would see other sequences."""
-    folder, _ = made("qwen3")
+    folder, _ = made("qwen3", annotated=False)
     for batch in _read(folder):
         given = to_varlen(batch, with_labels=False)
         assert "labels" not in given
@@ -59,9 +59,9 @@ def test_edges_and_numbers_of_sequences_agree(made: Callable[[str], Any]) -> Non
         assert given["seq_idx"].dtype == given["cu_seq_lens_k"].dtype == torch.int32
 
 
-def test_what_sequences_cannot_express_is_refused(made: Callable[[str], Any]) -> None:
+def test_what_sequences_cannot_express_is_refused(made: Callable[..., Any]) -> None:
     """Fails when a mask, a part of a pack, or weights would be lost without a word."""
-    folder, _ = made("qwen3")
+    folder, _ = made("qwen3", annotated=False)
     with pytest.raises(ReaderError, match="of which this rank has"):
         to_varlen(_read(folder, ulysses_degree=2, cp_rank=1)[0])
     batch = _read(folder)[0]

@@ -1,0 +1,285 @@
+"""Packs in the trainers of Hugging Face: ``transformers.Trainer``, TRL's ``SFTTrainer``, and loops around accelerate.
+
+The model stays the ``PreTrainedModel`` that it is, so saving it, ``peft``, callbacks and wrappers work as ever; only
+its ``forward`` takes a rank's part of a pack. What the trainers would do to batches of their own (sampling, collating,
+sharding among processes, counting labels) is taken over by :class:`OnPacks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from types import MethodType
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.loader import loading
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models.loss import LOGITS_BYTES
+from preshard.trainer.models.packed import PackedModel
+
+TAKES = "takes_packs"
+"""The attribute under which a model holds how it takes packs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesPacks:
+    """How a model takes packs.
+
+    Attributes:
+        cp: this rank's place among the ranks of a pack.
+        attention: the kind.
+        windows: see ``PackedModel.windows``.
+        forward: what the model's ``forward`` calls.
+    """
+
+    cp: ContextParallel
+    attention: str
+    windows: tuple[int | None, ...]
+    forward: Callable[..., Any]
+
+
+def take_packs(
+    model: Any,
+    cp: ContextParallel,
+    *,
+    attention: str = "gather",
+    overlap: bool = False,
+    logits_bytes: int = LOGITS_BYTES,
+) -> Any:
+    """Gives a model a ``forward`` that takes this rank's part of a pack.
+
+    It is called as ``model(batch=..., num_items_in_batch=...)`` by all ranks of a pack together. Its output's ``loss``
+    is this rank's sum of loss weight x cross entropy over ``num_items_in_batch``, which is the pack's own sum of loss
+    weights where it is left out: the ranks' losses add up to the mean. ``del model.forward`` undoes it.
+
+    Args:
+        model: from :func:`preshard.trainer.models.load_model`, or such a model with adapters of ``peft``.
+        cp: this rank's place among the ranks of the pack.
+        attention: one of ``preshard.trainer.attention.KINDS``.
+        overlap: see ``PackedModel``.
+        logits_bytes: see ``PackedModel``.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    packed = PackedModel(base, logits_bytes=logits_bytes)
+
+    def forward(
+        self: nn.Module,  # noqa: ARG001 (accelerate binds it to the model again)
+        batch: RankBatch | None = None,
+        num_items_in_batch: Float[Tensor, ""] | float | None = None,
+        **_: Any,
+    ) -> Any:
+        from transformers.modeling_outputs import CausalLMOutput
+
+        if batch is None:
+            raise ConfigError(
+                "the model takes packs: call it with batch=, a RankBatch, or undo that: del model.forward"
+            )
+        weight = batch.total_loss_weight or 1.0 if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=packed(batch, cp, attention=attention, overlap=overlap) / weight)
+
+    takes = TakesPacks(cp=cp, attention=attention, windows=packed.windows, forward=forward)
+    setattr(base, TAKES, takes)
+    base.forward = MethodType(forward, base)
+    return model
+
+
+class OnPacks:
+    """Makes a trainer of Hugging Face train on packs: ``class PackTrainer(OnPacks, Trainer)``, or ``SFTTrainer``.
+
+    ``train_dataset`` and ``eval_dataset`` are ``PackedDataset``s of this rank, the model comes from :func:`take_packs`.
+    Their context parallelism stays off, as ours is inside the model. Steps, epochs, gradient accumulation, checkpoints
+    and resuming are the trainer's: an epoch has as many batches as the dataset has steps, in its order, and a resumed
+    run reads none of those that it skips. The loss, also that of an evaluation, is the mean over all tokens of all
+    ranks and micro-batches by their weights.
+
+    Raises:
+        ConfigError: a dataset is not packed, or is split in another way than the ranks are; the model takes no packs;
+            or an argument means batches of the trainer's own (messages name it).
+    """
+
+    args: Any
+    model: Any
+    model_wrapped: Any
+    accelerator: Any
+
+    def __init__(self, *given: Any, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> None:
+        stand_in = _stand_in(type(self), more.get("args") or (given[1] if len(given) > 1 else None))
+        datasets = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        shown = {name: each if stand_in is None or each is None else stand_in for name, each in datasets.items()}
+        super().__init__(*given, **shown, **more)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        takes = getattr(base, TAKES, None)
+        if takes is None:
+            raise ConfigError("model takes no packs: give preshard.hugging_face.take_packs(load_model(...), cp)")
+        base.forward = MethodType(takes.forward, base)  # SFTTrainer has put its own in this place
+        self._takes: TakesPacks = takes
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        config, args = getattr(self.accelerator, "parallelism_config", None), self.args
+        if config is not None and (config.cp_enabled or config.sp_enabled):
+            raise ConfigError(
+                "parallelism_config has cp_size or sp_size above 1, which would cut packs a second time: leave them at "
+                "1, and give take_packs the ranks that share a pack"
+            )
+        if args.n_gpu > 1:
+            raise ConfigError(f"one process has {args.n_gpu} GPUs, and packs are not split so: start it with torchrun")
+        only = {
+            "per_device_train_batch_size": (1, "a pack is a batch already"),
+            "label_smoothing_factor": (0, "the loss is that of the packs' labels"),
+        }
+        for name, (value, why) in only.items():
+            if getattr(args, name) != value:
+                raise ConfigError(f"{name} is {getattr(args, name)}, and {why}: set it to {value}")
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of this rank alone, which no one shards again."""
+        return self._loader(self.train_dataset, "train_dataset")
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """The same of ``eval_dataset``, or of one of several by its name."""
+        found = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        return self._loader(self.eval_dataset if found is None else found, "eval_dataset")
+
+    def _loader(self, dataset: Any, name: str) -> DataLoader[Any]:
+        if not isinstance(dataset, PackedDataset):
+            raise ConfigError(f"{name} is a {type(dataset).__name__}: give a preshard.data.PackedDataset of this rank")
+        cp, ranks = self._takes.cp, self.accelerator.num_processes
+        split = dataset.split
+        ours = (cp.ulysses_degree, cp.ring_degree, cp.cp_rank, ranks // cp.cp_size)
+        theirs = (split.cp_size // split.ring_degree, split.ring_degree, dataset.cp_rank, dataset.dp_size)
+        if ours != theirs:
+            names = ("ulysses_degree", "ring_degree", "cp_rank", "dp_size")
+            wrong = next(i for i in range(len(names)) if ours[i] != theirs[i])
+            raise ConfigError(
+                f"{name} was opened with {names[wrong]} {theirs[wrong]}, while this rank of {ranks} has {ours[wrong]}: "
+                f"open it with {names[wrong]}={ours[wrong]}"
+            )
+        device = self.args.device
+        tiles = TileLister.of(
+            self._takes.attention, cp, exchange="needed", device_type=device.type, windows=self._takes.windows
+        )
+        return _Loader(
+            _Steps(dataset, tiles),
+            batch_sampler=_StepSampler(dataset.steps_per_epoch),
+            collate_fn=_inputs,
+            **loading(self.args.dataloader_num_workers, device),
+        )
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Float64[Tensor, ""]:
+        """The loss weights of all ranks' packs of a step, in place of a count of labels."""
+        mine = sum(float(sample["batch"].loss_weights.double().sum()) for sample in batch_samples)
+        total = self.accelerator.gather(torch.tensor([mine], dtype=torch.float64, device=device)).sum()
+        return torch.where(total > 0, total, 1.0)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Float64[Tensor, ""] | None = None,
+    ) -> Any:
+        """This rank's loss, times the number of ranks: trainers take the mean of what ranks compute."""
+        outputs = model(batch=inputs["batch"], num_items_in_batch=num_items_in_batch)
+        loss = outputs.loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,  # noqa: ARG002 (the trainer's interface)
+        prediction_loss_only: bool | None = None,  # noqa: ARG002
+        ignore_keys: list[str] | None = None,  # noqa: ARG002
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """The mean loss over all tokens of a dataset by their weights."""
+        from transformers.trainer_utils import EvalLoopOutput
+
+        self.model_wrapped.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        with torch.no_grad():
+            for inputs in dataloader:
+                loss_sum = self.model_wrapped(batch=inputs["batch"], num_items_in_batch=1.0).loss
+                weight = inputs["batch"].loss_weights.double().sum().to(sums.device)
+                sums += torch.stack([loss_sum.double(), weight])
+        loss_sum, weight = self.accelerator.gather(sums[None]).sum(0).tolist()
+        n_packs = len(dataloader) * self.accelerator.num_processes // self._takes.cp.cp_size
+        metrics = {f"{metric_key_prefix}_loss": loss_sum / weight if weight else 0.0}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=n_packs)
+
+    def predict(self, *_: Any, **__: Any) -> Any:
+        """Is refused: packs have no logits.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("predict needs logits, which packs do not keep: load the saved model with from_pretrained")
+
+
+def _stand_in(kind: type, args: Any) -> Any:
+    """One row for trainers that look at the dataset before they train, such as TRL's; None for others."""
+    if not any(base.__module__.startswith("trl.") for base in kind.__mro__):
+        return None
+    if args is not None:
+        args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+    # TRL brings the package
+    return import_module("datasets").Dataset.from_list([{"input_ids": [0], "labels": [0]}])
+
+
+def _inputs(batches: list[RankBatch]) -> dict[str, Any]:
+    """One pack as a trainer's batch; ``input_ids`` are for those who count tokens."""
+    return {"batch": batches[0], "input_ids": batches[0].tokens[None]}
+
+
+class _Steps(Dataset[RankBatch]):
+    """The steps of any epoch, by their numbers: reading one reads no other."""
+
+    def __init__(self, dataset: PackedDataset, list_tiles: TileLister) -> None:
+        self._dataset, self._list_tiles = dataset, list_tiles
+
+    def __len__(self) -> int:
+        return self._dataset.steps_per_epoch
+
+    def __getitem__(self, key: tuple[int, int]) -> RankBatch:
+        batch = self._dataset.read_step(*key)
+        return replace(batch, tiles=self._list_tiles(batch))
+
+
+class _StepSampler(Sampler[list[tuple[int, int]]]):
+    """The steps of one epoch in turn, each as (epoch, step)."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._epoch = steps, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step in range(self._steps):
+            yield [(self._epoch, step)]
+
+
+class _Loader(DataLoader[Any]):
+    def set_epoch(self, epoch: int) -> None:
+        """Called by trainers before each epoch."""
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
