@@ -93,6 +93,7 @@ CONFIGURATIONS = {
     "internvl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1] layouts=[contiguous] order.window=2 max_images=null",
     "molmo2": "seq_len=1024 ring_degrees=[1,2] cp_sizes=[1] layouts=[zigzag] order.window=4 max_images=9",
     "glm46v": "seq_len=768 ring_degrees=[1] cp_sizes=[2] layouts=[contiguous] order.window=2 max_images=12",
+    "mistral3": "seq_len=1024 ring_degrees=[2] cp_sizes=[1,2] layouts=[balanced_gather] order.window=2 max_images=20",
     "gemma3": "seq_len=384 ring_degrees=[2] cp_sizes=[2] layouts=[balanced_ring] order.window=2 max_images=12",
 }
 """For the generic way and each family a configuration that differs from the others. Together they have every value of
