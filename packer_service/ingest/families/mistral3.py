@@ -103,6 +103,7 @@ def read_mistral3(folder: ModelFolder, backend: ImageBackend) -> Mistral3Family:
     """
     image = folder.image_processor(("PixtralImageProcessor",))
     whole = folder.processor()
+    folder.tokenizer().fixed({"fix_mistral_regex": False})  # `transformers` would cut words in another way
     vision = folder.vision(ENCODER if folder.config.get("vision_config") else ENCODER_OF_MODEL)
     patch, merged = whole.positive("patch_size", PATCH), whole.positive("spatial_merge_size", MERGE)
     folder.agree(whole, "patch_size", patch, vision["patch_size"])

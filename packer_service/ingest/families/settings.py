@@ -157,6 +157,10 @@ class ModelFolder:
         parts = ("image_processor", "video_processor", "feature_extractor", "tokenizer")
         return Section(where=PROCESSOR, values={name: values[name] for name in values if name not in parts})
 
+    def tokenizer(self) -> Section:
+        """What the tokenizer is told."""
+        return Section(where=TOKENIZER_CONFIG, values=self._read(TOKENIZER_CONFIG) or {})
+
     def image_processor(self, kinds: Collection[str]) -> Section:
         """The image processor, inside the processor's file or in its own; of one of these kinds."""
         return self._part("image_processor", (IMAGE_PROCESSOR,), kinds)

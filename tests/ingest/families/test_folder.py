@@ -75,6 +75,12 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
             {"spatial_merge_size": 1},
             "spatial_merge_size 1 of processor_config.json differs from 2",
         ),
+        (
+            "mistral3",
+            "tokenizer_config.json",
+            {"fix_mistral_regex": True},
+            "fix_mistral_regex true of tokenizer_config",
+        ),
         ("mistral3", "config.json", {"vision_feature_layer": -2}, "vision_feature_layer of config.json is -2, while"),
         ("molmo2", VIDEOS, {"do_rescale": None}, "do_rescale false of video_preprocessor_config.json is not followed"),
         ("molmo2", IMAGES, {"overlap_margins": [4, 4]}, "leave nothing of 8"),
