@@ -59,7 +59,14 @@ def run(
     optimizer = make_optimizer(model, config)
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    tiles = TileLister.of(config.attention, mesh.cp, exchange="needed", device_type=device.type, windows=work.windows)
+    tiles = TileLister.of(
+        config.attention,
+        mesh.cp,
+        exchange="needed",
+        device_type=device.type,
+        windows=work.windows,
+        groups=work.groups,
+    )
     loader = make_loader(job.dataset, workers=config.workers, device=device, list_tiles=tiles)
     batches: Iterator[RankBatch] = iter(loader)
     if not job.dataset.is_mixture:  # a mixture's steps go on across the ends of its epochs

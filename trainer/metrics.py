@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from preshard.schemas.layout import TILE
 from preshard.trainer.attention.listed import count_tiles
+from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.models.folder import model_sizes
 
@@ -176,11 +177,13 @@ class StepWork:
         per_token: operations of the language model's weights, of which a token passes only some experts.
         per_tile: operations of one tile over all layers and query heads.
         windows: of each layer; empty if no layer has one.
+        groups: in which layers bidirectional groups hold.
     """
 
     per_token: float
     per_tile: float
     windows: tuple[int | None, ...] = ()
+    groups: Groups = "all"
 
     @classmethod
     def of(cls, model: nn.Module) -> StepWork:
@@ -195,16 +198,16 @@ class StepWork:
             for name, parameter in hugging_face.get_decoder().layers.named_parameters()
             if parameter.ndim > 1
         )
-        layers = len(hugging_face.get_decoder().layers)
         return cls(
             per_token=TRAINING * 2 * weights,
-            per_tile=TRAINING * 2 * 2 * TILE * TILE * sizes.num_heads * sizes.head_dim * layers,
+            per_tile=TRAINING * 2 * 2 * TILE * TILE * sizes.num_heads * sum(sizes.head_dims),
             windows=sizes.windows,
+            groups=sizes.groups,
         )
 
     def of_rank(self, batch: RankBatch) -> float:
         """The work of one rank's part of a pack. Only what lies on the CPU is read."""
-        tiles = batch.tiles.n_tiles if batch.tiles is not None else count_tiles(batch, self.windows)
+        tiles = batch.tiles.n_tiles if batch.tiles is not None else count_tiles(batch, self.windows, self.groups)
         tokens = int((batch.doc_ids[batch.positions] >= 0).sum())
         vision = TRAINING * 2 * sum(unit.load for unit in batch.units)
         return self.per_token * tokens + self.per_tile * tiles + vision

@@ -141,7 +141,7 @@ def _check_model(
     for dataset in datasets:
         check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
     config, memory = resolve(config, model, datasets, world_size=world_size, device_type=device_type)
-    check_kernel(device_type, DTYPES[config.dtype], sizes.head_dim)
+    check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims))
     check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:
         check_export(config.export)

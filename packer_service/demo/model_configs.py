@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from preshard.packer_service.demo.models.common import CONTEXT, HEADS, LAYERS, WIDTH, DemoModel, Files
-from preshard.packer_service.demo.models.gemma import GEMMA3
+from preshard.packer_service.demo.models.gemma import GEMMA3, GEMMA4
 from preshard.packer_service.demo.models.glm import GLM4V, GLM4V_MOE, GLM46V
 from preshard.packer_service.demo.models.internvl import INTERNVL
 from preshard.packer_service.demo.models.mistral3 import MISTRAL3
@@ -24,6 +24,7 @@ MODELS: dict[str, DemoModel] = {
     "glm46v": GLM46V,
     "gemma3": GEMMA3,
     "mistral3": MISTRAL3,
+    "gemma4": GEMMA4,
 }
 
 MARKS: dict[str, tuple[str, ...]] = {name: model.marks for name, model in MODELS.items()}

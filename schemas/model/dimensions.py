@@ -88,6 +88,8 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     experts = next((text[name] for name in ("num_experts", "num_local_experts") if text.get(name)), None)
     of_expert = text.get("moe_intermediate_size") if experts else None
     expert_width = _positive(text, "intermediate_size" if of_expert is None else "moe_intermediate_size")
+    used = "top_k_experts" if text.get("top_k_experts") else "num_experts_per_tok"
+    beside = _positive(text, "intermediate_size") if text.get("enable_moe_block") else 0
     return ModelDimensions(
         hidden=hidden,
         layers=_positive(text, "num_hidden_layers"),
@@ -95,8 +97,8 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         kv_heads=_positive(text, "num_key_value_heads", heads),
         head_dim=_positive(text, "head_dim", hidden // heads),
         vocab=_positive(text, "vocab_size"),
-        inner=expert_width * (_positive(text, "num_experts_per_tok") if experts else 1),
-        stored_inner=expert_width * (experts or 1),
+        inner=expert_width * (_positive(text, used) if experts else 1) + beside,
+        stored_inner=expert_width * (experts or 1) + beside,
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         vision_parameters=encoder_parameters(encoder) if encoder else 0,
         vision_width=encoder.hidden_size if encoder else 0,

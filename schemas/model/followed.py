@@ -38,6 +38,7 @@ TEXT: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"), _NO_WINDOW),
     **dict.fromkeys(("exaone4", "exaone_moe", "gemma3_text", "ministral", "mistral", "olmo3"), _WINDOW_4096),
     **dict.fromkeys(STATES, _PLAIN),
+    "gemma4_text": {"sliding_window": 512, "hidden_size_per_layer_input": 256},
     "cwm": {"sliding_window": 8192},
     "afmoe": {"sliding_window": 1024},
     "dots1": {"sliding_window": 4096, "layer_types": ["full_attention"]},
@@ -71,6 +72,7 @@ WINDOWED: dict[str, Callable[[Mapping[str, Any], int], int]] = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_5_vl_text"), _behind),
     "afmoe": _but_every(4, "global_attn_every_n_layers"),
     "gemma3_text": _but_every(6, "sliding_window_pattern"),
+    "gemma4_text": lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
     "gpt_oss": _but_every(2),
     "kolibri1": _but_every(5),
     "olmo3": _but_every(4),
@@ -82,8 +84,20 @@ GROUPS_IN_WINDOWS = ("gemma4_text", "gemma4_unified_text")
 
 PASSES_WINDOW = frozenset(
     {
-        *("afmoe", "cwm", "dots1", "exaone4", "exaone_moe", "gemma3_text", "kolibri1", "laguna", "mellum"),
-        *("ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+        *("afmoe", "cwm", "dots1", "exaone4", "exaone_moe", "gemma3_text", "gemma4_text", "kolibri1"),
+        *(
+            "laguna",
+            "mellum",
+            "ministral",
+            "ministral3",
+            "mistral",
+            "mixtral",
+            "olmo3",
+            "phi3",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+        ),
         *("smollm3", "starcoder2"),
     }
 )
@@ -102,6 +116,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
     "gemma3": ("gemma3_text",),
     "mistral3": ("mistral", "ministral3"),
+    "gemma4": ("gemma4_text",),
 }
 """Models that read images, with the language models that they may have; the first is the one of no other name."""
 
@@ -131,13 +146,25 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], str, str]] = {
 }
 """Settings of any model: values that are followed, what any other does, and what would work."""
 
+_LARGE = "take Gemma 4 31B or 26B-A4B"
+
 OPTIONS_OF: dict[str, dict[str, tuple[tuple[Any, ...], str, str]]] = {
     "ernie4_5_moe": {"use_bias": OPTIONS["lm_head_bias"]},
     "mistral3": {
         "vision_feature_layer": ((None, -1), "while features are those of the encoder's last layer", _CAP[2]),
     },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": ((None, 0), "which gives each layer embeddings of its own", _LARGE),
+        "num_kv_shared_layers": ((None, 0), "by which layers share keys and values with others", _LARGE),
+        "use_bidirectional_attention": ((None, False, "vision"), "while packs of text are causal", _LARGE),
+    },
 }
 """The same of one ``model_type``. The bias of Ernie is that of the output projection, too."""
+
+CAPPED = ("gemma4_text",)
+"""Models whose logits the loss caps as they do (``final_logit_softcapping``)."""
+
+_CAPS = {("final_logit_softcapping", kind) for kind in CAPPED}
 
 _STATE = "carry a state along the sequence, past the end of a document"
 _LATENT = "have keys and values of different widths (multi-head latent attention)"
@@ -157,7 +184,7 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),
     **dict.fromkeys(("gemma2", "vaultgemma"), "cap the scores of attention (attn_logit_softcapping)"),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
-    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified_text"), _SHARED),
+    **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4_unified_text"), _SHARED),
     **dict.fromkeys(("beam", "cohere", "cohere2", "cohere2_moe", "ctrl", "modernbert-decoder"), _LOGITS),
     **dict.fromkeys(("nanochat", "phi"), _LOGITS),
     **dict.fromkeys(("bloom", "falcon", "inkling_text", "inkling2_text", "mpt"), _BIAS),
@@ -198,7 +225,7 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
     of_images = OPTIONS_OF.get(outer, {}) if outer in IMAGES else {}
     for values, options in ((text, {**OPTIONS, **OPTIONS_OF.get(kind, {})}), (config, of_images)):
         for key, (legal, why, remedy) in options.items():
-            if (value := values.get(key)) not in legal:
+            if (value := values.get(key)) not in legal and (key, kind) not in _CAPS:
                 raise ConfigError(f"{asked}: {key} of config.json is {value!r}, {why}: {remedy}")
     for rotary in _rotary_of(text):
         if rotary not in ROTARY:

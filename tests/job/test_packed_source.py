@@ -95,6 +95,7 @@ CONFIGURATIONS = {
     "glm46v": "seq_len=768 ring_degrees=[1] cp_sizes=[2] layouts=[contiguous] order.window=2 max_images=12",
     "mistral3": "seq_len=1024 ring_degrees=[2] cp_sizes=[1,2] layouts=[balanced_gather] order.window=2 max_images=20",
     "gemma3": "seq_len=384 ring_degrees=[2] cp_sizes=[2] layouts=[balanced_ring] order.window=2 max_images=12",
+    "gemma4": "seq_len=512 ring_degrees=[2] cp_sizes=[1,4] layouts=[balanced_gather] order.window=1 max_images=null",
 }
 """For the generic way and each family a configuration that differs from the others. Together they have every value of
 each key, lengths at which documents are joined whole, and lengths at which joined ones are split elsewhere.

@@ -113,7 +113,9 @@ class Transformers:
         else:
             with two_threads():
                 made = self.processor(text=[text], **given, return_tensors="pt")
-        named = [name for name in made if name.startswith(("pixel", "image", "video")) and len(made[name])]
+        named = [
+            name for name in made if name.startswith(("pixel", "image", "video", "num_frames")) and len(made[name])
+        ]
         inputs = {name: made[name].numpy() for name in named}
         ids = made["input_ids"]
         no_loss = np.zeros(ids.shape[1], bool)

@@ -33,7 +33,7 @@ from preshard.packer_service.ingest.media.video import probe_frames, probe_video
 from preshard.packer_service.packs.rendered import grid_positions, groups_of_units
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask
+from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask, drop_groups
 from preshard.trainer.data.inputs import InputUnit, model_inputs
 
 NOT_PIXELS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "second_per_grid_ts", "num_crops")
@@ -195,7 +195,8 @@ class Oracle:
         if len(ids) <= MASK_LIMIT:
             mask = dense_mask(arrays)
             if self.family.bidirectional:
-                mask = np.stack([mask, dense_mask(arrays, window=self.window)])
+                full = dense_mask(drop_groups(arrays)) if self.family.model_type == "gemma4" else mask
+                mask = np.stack([full, dense_mask(arrays, window=self.window)])
         return Made(ids=ids, positions=positions, mask=mask, inputs=self._our_inputs(document, placed))
 
     def _our_tokens(self, document: Document, placed: Sequence[PlacedMedium]) -> tuple[np.ndarray, np.ndarray]:

@@ -68,7 +68,12 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
 }
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
-IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"internvl-windows": ("internvl", {"text_config": WINDOW})}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+
+IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "internvl-windows": ("internvl", {"text_config": WINDOW}),
+    "gemma4-experts": ("gemma4", {"text_config": _EXPERTS}),
+}
 """Models of images by the family and how their ``config.json`` differs from its own."""
 
 

@@ -61,13 +61,15 @@ class Taken:
             pictures.extend(crops)
         return [found[number] for number in sorted(found)]
 
-    def mask(self) -> np.ndarray:
-        """Which token (row) sees which (column), by the one sentence of the format that defines it."""
+    def mask(self, *, in_groups: bool = True) -> np.ndarray:
+        """Which token (row) sees which (column), by the one sentence of the format that defines it; with or without the
+        groups, which some models have in layers with a window alone.
+        """
         order = np.arange(len(self))
         branch, group = self.arrays["branch_ids"], self.arrays["group_ids"]
         same_branch = (branch[None] == 0) | (branch[None] == branch[:, None])
         in_group = (group[:, None] == group[None]) & (group[None] >= 0)
-        return same_branch & ((order[None] <= order[:, None]) | in_group)
+        return same_branch & ((order[None] <= order[:, None]) | (in_group & in_groups))
 
 
 def taken_documents(dataset: Path) -> Iterator[Taken]:

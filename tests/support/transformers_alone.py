@@ -10,6 +10,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,11 @@ def mask_of(model: Any, made: Any) -> np.ndarray:
         **{"config": config, "inputs_embeds": torch.zeros(1, length, 4), "attention_mask": None},
         **{"past_key_values": None, "position_ids": torch.arange(length)[None]},
     }
-    if model.config.model_type == "gemma3":
-        from transformers.models.gemma3 import modeling_gemma3 as gemma3
-
-        types = made.get("token_type_ids", torch.zeros_like(made["input_ids"]))
-        blocks = gemma3.get_block_sequence_ids_for_mask(types)
-        masks = gemma3.create_masks_for_vision_model(**given, block_sequence_ids=blocks)
+    if model.config.model_type in ("gemma3", "gemma4"):
+        own = import_module(type(model).__module__)
+        types = made.get("token_type_ids", made.get("mm_token_type_ids", torch.zeros_like(made["input_ids"])))
+        blocks = own.get_block_sequence_ids_for_mask(types, device=types.device)
+        masks = own.create_masks_for_vision_model(**given, block_sequence_ids=blocks)
         return np.stack([(masks[kind][0, 0] == 0).numpy() for kind in ("full_attention", "sliding_attention")])
     if model.config.model_type == "molmo2":
         given["block_sequence_ids"] = torch.where(made["mm_token_type_ids"] == 1, 0, -1)

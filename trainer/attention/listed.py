@@ -17,7 +17,7 @@ from preshard.schemas.layout import TILE
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.mask import MaskTensors, count_layers
+from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
 from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
@@ -36,6 +36,7 @@ class TileLister:
         cp: this rank's place, without process groups.
         device_type: where the attention will be computed.
         windows: of each layer; empty if no layer has one.
+        groups: in which layers bidirectional groups hold.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class TileLister:
     cp: ContextParallel
     device_type: str
     windows: tuple[int | None, ...] = ()
+    groups: Groups = "all"
 
     @classmethod
     def of(
@@ -53,10 +55,11 @@ class TileLister:
         exchange: Exchange,
         device_type: str,
         windows: tuple[int | None, ...] = (),
+        groups: Groups = "all",
     ) -> TileLister:
         """The lister of a rank in its process group."""
         alone = replace(cp, ulysses_group=None, ring_group=None, cp_group=None)
-        return cls(kind=kind, exchange=exchange, cp=alone, device_type=device_type, windows=windows)
+        return cls(kind=kind, exchange=exchange, cp=alone, device_type=device_type, windows=windows, groups=groups)
 
     def __call__(self, batch: RankBatch) -> ListedTiles:
         """Lists the tiles of a batch that is on the CPU.
@@ -66,9 +69,11 @@ class TileLister:
         """
         mask, kernel = MaskTensors.of(batch), _ListingKernel(*TILE_SIZES[self.device_type])
         cp = replace(self.cp, ring_group=NO_GROUP if self.cp.ring_degree > 1 else None)
-        for window in count_layers(self.windows, batch.seq_len):
-            bind(self.kind, batch.layout, mask.within(window), cp, exchange=self.exchange, kernel=kernel)
-        return ListedTiles(lister=self, calls=tuple(kernel.calls), n_tiles=count_tiles(batch, self.windows))
+        for window in count_layers(self.windows, batch.seq_len, self.groups):
+            of_layers = mask.within(window, self.groups)
+            bind(self.kind, batch.layout, of_layers, cp, exchange=self.exchange, kernel=kernel)
+        n_tiles = count_tiles(batch, self.windows, self.groups)
+        return ListedTiles(lister=self, calls=tuple(kernel.calls), n_tiles=n_tiles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +91,18 @@ class ListedTiles:
     n_tiles: float
 
 
-def count_tiles(batch: RankBatch, windows: Sequence[int | None] = ()) -> float:
+def count_tiles(batch: RankBatch, windows: Sequence[int | None] = (), groups: Groups = "all") -> float:
     """Tiles of 128 x 128 between this rank's queries and the keys of the whole pack: its work, however it is shared.
 
     Args:
         batch: this rank's part of a pack.
         windows: of each layer; empty if no layer has one. Tiles are those of a layer on average.
+        groups: in which layers bidirectional groups hold.
     """
-    masks, place = count_layers(windows, batch.seq_len), batch.positions.cpu().numpy()
+    masks, place = count_layers(windows, batch.seq_len, groups), batch.positions.cpu().numpy()
     total = 0
     for window, layers in masks.items():
-        mask = MaskTensors.of(batch).within(window)
+        mask = MaskTensors.of(batch).within(window, groups)
         total += layers * len(list_tiles(mask.at(place), mask, q_tile=TILE, k_tile=TILE).columns)
     return total / sum(masks.values())
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
-from preshard.schemas.sequence import MaskArrays, list_places
+from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, drop_groups, list_places
 from preshard.trainer.data.batch import RankBatch
 
 ARRAYS = tuple(field.name for field in fields(MaskArrays))
 """Names of the mask's arrays, the same on the host and on the device."""
+
+Groups = Literal["all", "window"]
+"""Whether bidirectional groups hold in all layers of a model, or in those with a sliding window alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,17 @@ class MaskTensors:
         named: dict[str, Any] = {"positions": positions, **tensors}
         return cls(**named, host_positions=np.arange(host.seq_len), host=host)
 
-    def within(self, window: int | None) -> MaskTensors:
-        """The mask of layers with a sliding window, over the same whole pack; the same mask if there is no window."""
-        if window is None:
+    def within(self, window: int | None, groups: Groups = "all") -> MaskTensors:
+        """The mask of layers with a sliding window over the same whole pack, or of those without.
+
+        Args:
+            window: tokens that the layers see; None if they have no window.
+            groups: whether bidirectional groups hold in layers without one.
+        """
+        if window is None and groups == "all":
             return self
+        if window is None:
+            return replace(self, group_ids=torch.full_like(self.group_ids, CAUSAL_ONLY), host=drop_groups(self.host))
         assert self.host_positions[-1:].tolist() == [self.host.seq_len - 1], "a window restricts whole packs"
         host_places = list_places(self.host).astype(np.int64)
         places = torch.from_numpy(host_places.astype(np.int32)).to(self.device, non_blocking=True)
@@ -101,14 +111,16 @@ class MaskTensors:
         return replace(self, **tensors)
 
 
-def count_layers(windows: Sequence[int | None], seq_len: int) -> dict[int | None, int]:
+def count_layers(windows: Sequence[int | None], seq_len: int, groups: Groups = "all") -> dict[int | None, int]:
     """The masks of a model's layers on packs of a length: how many layers have each window, None first.
 
     Args:
         windows: of each layer, None for a layer without; empty if no layer has one.
         seq_len: a window that is no shorter hides nothing.
+        groups: under ``window``, layers with and without a window have two masks even so.
     """
-    shorter = [window if window is not None and window < seq_len else None for window in windows] or [None]
+    hides = [window is not None and (window < seq_len or groups == "window") for window in windows]
+    shorter = [window if hidden else None for window, hidden in zip(windows, hides, strict=True)] or [None]
     found = Counter(shorter)
     return {window: found[window] for window in sorted(found, key=lambda window: window or 0)}
 

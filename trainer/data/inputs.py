@@ -69,10 +69,19 @@ def video_table(settings: Mapping[str, Any]) -> Table:
     return _torch_table(tuple(settings["video_mean"]), tuple(settings["video_std"]))
 
 
+def _rescaled_table(backend: str) -> Table:
+    """What a processor that does not normalise makes of each level. One on NumPy multiplies in float64."""
+    if backend == "pil":
+        rescaled = (_LEVELS.astype(np.float64) * _RESCALE).astype(np.float32)
+    else:
+        rescaled = _LEVELS.astype(np.float32) * np.float32(_RESCALE)
+    return np.repeat(rescaled[:, None], 3, axis=1)
+
+
 @lru_cache(maxsize=8)
 def _numpy_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
     """What a processor on NumPy makes of each level of each colour."""
-    rescaled = (_LEVELS.astype(np.float64) * _RESCALE).astype(np.float32)[:, None]
+    rescaled = _rescaled_table("pil")
     return (rescaled - np.array(mean, np.float32)) / np.array(deviation, np.float32)
 
 
@@ -228,12 +237,38 @@ def pixtral_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> d
     return {"pixel_values": pixels, "image_sizes": sizes}
 
 
+def gemma4_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """Patches of each picture and their columns and rows, filled up to the most that a picture has."""
+    inputs: dict[str, np.ndarray] = {}
+    if images := stills(units):
+        table = image_table(settings) if settings["image_normalised"] else _rescaled_table(settings["image_backend"])
+        made = [_gemma4_patches(settings, unit, table, settings["image_patches"]) for unit in images]
+        inputs["pixel_values"], inputs["image_position_ids"] = map(np.stack, zip(*made, strict=True))
+    if moving := videos(units):
+        table = video_table(settings) if settings["video_normalised"] else _rescaled_table("torchvision")
+        made = [_gemma4_patches(settings, unit, table, settings["video_patches"]) for own in moving for unit in own]
+        inputs["pixel_values_videos"], inputs["video_position_ids"] = map(np.stack, zip(*made, strict=True))
+        inputs["num_frames_per_video"] = np.array([len(own) for own in moving], np.int64)
+    return inputs
+
+
+def _gemma4_patches(
+    settings: Mapping[str, Any], unit: InputUnit, table: Table, most: int
+) -> tuple[Float32[np.ndarray, "most numbers"], Int[np.ndarray, "most 2"]]:
+    [pixels] = _molmo_patches(unit, table, settings["patch_size"])
+    _, high, wide = unit.grid
+    places = np.stack(np.meshgrid(np.arange(wide), np.arange(high)), axis=-1).reshape(-1, 2)
+    missing = ((0, most - len(pixels)), (0, 0))
+    return np.pad(pixels, missing), np.pad(places, missing, constant_values=_NO_PATCH)
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any], Sequence[InputUnit]], dict[str, np.ndarray]]] = {
     "qwen_vl": qwen_vl_inputs,
     "molmo2": molmo2_inputs,
     "internvl": tile_inputs,
     "gemma3": tile_inputs,
     "pixtral": pixtral_inputs,
+    "gemma4": gemma4_inputs,
 }
 """What builds the inputs, by the ``inputs`` of the manifest's settings."""
 

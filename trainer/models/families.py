@@ -8,7 +8,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.followed import STATES
 from preshard.trainer.models.interface import OWN_FUNCTIONS, has_transformers
 from preshard.trainer.models.vision.family import ModelFamily
-from preshard.trainer.models.vision.gemma import GEMMA3
+from preshard.trainer.models.vision.gemma import GEMMA3, GEMMA4
 from preshard.trainer.models.vision.glm import GLM
 from preshard.trainer.models.vision.internvl import INTERNVL
 from preshard.trainer.models.vision.mistral3 import MISTRAL3
@@ -28,6 +28,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "glm46v": GLM,
     "gemma3": GEMMA3,
     "mistral3": MISTRAL3,
+    "gemma4": GEMMA4,
 }
 """Vision-language models by the ``model_type`` of their configuration."""
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead
-from preshard.schemas.model.followed import check_followed, check_window, hidden_window_of, window_of
+from preshard.schemas.model.followed import (
+    CAPPED,
+    GROUPS_IN_WINDOWS,
+    check_followed,
+    check_window,
+    hidden_window_of,
+    window_of,
+)
+from preshard.trainer.attention.mask import Groups
 from preshard.trainer.models.families import check_version, family_of
 from preshard.trainer.models.interface import register_attention
 
@@ -27,17 +35,21 @@ class ModelSizes:
 
     Attributes:
         num_heads: query heads.
-        num_kv_heads: key and value heads.
-        head_dim: width of a head.
+        num_kv_heads: key and value heads, of the layer with the fewest.
+        head_dims: width of a head in each layer.
         vocab_size: rows of the embedding.
         windows: tokens that each layer sees, None for a layer without a sliding window; empty if no layer has one.
+        groups: in which layers bidirectional groups hold.
+        softcap: what the logits are capped at, None if they are not.
     """
 
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dims: tuple[int, ...]
     vocab_size: int
     windows: tuple[int | None, ...]
+    groups: Groups
+    softcap: float | None
 
 
 def read_model_config(folder: str | Path) -> Any:
@@ -70,11 +82,21 @@ def model_sizes(config: Any) -> ModelSizes:
     num_heads = text.num_attention_heads
     return ModelSizes(
         num_heads=num_heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        num_kv_heads=min(_of_layers(text, "num_key_value_heads", num_heads)),
+        head_dims=_of_layers(text, "head_dim", text.hidden_size // num_heads),
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         windows=_layer_windows(text, window_of(config.to_dict())),
+        groups="window" if text.model_type in GROUPS_IN_WINDOWS else "all",
+        softcap=text.final_logit_softcapping if text.model_type in CAPPED else None,
     )
+
+
+def _of_layers(text: Any, name: str, default: int) -> tuple[int, ...]:
+    """A size of each layer: `transformers` refuses to say one for a model whose layers differ."""
+    layers = range(text.num_hidden_layers)
+    if getattr(text, "is_heterogeneous", False):
+        return tuple(getattr(text.per_layer_config[layer], name) for layer in layers)
+    return tuple(getattr(text, name, None) or default for _ in layers)
 
 
 def _layer_windows(text: Any, window: int | None) -> tuple[int | None, ...]:

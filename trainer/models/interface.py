@@ -52,8 +52,9 @@ def packed_attention(
     wanted = [name for name in UNFOLLOWED if kwargs.get(name) is not None]
     if dropout:
         wanted.append(f"dropout {dropout}")
-    if sliding_window is not None and sliding_window < pack_length:
-        attend = dict(in_windows).get(sliding_window)
+    if sliding_window is not None and (in_windows or sliding_window < pack_length):
+        otherwise = attend if sliding_window >= pack_length else None
+        attend = dict(in_windows).get(sliding_window, otherwise)
     if attend is None:
         wanted.append(f"a layer with sliding_window {sliding_window}, which config.json does not name")
     if wanted or attend is None:

@@ -30,6 +30,7 @@ def loss_sum(
     *,
     logits_bytes: int = LOGITS_BYTES,
     loss_tokens: Int64[Tensor, "counted"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, ""]:
     """The sum over tokens of loss weight x cross entropy of ``hidden @ weight.T`` against the label.
 
@@ -47,20 +48,25 @@ def loss_sum(
         loss_weights: weight of each token's loss.
         logits_bytes: the most bytes of logits that exist at once; at least one token's do.
         loss_tokens: tokens with loss. Without it they are looked for, and the host waits until a device has found them.
+        softcap: logits x become softcap x tanh(x / softcap); None if they stay as they are.
     """
     counted = torch.nonzero(labels != IGNORE_INDEX)[:, 0] if loss_tokens is None else loss_tokens
-    chunk = tokens_of_a_chunk(len(weight), hidden.dtype, logits_bytes)
-    total: Tensor = _ChunkedLoss.apply(hidden[counted], weight, labels[counted], loss_weights[counted], chunk)
+    chunk = tokens_of_a_chunk(len(weight), hidden.dtype, logits_bytes, is_capped=softcap is not None)
+    total: Tensor = _ChunkedLoss.apply(hidden[counted], weight, labels[counted], loss_weights[counted], chunk, softcap)
     return total
 
 
-def tokens_of_a_chunk(vocabulary: int, dtype: torch.dtype, logits_bytes: int = LOGITS_BYTES) -> int:
+def tokens_of_a_chunk(
+    vocabulary: int, dtype: torch.dtype, logits_bytes: int = LOGITS_BYTES, *, is_capped: bool = False
+) -> int:
     """How many tokens' logits fit into so many bytes, with the copies of them that the backward pass makes.
 
-    Probabilities are in at least float32. Where the model computes in less, a copy in its dtype exists beside them.
+    Probabilities are in at least float32. Where the model computes in less, a copy in its dtype exists beside them, and
+    where logits are capped, the slopes of the cap.
     """
     summed = torch.promote_types(dtype, torch.float32)
     copies = summed.itemsize if summed == dtype else summed.itemsize + dtype.itemsize
+    copies += summed.itemsize * is_capped
     return max(1, logits_bytes // (vocabulary * copies))
 
 
@@ -69,40 +75,55 @@ class _ChunkedLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        loss_weights: Tensor,
+        chunk: int,
+        softcap: float | None,
     ) -> Float[Tensor, ""]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_sums = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         total = torch.zeros((), dtype=dtype, device=hidden.device)
         for part in _parts(len(hidden), chunk):
-            logits = (hidden[part] @ weight.T).to(dtype)
+            logits = _capped((hidden[part] @ weight.T).to(dtype), softcap)
             predicted = logits.gather(1, labels[part, None])[:, 0]
             largest = logits.amax(1)
             log_sums[part] = logits.sub_(largest[:, None]).exp_().sum(1).log_().add_(largest)
             total += ((log_sums[part] - predicted) * loss_weights[part].to(dtype)).sum()
             del logits  # or the next chunk's would exist beside it
         ctx.save_for_backward(hidden, weight, labels, loss_weights, log_sums)
-        ctx.chunk = chunk
+        ctx.chunk, ctx.softcap = chunk, softcap
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         hidden, weight, labels, loss_weights, log_sums = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=log_sums.dtype, device=weight.device)
         for part in _parts(len(hidden), ctx.chunk):
-            d_logits = (hidden[part] @ weight.T).to(log_sums.dtype).sub_(log_sums[part, None]).exp_()
+            d_logits = _capped((hidden[part] @ weight.T).to(log_sums.dtype), ctx.softcap)
+            slopes = None if ctx.softcap is None else 1 - (d_logits / ctx.softcap) ** 2
+            d_logits = d_logits.sub_(log_sums[part, None]).exp_()
             d_logits[torch.arange(len(d_logits), device=weight.device), labels[part]] -= 1
             d_logits *= (loss_weights[part].to(log_sums.dtype) * grad)[:, None]
+            if slopes is not None:
+                d_logits *= slopes
             low = d_logits.to(hidden.dtype)
             d_hidden[part] = low @ weight
             if low.dtype == d_weight.dtype:
                 d_weight.addmm_(low.T, hidden[part])  # adds where the sum lies: no second gradient beside it
             else:
                 d_weight += low.T @ hidden[part]
-            del d_logits, low
-        return d_hidden, d_weight.to(weight.dtype), None, None, None
+            del d_logits, low, slopes
+        return d_hidden, d_weight.to(weight.dtype), None, None, None, None
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Changes the logits in place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def _parts(count: int, chunk: int) -> list[slice]:

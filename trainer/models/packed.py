@@ -110,14 +110,23 @@ class PackedModel(nn.Module):
         mask = MaskTensors.of(batch).to(device)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
         kernel, device_type = None, device.type
-        wanted = TileLister.of(attention, cp, exchange=exchange, device_type=device_type, windows=self.windows)
+        groups = self._sizes.groups
+        wanted = TileLister.of(
+            attention, cp, exchange=exchange, device_type=device_type, windows=self.windows, groups=groups
+        )
         if batch.tiles is not None and batch.tiles.lister == wanted:
             kernel = ListedKernel(kernel_for(device_type), batch.tiles.calls)
         attends = {
             window: bind(
-                attention, batch.layout, mask.within(window), cp, exchange=exchange, overlap=overlap, kernel=kernel
+                attention,
+                batch.layout,
+                mask.within(window, groups),
+                cp,
+                exchange=exchange,
+                overlap=overlap,
+                kernel=kernel,
             )
-            for window in count_layers(self.windows, batch.seq_len)
+            for window in count_layers(self.windows, batch.seq_len, groups)
         }
         inputs = self._vision_inputs(batch)
         # pictures have become inputs
@@ -134,6 +143,7 @@ class PackedModel(nn.Module):
             batch.loss_weights,
             logits_bytes=self.logits_bytes,
             loss_tokens=batch.loss_tokens,
+            softcap=self._sizes.softcap,
         )
 
     def _check_batch(self, batch: RankBatch) -> None:

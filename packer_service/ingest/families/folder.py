@@ -10,7 +10,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
-from preshard.packer_service.ingest.families.gemma import read_gemma3
+from preshard.packer_service.ingest.families.gemma import read_gemma3, read_gemma4
 from preshard.packer_service.ingest.families.glm import read_glm
 from preshard.packer_service.ingest.families.internvl import read_internvl
 from preshard.packer_service.ingest.families.mistral3 import read_mistral3
@@ -34,6 +34,7 @@ READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
     "glm46v": read_glm,
     "gemma3": read_gemma3,
     "mistral3": read_mistral3,
+    "gemma4": read_gemma4,
 }
 """Each ``model_type`` that reads images, and what reads its folder."""
 

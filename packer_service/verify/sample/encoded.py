@@ -125,7 +125,7 @@ def _whole(
 
 _DERIVED: dict[str, Callable[..., tuple[int, int]]] = {
     **{"internvl": _internvl, "molmo2": _molmo2},
-    **dict.fromkeys(("gemma3", "pixtral"), _whole),
+    **dict.fromkeys(("gemma3", "gemma4", "pixtral"), _whole),
 }
 
 

@@ -92,6 +92,14 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
         ),
         ("gemma3", PROCESSOR, {"image_seq_length": 64}, "image_seq_length 64 differs from the 16 rows"),
         ("gemma3", "config.json", {"vision_config": {"model_type": "clip"}}, "model_type 'clip' in vision_config of"),
+        (
+            "gemma4",
+            IMAGES,
+            {"max_soft_tokens": 100},
+            "max_soft_tokens of preprocessor_config.json is 100; one of 70, 140",
+        ),
+        ("gemma4", VIDEOS, {"patch_size": 14}, "patch_size 14 of video_preprocessor_config.json differs from 16"),
+        ("gemma4", "config.json", {"audio_config": {}}, "audio_config of config.json is not followed"),
         ("molmo2", IMAGES, {"pooling_size": [0, 2]}, r"pooling_size of preprocessor_config.json is \[0, 2\]"),
     ],
 )

@@ -14,7 +14,7 @@ from photographs import LARGE_SIZES, ODD_SIZES
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.demo.model_configs import PUBLISHED
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.packer_service.ingest.families.gemma import Gemma3Family
+from preshard.packer_service.ingest.families.gemma import Gemma3Family, Gemma4Family
 from preshard.packer_service.ingest.families.glm import GlmFamily
 from preshard.packer_service.ingest.families.internvl import InternVLFamily
 from preshard.packer_service.ingest.families.mistral3 import Mistral3Family
@@ -67,7 +67,7 @@ def test_every_size_becomes_what_the_processor_decides(published: tuple[str, obj
 def ours(family: object, width: int, height: int) -> object:
     """Canvases of an image, in the processor's terms."""
     [unit] = family.image(width, height).units  # type: ignore[attr-defined]
-    if isinstance(family, QwenFamily | Mistral3Family):
+    if isinstance(family, QwenFamily | Gemma4Family | Mistral3Family):
         return unit.crops[0].canvas
     if isinstance(family, InternVLFamily):
         return unit.crops[0].canvas, len(unit.crops)
@@ -88,6 +88,12 @@ def theirs(family: object, width: int, height: int) -> object:
         return wide, high
     if isinstance(family, Mistral3Family):
         return of_mistral3(family, width, height)
+    if isinstance(family, Gemma4Family):
+        from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
+
+        patch, pooling = family.encoder.patch_size[0], family.pooling
+        size = get_aspect_ratio_preserving_size(height, width, patch, family.image_rows * pooling**2, pooling)
+        return size[::-1]
     if isinstance(family, InternVLFamily):
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 

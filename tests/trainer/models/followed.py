@@ -59,6 +59,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"), 16),
     **{"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8, "n_group": 1, "topk_group": 1},
+    **{"num_global_key_value_heads": 1, "global_head_dim": 16},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
 }
@@ -81,6 +82,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **{name: {**BOTH, "use_sliding_window": True} for name in ("qwen2", "qwen3", "smollm3")},
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "starcoder2"), ALL),
     "qwen3_moe": {**ALL, "use_sliding_window": True},
+    "gemma4_text": {**BOTH, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
     "dots1": {**BOTH, "n_shared_experts": 1},
 }
 """What a model's defaults lack to be followed, or to have each kind of layer."""
@@ -152,10 +154,12 @@ def measure(config: dict[str, Any]) -> Found:
         logits = [plain(input_ids=path[None], use_cache=False).logits[0][new:] for path, new in paths]
         mixed = _core(plain)(input_ids=tokens[None], use_cache=False)[0][0]
         hidden = _on_ranks(packed, tokens)
-        head = packed.get_output_embeddings().weight
+        head, cap = packed.get_output_embeddings().weight, model_sizes(packed.config).softcap
         return Found(
             hidden=_apart(hidden, torch.cat(alone)),
-            logits=_apart(hidden @ head.T, torch.cat(logits)),
+            logits=_apart(
+                hidden @ head.T if cap is None else cap * torch.tanh(hidden @ head.T / cap), torch.cat(logits)
+            ),
             mixed=_apart(mixed, torch.cat(alone)),
         )
 
@@ -206,8 +210,9 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
 
             return attend
 
-        masks = count_layers(model_sizes(model.config).windows, len(tokens))
-        attends = {window: count(bind("ring", layout, mask.within(window), cp)) for window in masks}
+        sizes = model_sizes(model.config)
+        masks = count_layers(sizes.windows, len(tokens), sizes.groups)
+        attends = {window: count(bind("ring", layout, mask.within(window, sizes.groups), cp)) for window in masks}
         own = positions[mine].expand(axes, 1, -1) if axes > 1 else positions[mine][None]
         made = _core(model)(
             input_ids=tokens[mine][None],

@@ -145,6 +145,8 @@ def test_options_that_are_followed(model_type: str, options: dict[str, Any]) -> 
     assert max(found.hidden, found.logits) < CLOSE < found.mixed
 
 
+_NO_EMBEDDINGS = {"hidden_size_per_layer_input": 0}
+
 REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type of config.json is 'dynamic'"),
     ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type of config.json is 'longrope'"),
@@ -153,6 +155,21 @@ REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"layer_types": ["chunked_attention"]}, r"layer_types\[0\] is 'chunked_attention'"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping of config.json is 50.0"),
     ("gemma3_text", {"final_logit_softcapping": 30.0}, r"final_logit_softcapping of config.json is 30.0"),
+    (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 256},
+        "hidden_size_per_layer_input of config.json is 256, which giv",
+    ),
+    (
+        "gemma4_text",
+        {**_NO_EMBEDDINGS, "num_kv_shared_layers": 1},
+        "num_kv_shared_layers of config.json is 1, by which layers share",
+    ),
+    (
+        "gemma4_text",
+        {**_NO_EMBEDDINGS, "use_bidirectional_attention": "all"},
+        "use_bidirectional_attention of config.json is 'all'",
+    ),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention of config.json is True"),
     ("granite", {"logits_scaling": 8.0}, "logits_scaling of config.json is 8.0"),
     ("phimoe", {"lm_head_bias": True}, "lm_head_bias of config.json is True"),

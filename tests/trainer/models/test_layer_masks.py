@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoConfig
+from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.followed import WINDOWED, layer_masks
+from preshard.schemas.model.followed import GROUPS_IN_WINDOWS, WINDOWED, layer_masks
 
 LAYERS = 13
 
@@ -18,12 +18,16 @@ def test_layers_without_a_list_are_those_of_transformers(kind: str) -> None:
     given = {"num_hidden_layers": LAYERS, "sliding_window": 96, "use_sliding_window": True, "max_window_layers": 4}
     if not kind.startswith("qwen"):
         given = {"num_hidden_layers": LAYERS, "sliding_window": 96}
-    kinds = getattr(AutoConfig.for_model(kind, **given), "layer_types", None) or ["sliding_attention"] * LAYERS
+    kinds = (
+        getattr(load_transformers().AutoConfig.for_model(kind, **given), "layer_types", None)
+        or ["sliding_attention"] * LAYERS
+    )
     config = {"model_type": "qwen2_5_vl", "text_config": {"model_type": kind, **given}}
     found = layer_masks(config if nested else {"model_type": kind, **given}, "model")
     assert found is not None
+    groups = "window" if kind in GROUPS_IN_WINDOWS else "all"
     assert (found.full_layers, found.window_layers, found.window, found.groups) == (
-        kinds.count("full_attention"), kinds.count("sliding_attention"), 96, "all"
+        kinds.count("full_attention"), kinds.count("sliding_attention"), 96, groups
     )  # fmt: skip
 
 

@@ -57,6 +57,19 @@ def test_gradients_pass_gradcheck() -> None:
     )
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_capped_logits_and_their_gradients(chunk: int) -> None:
+    """Fails when the loss or a gradient passes over the cap, or a chunk takes the slopes of another."""
+    hidden, weight, labels, loss_weights = _example()
+    total = loss_sum(hidden, weight, labels, loss_weights, logits_bytes=chunk * 31 * 16, softcap=1.5)
+    capped = 1.5 * torch.tanh(hidden @ weight.T / 1.5)
+    each = functional.cross_entropy(capped, labels, reduction="none", ignore_index=-100)
+    expected = (each * loss_weights).sum()
+    torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
+    ours, plain = (torch.autograd.grad(loss, (hidden, weight)) for loss in (total, expected))
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
+
+
 def test_no_token_with_loss_gives_zero_and_zero_gradients() -> None:
     """Fails when a rank whose slice has no loss has no graph: other ranks would wait for its backward pass."""
     hidden, weight, labels, loss_weights = _example(without=23)
