@@ -49,6 +49,10 @@ TEXT: dict[str, Mapping[str, Any]] = {
     "gpt2": {"attn_pdrop": 0.1},
     "gpt_bigcode": {"attn_pdrop": 0.1},
     "seed_oss": {"attention_dropout": 0.1},
+    "flint": {"sliding_window": 513},
+    "gpt_oss": {"sliding_window": 128},
+    "granite_swa": {"sliding_window": 128},
+    "granitemoe_swa": {"sliding_window": 128},
 }
 """Causal language models by their ``model_type``, with what a key that is checked here means where it is left out."""
 
@@ -60,6 +64,11 @@ def _but_every(period: int, key: str = "") -> Callable[[Mapping[str, Any], int],
 
 def _but_none(_: Mapping[str, Any], layers: int) -> int:
     return layers
+
+
+def _but_first_of(period: int) -> Callable[[Mapping[str, Any], int], int]:
+    """The first of each ``period`` layers sees all."""
+    return lambda _, layers: layers - -(-layers // period)
 
 
 def _behind(text: Mapping[str, Any], layers: int) -> int:
@@ -74,6 +83,8 @@ WINDOWED: dict[str, Callable[[Mapping[str, Any], int], int]] = {
     "gemma3_text": _but_every(6, "sliding_window_pattern"),
     "gemma4_text": lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
     "gpt_oss": _but_every(2),
+    "granite_swa": _but_first_of(4),
+    "granitemoe_swa": _but_first_of(4),
     "kolibri1": _but_every(5),
     "olmo3": _but_every(4),
 }
@@ -85,20 +96,8 @@ GROUPS_IN_WINDOWS = ("gemma4_text", "gemma4_unified_text")
 PASSES_WINDOW = frozenset(
     {
         *("afmoe", "cwm", "dots1", "exaone4", "exaone_moe", "gemma3_text", "gemma4_text", "kolibri1"),
-        *(
-            "laguna",
-            "mellum",
-            "ministral",
-            "ministral3",
-            "mistral",
-            "mixtral",
-            "olmo3",
-            "phi3",
-            "qwen2",
-            "qwen3",
-            "qwen3_moe",
-        ),
-        *("smollm3", "starcoder2"),
+        *("laguna", "mellum", "ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2"),
+        *("qwen3", "qwen3_moe", "smollm3", "starcoder2", "flint", "gpt_oss", "granite_swa", "granitemoe_swa"),
     }
 )
 """Language models whose layers pass their window to attention (``sliding_window``), as it was measured, too."""
@@ -168,7 +167,6 @@ _CAPS = {("final_logit_softcapping", kind) for kind in CAPPED}
 
 _STATE = "carry a state along the sequence, past the end of a document"
 _LATENT = "have keys and values of different widths (multi-head latent attention)"
-_SINKS = "add sinks to the softmax of attention"
 _CHUNKS = "attend in chunks of the pack's length, not of the document's"
 _SHARED = "share keys and values with other layers"
 _LOGITS = "are followed by logits that are not the output projection alone"
@@ -180,8 +178,8 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"), _STATE),
     **dict.fromkeys(("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
-    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), _LATENT),
-    **dict.fromkeys(("deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS),
+    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "mimo_v2_flash", "minicpm3", "youtu"), _LATENT),
+    "deepseek_v4": "compress the keys of several tokens into one, past the end of a document",
     **dict.fromkeys(("gemma2", "vaultgemma"), "cap the scores of attention (attn_logit_softcapping)"),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4_unified_text"), _SHARED),

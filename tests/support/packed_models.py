@@ -64,9 +64,20 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], **_STATES},
     "mistral-windows": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24},
     "qwen3-windows": WINDOW,
+    "gpt_oss": {
+        **{"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "sliding_window": 24},
+        **{"layer_types": ["sliding_attention", "full_attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0},
+            **{"truncate": False, "original_max_position_embeddings": 64},
+        },
+    },
     "gemma3_text": {**WINDOW, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
 }
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
+
+EAGER = ("gpt_oss",)
+"""Models whose attention ``sdpa`` does not compute: it knows no sinks."""
 
 _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 
@@ -139,7 +150,8 @@ def load_original(folder: Path, family: str) -> Any:
     import transformers
 
     auto = transformers.AutoModelForCausalLM if family in TEXT_MODELS else transformers.AutoModelForImageTextToText
-    model = auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa")
+    attention = "eager" if family in EAGER else "sdpa"
+    model = auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation=attention)
     return experts_in_float64(model).train()
 
 

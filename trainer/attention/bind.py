@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -31,15 +31,26 @@ Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of attention, by the names of ``--attention``. ``hybrid`` is the name of ``ring`` on a mesh of both axes."""
 
-Attend = Callable[
-    [
-        Float[Tensor, "heads local head_dim"],
-        Float[Tensor, "kv_heads local head_dim"],
-        Float[Tensor, "kv_heads local head_dim"],
-    ],
-    Float[Tensor, "heads local head_dim"],
-]
-"""``attend(q, k, v)``: attention of this rank's queries over the whole pack, under its mask."""
+
+class Attend(Protocol):
+    """``attend(q, k, v)``: attention of this rank's queries over the whole pack, under its mask."""
+
+    def __call__(
+        self,
+        q: Float[Tensor, "heads local head_dim"],
+        k: Float[Tensor, "kv_heads local head_dim"],
+        v: Float[Tensor, "kv_heads local head_dim"],
+        /,
+        *,
+        sinks: Float[Tensor, "heads"] | None = None,
+    ) -> Float[Tensor, "heads local head_dim"]:
+        """Attention of one layer.
+
+        Args:
+            sinks: a logit of each query head that joins the softmax of its rows, and stands for no value. All heads on
+                every rank; the gradient of a rank is that of its own rows and heads, to be added over ranks.
+        """
+        ...
 
 
 def bind(
@@ -54,9 +65,9 @@ def bind(
 ) -> Attend:
     """Plans the attention of one batch, once for all layers.
 
-    The returned function takes this rank's q, k and v in slice order, without a batch dim, and returns the attention
-    over the whole pack in q's shape. It is differentiable and collective: all ranks of ``cp`` must call it equally
-    often, forward and backward.
+    The returned function takes this rank's q, k and v in slice order, without a batch dim, and the layer's sinks if it
+    has any, and returns the attention over the whole pack in q's shape. It is differentiable and collective: all ranks
+    of ``cp`` must call it equally often, forward and backward.
 
     Args:
         kind: one of ``KINDS``.

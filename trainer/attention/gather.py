@@ -25,8 +25,8 @@ from preshard.schemas.needs import needed_blocks
 from preshard.trainer.attention.heads import OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
-from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Exchange = Literal["all", "needed"]
@@ -68,7 +68,12 @@ def plan_gather(
 
 
 def gather_attention(
-    q_HLD: Float[Tensor, "H L D"], k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], plan: GatherPlan
+    q_HLD: Float[Tensor, "H L D"],
+    k_KLD: Float[Tensor, "K L D"],
+    v_KLD: Float[Tensor, "K L D"],
+    plan: GatherPlan,
+    *,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H L D"]:
     """Exact attention of this rank's queries over the whole pack, differentiable.
 
@@ -78,37 +83,30 @@ def gather_attention(
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
-    out: Tensor = _Gather.apply(q, k, v, plan)
+    out: Tensor = _Gather.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), plan)
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: GatherPlan) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: GatherPlan) -> Tensor:
         def compute() -> tuple[Tensor, tuple[Tensor, ...], Any]:
-            keys = plan.exchange.gather(k, v)
-            if plan.gathered.empty:
-                return torch.zeros_like(q), (), None
-            call = plan.kernel.whole(q, *keys, plan.gathered)
-            return call.out, call.saved, call.backward
+            return compute_rows(plan.kernel, plan.gathered, q, *plan.exchange.gather(k, v), sinks)
 
         out, saved, ctx.call = once(compute)
         ctx.plan = plan
-        ctx.save_for_backward(q, k, v, *saved)
+        ctx.save_for_backward(q, k, v, sinks, *saved)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *saved = ctx.saved_tensors
+        q, k, v, sinks, *saved = ctx.saved_tensors
         plan: GatherPlan = ctx.plan
         keys = plan.exchange.gather(k, v)
-        if ctx.call is None:
-            dq, dk, dv = (torch.zeros_like(x, dtype=accumulation_dtype(q.dtype)) for x in (q, *keys))
-        else:
-            dq, dk, dv = ctx.call(grads[0].contiguous(), (q, *keys), tuple(saved))
+        dq, dk, dv, dsinks = differentiate_rows(grads[0], (q, *keys, sinks), tuple(saved), ctx.call)
         dk, dv = plan.exchange.give_back(dk, dv)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None if dsinks is None else dsinks.to(sinks.dtype), None
 
 
 class KeyExchange(Protocol):
@@ -263,16 +261,25 @@ def plan_overlap(plan: GatherPlan) -> OverlapPlan | None:
     if plan.cp.ulysses_group is None:
         return None
     return OverlapPlan(
-        degree=plan.cp.ulysses_degree, group=plan.cp.ulysses_group, kernel=plan.kernel, prepared=plan.gathered
+        degree=plan.cp.ulysses_degree,
+        rank=plan.cp.ulysses_rank,
+        group=plan.cp.ulysses_group,
+        kernel=plan.kernel,
+        prepared=plan.gathered,
     )
 
 
 def ulysses_attention(
-    q_HLD: Float[Tensor, "H L D"], k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], plan: GatherPlan
+    q_HLD: Float[Tensor, "H L D"],
+    k_KLD: Float[Tensor, "K L D"],
+    v_KLD: Float[Tensor, "K L D"],
+    plan: GatherPlan,
+    *,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H L D"]:
     """Exact attention by an all-to-all of heads over the whole context-parallel group, whatever its axes.
 
     Once a rank has all tokens of its heads there is nothing left to gather. Differentiable (Jacobs et al. 2023,
     DeepSpeed Ulysses).
     """
-    return gather_attention(q_HLD, k_KLD, v_KLD, plan)
+    return gather_attention(q_HLD, k_KLD, v_KLD, plan, sinks=sinks)

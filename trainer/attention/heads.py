@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.kernels.whole import accumulation_dtype
+from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 
 
 class _TokensToHeads(torch.autograd.Function):
@@ -129,6 +129,7 @@ class OverlapPlan:
     """What one batch needs besides the values."""
 
     degree: int
+    rank: int
     group: dist.ProcessGroup
     kernel: Kernel
     prepared: Prepared
@@ -145,14 +146,19 @@ class Piece:
 
 
 def overlapped_attention(
-    q_HLD: Float[Tensor, "H L D"], k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], plan: OverlapPlan
+    q_HLD: Float[Tensor, "H L D"],
+    k_KLD: Float[Tensor, "K L D"],
+    v_KLD: Float[Tensor, "K L D"],
+    plan: OverlapPlan,
+    *,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H L D"]:
     """As ``ulysses_attention``, with the same bytes sent in more messages. Exact, differentiable and collective.
 
     Raises:
         ConfigError: a rank has a single query head, so there is nothing to overlap with.
     """
-    out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLD, plan)
+    out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLD, own_sinks(sinks, plan.degree, plan.rank), plan)
     return out
 
 
@@ -185,7 +191,7 @@ def list_pieces(num_heads: int, num_kv_heads: int, degree: int) -> list[Piece]:
 
 class _Overlapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: OverlapPlan) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: OverlapPlan) -> Tensor:
         pieces = list_pieces(len(q), len(k), plan.degree)
         ctx.plan, ctx.pieces, ctx.kv_heads, ctx.calls = plan, pieces, len(k), []
         q_UGLD, k_UGLD, v_UGLD = (_by_rank(x, plan.degree) for x in (q, *_copied(k, v, plan.degree)))
@@ -199,11 +205,12 @@ class _Overlapped(torch.autograd.Function):
                 after = pieces[number + 1]
                 keys = [x[:, after.keys] for x in (k_UGLD, v_UGLD)] if after.first_of_keys else []
                 coming = _Sent([q_UGLD[:, after.queries], *keys], plan)
-            out_GSD, kept, call = once(partial(_compute, q_GSD, *held, plan))
+            own = _of_piece(sinks, piece)
+            out_GSD, kept, call = once(partial(compute_rows, plan.kernel, plan.prepared, q_GSD, *held, own))
             ctx.calls.append((call, len(kept)))
             saved += [q_GSD, *held, *kept]
             returns.append(_Sent([_for_ranks(out_GSD, plan.degree)], plan))
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(sinks, *saved)
         return torch.cat([sent.heads()[0] for sent in returns], dim=1).flatten(0, 1)
 
     @staticmethod
@@ -212,7 +219,8 @@ class _Overlapped(torch.autograd.Function):
         plan: OverlapPlan = ctx.plan
         pieces: list[Piece] = ctx.pieces
         dout_UGLD = _by_rank(grads[0], plan.degree)
-        saved = iter(ctx.saved_tensors)
+        sinks, *tensors = ctx.saved_tensors
+        saved, dsinks = iter(tensors), []
         coming = _Sent([dout_UGLD[:, pieces[0].queries]], plan)
         returns: list[_Sent] = []
         so_far: tuple[Tensor, Tensor] | None = None
@@ -221,7 +229,9 @@ class _Overlapped(torch.autograd.Function):
             if number + 1 < len(pieces):
                 coming = _Sent([dout_UGLD[:, pieces[number + 1].queries]], plan)
             q_GSD, k_GSD, v_GSD, *kept = (next(saved) for _ in range(3 + n_kept))
-            dq, dk, dv = _differentiate(dout_GSD, (q_GSD, k_GSD, v_GSD), tuple(kept), call)
+            inputs = (q_GSD, k_GSD, v_GSD, _of_piece(sinks, piece))
+            dq, dk, dv, dpiece = differentiate_rows(dout_GSD, inputs, tuple(kept), call)
+            dsinks += [] if dpiece is None else [dpiece.to(sinks.dtype)]
             so_far = (dk, dv) if so_far is None or piece.first_of_keys else (so_far[0] + dk, so_far[1] + dv)
             whole = [x.to(q_GSD.dtype) for x in so_far] if piece.last_of_keys else []
             returns.append(_Sent([_for_ranks(x, plan.degree) for x in (dq.to(q_GSD.dtype), *whole)], plan))
@@ -232,21 +242,11 @@ class _Overlapped(torch.autograd.Function):
             torch.cat([parts[i] for parts in with_keys], dim=1).flatten(0, 1).unflatten(0, (ctx.kv_heads, -1)).sum(1)
             for i in (1, 2)
         )
-        return dq_HLD, dk_KLD, dv_KLD, None
+        return dq_HLD, dk_KLD, dv_KLD, torch.cat(dsinks) if dsinks else None, None
 
 
-def _compute(q: Tensor, k: Tensor, v: Tensor, plan: OverlapPlan) -> tuple[Tensor, tuple[Tensor, ...], Any]:
-    """Output, what to save, and the backward, which is None where no query sees a key."""
-    if plan.prepared.empty:
-        return torch.zeros_like(q), (), None
-    whole = plan.kernel.whole(q, k, v, plan.prepared)
-    return whole.out, whole.saved, whole.backward
-
-
-def _differentiate(dout: Tensor, inputs: tuple[Tensor, Tensor, Tensor], kept: tuple[Tensor, ...], call: Any) -> Any:
-    if call is None:
-        return tuple(torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)) for x in inputs)
-    return call(dout.contiguous(), inputs, kept)
+def _of_piece(sinks: Tensor | None, piece: Piece) -> Tensor | None:
+    return None if sinks is None else sinks[piece.queries]
 
 
 def _copied(k: Tensor, v: Tensor, degree: int) -> list[Tensor]:

@@ -21,6 +21,8 @@ def reference_attention(
     v_KSD: Float[Tensor, "K S D"],
     mask: MaskTensors,
     positions: Int64[np.ndarray, "S"] | None = None,
+    *,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H S D"]:
     """Exact attention in one process, in the inputs' dtype. A row that sees nothing is 0. Differentiable.
 
@@ -30,6 +32,7 @@ def reference_attention(
         q_HSD, k_KSD, v_KSD: query head h reads key head ``h // (H / K)``.
         mask: of the whole pack.
         positions: natural position of each token; by default tokens are in natural order.
+        sinks: a logit of each head that joins the softmax of every row, and stands for no value.
     """
     n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
     k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
@@ -38,5 +41,7 @@ def reference_attention(
     scores_HSS = q_HSD @ k_HSD.mT * q_HSD.shape[-1] ** -0.5
     # The smallest finite number, not -inf: rows that see nothing get no NaN, nor do their gradients.
     scores_HSS = scores_HSS.masked_fill(~allowed_SS, torch.finfo(q_HSD.dtype).min)
-    weights_HSS = torch.softmax(scores_HSS, dim=-1).masked_fill(~allowed_SS, 0.0)
+    if sinks is not None:
+        scores_HSS = torch.cat([scores_HSS, sinks[:, None, None].expand(-1, len(allowed_SS), 1)], dim=-1)
+    weights_HSS = torch.softmax(scores_HSS, dim=-1)[..., : len(allowed_SS)].masked_fill(~allowed_SS, 0.0)
     return weights_HSS @ v_HSD

@@ -24,6 +24,7 @@ from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
 from preshard.trainer.distributed.mesh import ContextParallel
 
 # Keys and gradients travel between the same two ranks at the same time.
@@ -61,7 +62,12 @@ def count_steps(layout: TokenLayout, mask: MaskTensors) -> int:
 
 
 def ring_attention(
-    q_HLD: Float[Tensor, "H L D"], k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], plan: RingPlan
+    q_HLD: Float[Tensor, "H L D"],
+    k_KLD: Float[Tensor, "K L D"],
+    v_KLD: Float[Tensor, "K L D"],
+    plan: RingPlan,
+    *,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H L D"]:
     """Exact attention of this rank's queries over the whole pack, differentiable (Liu et al. 2023, Ring Attention).
 
@@ -75,28 +81,32 @@ def ring_attention(
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
-    out: Tensor = _Ring.apply(q, k, v, plan)
+    out: Tensor = _Ring.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), plan)
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: RingPlan) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: RingPlan) -> Tensor:
         def compute() -> tuple[Tensor, Tensor]:
             out, lse = _forward(q, torch.stack([k, v]), plan)
+            if sinks is not None:
+                out, lse = add_sinks(out, lse, sinks)
             return out.to(q.dtype), lse
 
         out, lse = once(compute)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
         ctx.plan = plan
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        dq, dkv = _backward(grads[0].contiguous(), q, torch.stack([k, v]), out, lse, ctx.plan)
-        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None
+        q, k, v, sinks, out, lse = ctx.saved_tensors
+        dout = grads[0].contiguous()
+        dq, dkv = _backward(dout, q, torch.stack([k, v]), out, lse, ctx.plan)
+        dsinks = None if sinks is None else sinks_gradient(dout, out, lse, sinks).to(sinks.dtype)
+        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), dsinks, None
 
 
 def _forward(q: Tensor, kv_2KLD: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from preshard.trainer.attention import Attend
 PACKED = "preshard_packed"
 """Name under which models ask for this attention."""
 
-UNFOLLOWED = ("softcap", "s_aux", "position_bias")
+UNFOLLOWED = ("softcap", "position_bias")
 """Arguments by which a layer changes its scores in a way that the kernels do not know."""
 
 Windowed = tuple[tuple[int, Attend], ...]
@@ -40,6 +40,7 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    s_aux: Float[Tensor, "H"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
     """Attention of one layer over the whole pack. What it needs to know of the pack comes through the model's call.
@@ -63,7 +64,7 @@ def packed_attention(
         )
     standard = q_1HLD.shape[-1] ** -0.5
     q_HLD = q_1HLD[0] if scaling in (None, standard) else q_1HLD[0] * (scaling / standard)
-    out_HLD = attend(q_HLD, k_1KLD[0], v_1KLD[0])
+    out_HLD = attend(q_HLD, k_1KLD[0], v_1KLD[0], sinks=s_aux)
     return out_HLD.transpose(0, 1)[None].contiguous(), None
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from thread_ranks import run_ranks
+from torch import Tensor
 
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention import MaskTensors, bind, reference_attention
 from preshard.trainer.distributed.mesh import ContextParallel
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -26,25 +28,37 @@ TOKENS = [(0, 0, -1)] * 21 + [(0, 0, 3)] * 12 + [(0, 1, -1)] * 9 + [(-1, 0, -1)]
 
 @pytest.mark.parametrize(("ulysses", "ring", "heads", "kv_heads"), [(1, 2, 8, 4), (2, 2, 12, 3), (2, 1, 8, 2)])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("with_sinks", [False, True])
 def test_every_kind_is_the_reference(
-    kind: str, options: dict[str, Any], ulysses: int, ring: int, heads: int, kv_heads: int, make_mask: Any,
-    make_layout: Any, make_case: Any, expected: Any, assert_same: Any,
+    with_sinks: bool, kind: str, options: dict[str, Any], ulysses: int, ring: int, heads: int, kv_heads: int,
+    make_mask: Any, make_layout: Any, make_case: Any, assert_same: Any,
 ) -> None:  # fmt: skip
-    """Fails when tokens, heads or gradients are sent to another rank than theirs, or added to another's."""
+    """Fails when tokens, heads or gradients are sent to another rank than theirs, or added to another's; when a head
+    has the sink of another, or a rank returns its gradient for rows or heads that it does not have.
+    """
     mask = make_mask(TOKENS)
     case = make_case(mask=mask, layout=make_layout(mask, "random", ring, seed=3), ulysses=ulysses, heads=heads,
                      kv_heads=kv_heads)  # fmt: skip
+    sinks = torch.linspace(-1.0, 3.0, heads, dtype=torch.float64) if with_sinks else None
+
+    def differentiate(attend: Any, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        inputs = [x.clone().requires_grad_() for x in (q, k, v, sinks) if x is not None]
+        out = attend(*inputs[:3], sinks=inputs[3] if with_sinks else None)
+        return out.detach(), *torch.autograd.grad(out, inputs, dout)
 
     def on_rank(cp: ContextParallel) -> Any:
         mine = torch.from_numpy(case.slices()[cp.cp_rank])
+        attend = bind(kind, case.layout, MaskTensors.from_arrays(mask), cp, **options)
         q, k, v, dout = (x[:, mine] for x in case.inputs())
-        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = bind(kind, case.layout, MaskTensors.from_arrays(mask), cp, **options)(*inputs)
-        return out.detach(), *torch.autograd.grad(out, inputs, dout)
+        return differentiate(attend, q, k, v, dout)
 
-    parts = zip(*run_ranks(ulysses, ring, on_rank), strict=True)
+    q, k, v, dout = case.inputs()
+    (*right,) = differentiate(partial(reference_attention, mask=case.tensors), q, k, v, dout)
+    of_tokens = [list(part) for part in zip(*run_ranks(ulysses, ring, on_rank), strict=True)]
+    if with_sinks:
+        torch.testing.assert_close(torch.stack(of_tokens.pop()).sum(0), right.pop(), rtol=1e-11, atol=1e-11)
     natural = torch.from_numpy(np.argsort(np.concatenate(case.slices())))
-    assert_same(tuple(torch.cat(list(part), dim=1)[:, natural] for part in parts), expected(case))
+    assert_same(tuple(torch.cat(part, dim=1)[:, natural] for part in of_tokens), right)
 
 
 @pytest.mark.parametrize("length", [64, 56])

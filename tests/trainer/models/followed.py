@@ -78,6 +78,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **{"gpt2": {"attn_pdrop": 0}, "gpt_bigcode": {"attn_pdrop": 0}},
     **dict.fromkeys(("afmoe", "cwm", "exaone4", "exaone_moe", "gemma3_text", "kolibri1"), BOTH),
     **dict.fromkeys(("laguna", "mellum", "ministral", "olmo3"), BOTH),
+    **dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa"), BOTH),
     **dict.fromkeys(STATES, STATE_AND_FULL),
     **{name: {**BOTH, "use_sliding_window": True} for name in ("qwen2", "qwen3", "smollm3")},
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "starcoder2"), ALL),

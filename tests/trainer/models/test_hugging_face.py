@@ -27,6 +27,7 @@ pytestmark = pytest.mark.process  # packing decodes media in a process of its ow
 CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3", "ring", "zigzag", {"ring": 2}, {"mlp_tiles": 3}),
     ("qwen3-windows", "gather", "zigzag", {"ring": 2}, {"recompute": "selective"}),
+    ("gpt_oss", "hybrid", "zigzag", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
     ("qwen3_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "selective"}),
     ("qwen3_vl", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {}),
     ("qwen2_5_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "full", "offload": "disk"}),
