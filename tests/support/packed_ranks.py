@@ -92,7 +92,9 @@ def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
     ):
         kind = case["kind"]
         with planted(fault, packed, batch, last=cp.cp_rank == cp.cp_size - 1) as (given, made):
-            tiles = TileLister.of(kind, cp, exchange="needed", device_type="cpu", windows=packed.windows)
+            tiles = TileLister.of(
+                kind, cp, exchange="needed", device_type="cpu", windows=packed.windows, groups=packed.groups
+            )
             loss = packed(
                 replace(given, tiles=tiles(given)) if case.get("listed") else given,
                 cp,

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading
@@ -39,12 +40,14 @@ class TakesPacks:
         cp: this rank's place among the ranks of a pack.
         attention: the kind.
         windows: see ``PackedModel.windows``.
+        groups: see ``PackedModel.groups``.
         forward: what the model's ``forward`` calls.
     """
 
     cp: ContextParallel
     attention: str
     windows: tuple[int | None, ...]
+    groups: Groups
     forward: Callable[..., Any]
 
 
@@ -93,7 +96,7 @@ def take_packs(
         weight = batch.total_loss_weight or 1.0 if num_items_in_batch is None else num_items_in_batch
         return CausalLMOutput(loss=packed(batch, cp, attention=attention, overlap=overlap) / weight)
 
-    takes = TakesPacks(cp=cp, attention=attention, windows=packed.windows, forward=forward)
+    takes = TakesPacks(cp=cp, attention=attention, windows=packed.windows, groups=packed.groups, forward=forward)
     setattr(base, TAKES, takes)
     base.forward = MethodType(forward, base)
     return model
@@ -174,7 +177,12 @@ class OnPacks:
             )
         device = self.args.device
         tiles = TileLister.of(
-            self._takes.attention, cp, exchange="needed", device_type=device.type, windows=self._takes.windows
+            self._takes.attention,
+            cp,
+            exchange="needed",
+            device_type=device.type,
+            windows=self._takes.windows,
+            groups=self._takes.groups,
         )
         return _Loader(
             _Steps(dataset, tiles),

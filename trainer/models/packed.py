@@ -17,7 +17,7 @@ from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
-from preshard.trainer.attention.mask import count_layers
+from preshard.trainer.attention.mask import Groups, count_layers
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.families import family_of
@@ -69,6 +69,11 @@ class PackedModel(nn.Module):
         """The tokens that each layer sees, None for a layer without a sliding window; empty if no layer has one."""
         return self._sizes.windows
 
+    @property
+    def groups(self) -> Groups:
+        """In which layers bidirectional groups of tokens see each other."""
+        return self._sizes.groups
+
     def forward(
         self,
         batch: RankBatch,
@@ -110,7 +115,7 @@ class PackedModel(nn.Module):
         mask = MaskTensors.of(batch).to(device)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
         kernel, device_type = None, device.type
-        groups = self._sizes.groups
+        groups = self.groups
         wanted = TileLister.of(
             attention, cp, exchange=exchange, device_type=device_type, windows=self.windows, groups=groups
         )
