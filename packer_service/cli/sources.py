@@ -92,6 +92,9 @@ def pack(
 @click.option(
     "--lengths", type=click.Path(path_type=Path), help="Parquet file with doc_id, tokens, images; skips measuring."
 )
+@click.option(
+    "--export", type=click.Path(path_type=Path), help="Write which documents share a pack to this Parquet file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @dp_option
 @source_options
@@ -104,6 +107,7 @@ def plan(
     media_root: str | None,
     allow_media: tuple[str, ...],
     lengths: Path | None,
+    export: Path | None,
     as_json: bool,
     dp_sizes: tuple[int, ...],
     config_file: Path | None,
@@ -116,24 +120,27 @@ def plan(
     config = _configured(sources, config_file, with_source_options(settings, form, ignore))
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
-    media = allowed_media(media_root, allow_media)
-    found = _looked_at(sources, config, media) if sources else None
     from preshard.packer_service.api.pack import require_documents
+    from preshard.packer_service.job.preview.export import check_export
     from preshard.packer_service.job.preview.lengths import plan_lengths
     from preshard.packer_service.job.preview.source import plan_sources
     from preshard.packer_service.job.preview.tables import plan_tables
 
+    if export is not None:
+        check_export(export)
+    media = allowed_media(media_root, allow_media)
+    found = _looked_at(sources, config, media) if sources else None
     if lengths is not None:
         with ExitStack() as stack:
             progress = ConsoleProgress()
             stack.callback(progress.close)
-            figures = plan_lengths(lengths, config, progress, dp_sizes)
+            figures = plan_lengths(lengths, config, progress, dp_sizes, export=export)
         print_figures(figures, as_json)
         return
     with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
-        report = plan_tables(sources, config, progress, dp_sizes)
+        report = plan_tables(sources, config, progress, dp_sizes, export=export)
         if report is None:
-            report = plan_sources(sources, config, tasks, progress, dp_sizes, media=media, found=found)
+            report = plan_sources(sources, config, tasks, progress, dp_sizes, media=media, found=found, export=export)
     print_figures(report, as_json)
     require_documents("plan", report.documents, report.source_documents)
 

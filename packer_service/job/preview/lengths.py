@@ -17,6 +17,7 @@ from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.planning.runs import RUNS, hashes_of, run_name, write_run
+from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.plan.cost import causal_area
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.fill import PlanTotals
@@ -169,6 +170,7 @@ def plan_lengths(
     progress: Progress,
     dp_sizes: Sequence[int] = (),
     *,
+    export: Path | None = None,
     partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport:
     """The figures of packing documents of which only lengths are known; images are spread evenly over a document.
@@ -180,6 +182,7 @@ def plan_lengths(
         config: the job's configuration.
         progress: hears what is done.
         dp_sizes: data-parallel sizes to give the straggler ratio for.
+        export: file to write the plan to (:func:`export_plan`).
         partition_rows: documents that are planned together.
 
     Raises:
@@ -194,6 +197,8 @@ def plan_lengths(
             sizes.add(table)
             progress.step("sorted lengths", sizes.n_rows, total)
         planned = sizes.plan(progress, partition_rows, unique=False)
+        if export is not None:
+            export_plan(planned, export)
         return sized_report(planned, config, dp_sizes=dp_sizes, began=began)
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
@@ -17,6 +18,7 @@ from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.job.planning.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
+from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import planned_report
 from preshard.packer_service.job.writing.read import ShardDocument, read_document, read_shard
 from preshard.packer_service.packs.measures import MeasureRows
@@ -40,6 +42,7 @@ def plan_sources(
     *,
     media: AllowedMedia | None = None,
     found: Sources | None = None,
+    export: Path | None = None,
     partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport:
     """The figures of packing sources, with every document measured.
@@ -52,6 +55,7 @@ def plan_sources(
         dp_sizes: data-parallel sizes to give the straggler ratio for.
         media: what rows may reach besides the folders of the sources.
         found: the sources, where they have been looked at already.
+        export: file to write the plan to (:func:`export_plan`).
         partition_rows: documents that are planned together, as often as they are taken.
 
     Raises:
@@ -80,6 +84,8 @@ def plan_sources(
         planner.merge(fragments, kept)
         planned = planner.plan(list(dict.fromkeys(each.file for each in fragments)), listed.unused)
         seconds = time.perf_counter() - started
+        if export is not None:
+            export_plan(planned, export)
         shards = planned.shards(1)
         tasks = [
             (pack, *read_shard(shards[pack], planned.folder, planned.files, planned.sources))

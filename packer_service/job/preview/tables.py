@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.runs import sorting
+from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.planned.stored_lengths import PLACE, STORED_SIZES, stored_lengths
@@ -42,6 +44,7 @@ def plan_tables(
     progress: Progress,
     dp_sizes: Sequence[int] = (),
     *,
+    export: Path | None = None,
     partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport | None:
     """The figures of packing datasets again, as far as their tables give the same packs as packing them.
@@ -53,6 +56,7 @@ def plan_tables(
         config: the job's configuration.
         progress: hears what is done.
         dp_sizes: data-parallel sizes to give the straggler ratio for.
+        export: file to write the plan to (:func:`export_plan`).
         partition_rows: documents that are planned together.
 
     Returns:
@@ -82,6 +86,8 @@ def plan_tables(
         planned = sizes.plan(progress, partition_rows, unique=True)
         if planned.n_numbered:
             return None
+        if export is not None:
+            export_plan(planned, export)
         for note in dataset_notes(files):
             progress.note(note)
         return sized_report(planned, config, dp_sizes=dp_sizes, began=began)
