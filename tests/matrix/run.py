@@ -1,9 +1,9 @@
-"""Runs the tests of reader, attention and families with the oldest and newest torch and transformers.
+"""Runs the tests of reader, attention and families with the oldest and newest torch and transformers, and of trainers.
 
-    .venv/bin/python tests/matrix/run.py [TORCH-TRANSFORMERS ...]
+    .venv/bin/python tests/matrix/run.py [TORCH-TRANSFORMERS ...] [TRAINER ...]
 
-Started by `make test-matrix`. Each pair of versions has an environment in .venv-matrix, which is kept for the next
-time; one takes 6 GB where the package index has its torch only for CUDA.
+Started by `make test-matrix`. Each pair of versions and each trainer has an environment in .venv-matrix, which is kept
+for the next time; one takes 6 GB where the package index has its torch only for CUDA.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _name(pin: str) -> str:
     return re.sub("[-_.]+", "-", pin.partition("==")[0]).lower()
 
 
-def install(folder: Path, pins: list[str]) -> Path:
+def install(folder: Path, pins: list[str], packages: list[str]) -> Path:
     """An environment with these versions, made anew unless it has them; gives its Python."""
     python, asked = folder / "bin" / "python", folder / "constraints.txt"
     wanted = constraints(pins)
@@ -45,7 +45,7 @@ def install(folder: Path, pins: list[str]) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     making = folder / "making.txt"
     making.write_text(wanted, encoding="utf-8")
-    tools = ["-r", str(HERE / "requirements.txt"), "-e", ".[pack,train,demo]"]
+    tools = ["-r", str(HERE / "requirements.txt"), "-e", *packages]
     installer = [str(python), "tests/support/install.py", "-c", str(making), *tools]
     subprocess.run(installer, cwd=REPOSITORY, check=True)
     making.rename(asked)
@@ -70,17 +70,25 @@ def main(chosen: list[str]) -> int:
     """Runs all pairs, or those that are named, and prints a line for each."""
     table: dict[str, Any] = tomllib.loads((HERE / "versions.toml").read_text(encoding="utf-8"))
     pairs = {f"{one}-{other}": (one, other) for one, other in product(table["torch"], table["transformers"])}
-    if unknown := set(chosen) - set(pairs):
-        print(f"no pair of versions is called {min(unknown)}; take some of {', '.join(pairs)}", file=sys.stderr)
+    known = [*pairs, *table["trainers"]]
+    if unknown := set(chosen) - set(known):
+        print(f"nothing to run is called {min(unknown)}; take some of {', '.join(known)}", file=sys.stderr)
         return 2
     lines, all_good = [], True
-    for name in chosen or pairs:
+    for name in chosen or known:
+        if trainer := table["trainers"].get(name):
+            print(f"==> {name}", flush=True)
+            python = install(FOLDER / name, trainer["pins"], trainer["packages"])
+            said, good = run(name, python, trainer["tests"], "")
+            lines.append(f"{name}: {said}")
+            all_good &= good
+            continue
         torch, transformers = pairs[name]
         of_torch, of_transformers = table["torch"][torch], table["transformers"][transformers]
         pins = [f"torch=={torch}", f"transformers=={transformers}"]
         pins += of_torch.get("pins", []) + of_transformers.get("pins", [])
         print(f"==> torch {torch}, transformers {transformers}", flush=True)
-        python = install(FOLDER / name, pins)
+        python = install(FOLDER / name, pins, [".[pack,train,demo]"])
         without = [each["without"] for each in (of_torch, of_transformers) if "without" in each]
         said, good = run(name, python, table["tests"], " or ".join(without))
         lines.append(f"torch {torch}, transformers {transformers}: {said}")

@@ -277,4 +277,4 @@ def compare(ranks: Sequence[Answer], right: Right) -> float:
     norm = gradient.norm()
     apart = [part.norm() for part in (found - gradient).split(right.sizes)]
     figures = [abs(sum(a["loss"] for a in ranks) - loss) / loss, abs(found.norm() - norm) / norm, max(apart) / norm]
-    return max(float(figure) for figure in figures)
+    return float(torch.stack([torch.as_tensor(figure) for figure in figures]).max())  # NaN if any is
