@@ -67,6 +67,6 @@ def test_loss_and_gradient_do_not_depend_on_the_processes(
         degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}
         found[case.name] = gloo_pool.run(train_on_a_rank, vars(case), vars(settings), **degrees)[0]
     differences = grid.compare(cases, found)
-    assert max(differences.values()) <= limit, differences
+    assert all(found <= limit for found in differences.values()), differences
     # sums in different orders: equality to the last bit everywhere would mean that nothing was split
     assert max(differences.values()) > 0
