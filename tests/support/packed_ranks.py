@@ -95,13 +95,14 @@ def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
             tiles = TileLister.of(
                 kind, cp, exchange="needed", device_type="cpu", windows=packed.windows, groups=packed.groups
             )
-            loss = packed(
-                replace(given, tiles=tiles(given)) if case.get("listed") else given,
-                cp,
-                attention=kind,
-                features="gather" if kind == "ulysses" else "route",
-                overlap=case.get("overlap", False),
-            )
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+                loss = packed(
+                    replace(given, tiles=tiles(given)) if case.get("listed") else given,
+                    cp,
+                    attention=kind,
+                    features="gather" if kind == "ulysses" else "route",
+                    overlap=case.get("overlap", False),
+                )
             loss.backward()
         total += loss.item()
         faults += made

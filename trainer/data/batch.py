@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float32, Int32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int32, Int64, UInt8
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import ModelEntry, Unit
+from preshard.schemas.sequence import PADDING_DOC
 from preshard.trainer.data.inputs import InputUnit, model_inputs
 
 ON_HOST = ("image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
@@ -126,6 +127,43 @@ class RankBatch:
         self._check_causal("max_seqlen")
         return self.longest_sequence
 
+    @property
+    def cu_seqlens_padded(self) -> Int32[Tensor, "documents_plus_1"]:
+        """Edges of the documents with the padding that follows each, as Megatron and Transformer Engine call them.
+
+        Document i has the tokens ``edges[i]:edges[i] + document_lengths[i]``; padding fills the rest of its room. The
+        ``cu_seqlens`` that go with them there are the running sums of ``document_lengths``.
+
+        Raises:
+            ReaderError: as for ``cu_seqlens``.
+        """
+        self._check_causal("cu_seqlens_padded")
+        return torch.cat([self.sequence_edges[:-1][self._is_document], self.sequence_edges[-1:]])
+
+    @property
+    def document_lengths(self) -> Int32[Tensor, "documents"]:
+        """Tokens of each document of the pack, in natural order and without padding.
+
+        Raises:
+            ReaderError: as for ``cu_seqlens``.
+        """
+        self._check_causal("document_lengths")
+        return torch.diff(self.sequence_edges)[self._is_document]
+
+    @property
+    def _is_document(self) -> Bool[Tensor, "sequences"]:
+        return self.doc_ids[self.sequence_edges[:-1].long()] != PADDING_DOC
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The batch's tensors by their names, for what takes a mapping."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
+    def __len__(self) -> int:
+        """Tokens of this rank's slice."""
+        return len(self.tokens)
+
     def _check_causal(self, name: str) -> None:
         if self.not_causal:
             raise ReaderError(
@@ -211,6 +249,5 @@ class RankBatch:
         return self._with(lambda tensor: tensor.pin_memory())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> RankBatch:
-        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ON_HOST}
-        changed: dict[str, Any] = {name: change(x) for name, x in given.items() if isinstance(x, Tensor)}
+        changed: dict[str, Any] = {name: change(x) for name, x in self.tensors.items() if name not in ON_HOST}
         return replace(self, **changed)

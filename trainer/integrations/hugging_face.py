@@ -25,6 +25,7 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading
 from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
 from preshard.trainer.models.packed import PackedModel
 
@@ -78,7 +79,7 @@ def take_packs(
     Raises:
         ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = unwrap(model)
     packed = PackedModel(base, logits_bytes=logits_bytes)
 
     def forward(
@@ -127,7 +128,7 @@ class OnPacks:
         shown = {name: each if stand_in is None or each is None else stand_in for name, each in datasets.items()}
         super().__init__(*given, **shown, **more)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        base = unwrap(self.model)
         takes = getattr(base, TAKES, None)
         if takes is None:
             raise ConfigError("model takes no packs: give preshard.hugging_face.take_packs(load_model(...), cp)")

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -64,8 +67,24 @@ def packed_attention(
         )
     standard = q_1HLD.shape[-1] ** -0.5
     q_HLD = q_1HLD[0] if scaling in (None, standard) else q_1HLD[0] * (scaling / standard)
-    out_HLD = attend(q_HLD, k_1KLD[0], v_1KLD[0], sinks=s_aux)
+    with without_autocast(q_HLD, k_1KLD[0], v_1KLD[0]) as (q_HLD, k_KLD, v_KLD):
+        out_HLD = attend(q_HLD, k_KLD, v_KLD, sinks=s_aux)
     return out_HLD.transpose(0, 1)[None].contiguous(), None
+
+
+@contextmanager
+def without_autocast(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors in the dtype of ``torch.autocast``, which is off inside: what is ours decides on its own dtypes.
+
+    Autocast would leave keys and values of a layer in different dtypes, and round sums that are kept in float32.
+    """
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        yield tensors
+        return
+    dtype = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
+        yield tuple(tensor.to(dtype) for tensor in tensors)
 
 
 @cache
@@ -123,14 +142,20 @@ def has_transformers(since: Version) -> bool:
     return (int(major), int(minor)) >= since
 
 
-def block_paths(model: nn.Module) -> tuple[str, ...]:
+def unwrap(model: Any) -> Any:
+    """The model itself, without what ``peft`` has put around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def block_paths(model: nn.Module, *, within: nn.Module | None = None) -> tuple[str, ...]:
     """Paths of a model's blocks: the outermost modules that it says are not to be split among devices.
 
-    Ask before the model is sharded, which gives classes other names.
+    The paths begin at the model, or at a module that it is within. Ask before the model is sharded, which gives classes
+    other names.
     """
     names = frozenset(getattr(model, "_no_split_modules", None) or ())
     found: list[str] = []
-    for path, module in model.named_modules():
+    for path, module in (within or model).named_modules():
         if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
             found.append(path)
     return tuple(found)

@@ -24,7 +24,7 @@ from preshard.trainer.models.families import family_of
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.gated_delta import bind_states
-from preshard.trainer.models.interface import PACKED, block_paths
+from preshard.trainer.models.interface import PACKED, block_paths, unwrap, without_autocast
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum
 from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily
 
@@ -39,8 +39,11 @@ class PackedModel(nn.Module):
 
     To shard it, shard each of :attr:`blocks`, then the whole, as all else is used inside its own forward.
 
+    What it does not have itself is the model's: ``device``, ``dtype``, ``gradient_checkpointing_enable``,
+    ``save_pretrained`` with the model's own names ...
+
     Args:
-        model: from ``load_model``.
+        model: from ``load_model``, or such a model with adapters of ``peft``.
         logits_bytes: the most bytes of logits that exist at once.
 
     Raises:
@@ -49,15 +52,24 @@ class PackedModel(nn.Module):
 
     def __init__(self, model: nn.Module, *, logits_bytes: int = LOGITS_BYTES) -> None:
         super().__init__()
-        hugging_face: Any = model
-        self.config: Any = hugging_face.config
+        base = unwrap(model)
+        self.config: Any = base.config
         if self.config.get_text_config()._attn_implementation != PACKED:
             raise ConfigError(f"the model's attention is not {PACKED}; load it with preshard.trainer.models.load_model")
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self._sizes = model_sizes(self.config)
         self.model = model
-        self._block_paths = tuple(f"model.{path}" for path in block_paths(model))
+        self._block_paths = tuple(f"model.{path}" for path in block_paths(base, within=model))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            modules = self.__dict__.get("_modules", {})
+            if "model" not in modules:
+                raise
+            return getattr(modules["model"], name)
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
@@ -140,16 +152,16 @@ class PackedModel(nn.Module):
         if self.family is not None:
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
         hidden = self._hidden(batch, attends, given | states)
-        head: Any = self.model
-        return loss_sum(
-            hidden,
-            head.get_output_embeddings().weight,
-            batch.labels,
-            batch.loss_weights,
-            logits_bytes=self.logits_bytes,
-            loss_tokens=batch.loss_tokens,
-            softcap=self._sizes.softcap,
-        )
+        with without_autocast(hidden, unwrap(self.model).get_output_embeddings().weight) as (hidden, weight):
+            return loss_sum(
+                hidden,
+                weight,
+                batch.labels,
+                batch.loss_weights,
+                logits_bytes=self.logits_bytes,
+                loss_tokens=batch.loss_tokens,
+                softcap=self._sizes.softcap,
+            )
 
     def _check_batch(self, batch: RankBatch) -> None:
         packed_for = None if batch.model is None else batch.model.model_type
@@ -207,8 +219,7 @@ class PackedModel(nn.Module):
     @property
     def core(self) -> Any:
         """The model under its output projection."""
-        model: Any = self.model
-        return model.base_model
+        return unwrap(self.model).base_model
 
 
 def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool) -> None:
@@ -221,11 +232,13 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
     Args:
         model: on the CPU, the same on all ranks; moves to the mesh's device.
         blocks: its repeated parts, gathered one at a time; everything else stays gathered through the forward.
-        mesh: the axes ``replicate`` and ``shard``. Gradients are summed over both, each time in the same order.
+        mesh: an axis over which parameters are sharded, alone or after one over which they are replicated, under any
+            names. Gradients are summed over both, each time in the same order.
         bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
     """
-    if mesh.size(0) == 1:
-        mesh = mesh["shard"]  # FSDP would send each gradient to the one replica, and cut two axes for each parameter
+    if mesh.ndim == 2 and mesh.size(0) == 1 and mesh.mesh_dim_names:
+        # FSDP would send each gradient to the one replica, and cut two axes for each parameter
+        mesh = mesh[mesh.mesh_dim_names[1]]
     compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     for module in (*blocks, model):

@@ -64,14 +64,22 @@ def test_a_batch_gives_them_or_says_why_not(packed: Path, whole: list[Any]) -> N
         if batch.not_causal:
             with pytest.raises(ReaderError, match=rf"cu_seqlens of pack {batch.pack_id}.*both directions|branches"):
                 batch.cu_seqlens  # noqa: B018
-            with pytest.raises(ReaderError, match="max_seqlen"):
-                batch.max_seqlen  # noqa: B018
+            for name in ("max_seqlen", "cu_seqlens_padded", "document_lengths"):
+                with pytest.raises(ReaderError, match=name):
+                    getattr(batch, name)
             continue
         edges = batch.cu_seqlens.numpy()
         assert edges[0] == 0
         assert edges[-1] == batch.seq_len
         assert batch.max_seqlen == np.diff(edges).max()
         assert (np.diff(arrays["doc_ids"])[edges[1:-1] - 1] != 0).all()
+        rooms, lengths = batch.cu_seqlens_padded.numpy(), batch.document_lengths.numpy()
+        assert rooms.dtype == lengths.dtype == np.int32
+        assert (rooms[0], rooms[-1]) == (0, batch.seq_len)
+        real = np.concatenate([np.arange(room, room + n) for room, n in zip(rooms, lengths, strict=False)])
+        assert len(rooms) == len(lengths) + 1
+        assert (real == np.flatnonzero(arrays["doc_ids"] >= 0)).all()
+        assert (len(batch), batch.tensors["tokens"] is batch.tokens) == (batch.seq_len // 2, True)
     assert len(reasons) == 3, "text alone, images, annotations"
 
 

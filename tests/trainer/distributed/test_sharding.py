@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from preshard.trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
@@ -32,11 +33,17 @@ def loss_of(model: nn.Module, rank: int) -> torch.Tensor:
     return loss
 
 
+def _other_names(parameters: DeviceMesh) -> DeviceMesh:
+    """The same ranks as someone else's mesh: one axis where there is one replica."""
+    ranks = parameters.mesh if len(parameters.mesh) > 1 else parameters.mesh[0]
+    return DeviceMesh("cpu", ranks, mesh_dim_names=("outer", "inner")[-ranks.ndim :])
+
+
 def gradients_of(_mesh: Mesh, degrees: dict[str, int], way: CpFsdp) -> dict[str, Any]:
     """Whole gradients on a rank, its own part of them, and which ranks its mesh says hold a replica."""
     mesh = build_mesh("cpu", **degrees, cp_fsdp=way)
     model = make_model()
-    shard_model(model, [model[0], model[2]], mesh.parameters, bfloat16=False)
+    shard_model(model, [model[0], model[2]], _other_names(mesh.parameters), bfloat16=False)
     for _ in range(2):  # a second micro-batch adds to the first one's gradients
         loss_of(model, dist.get_rank()).backward()
     own: dict[str, Any] = {"replica": mesh.replica, "column": mesh.parameters.get_local_rank("shard")}
