@@ -79,7 +79,7 @@ def without_autocast(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     Autocast would leave keys and values of a layer in different dtypes, and round sums that are kept in float32.
     """
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         yield tensors
         return
     dtype = torch.get_autocast_dtype(kind)
