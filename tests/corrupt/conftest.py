@@ -21,10 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from known_shards import KnownShards
+from PIL import Image
 
 from preshard.packer_service.config import load_config
+from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.layout.mask import MaskIndex, full_and_window
 from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
@@ -39,7 +41,7 @@ from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.files.npz import decode_arrays, encode_arrays
 from preshard.schemas.header import read_member
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import Manifest
+from preshard.schemas.manifest import LayerMasks, Manifest
 from preshard.schemas.schemes import segment_edges, zigzag_runs
 from preshard.schemas.sequence import PackedSequence
 from preshard.schemas.tables import TABLES
@@ -107,6 +109,37 @@ def packed(
     return run
 
 
+STILLS = ((60, 40), (300, 90), (200, 220))
+"""Width and height of photographs: one for a single tile, and two that tiled models cut."""
+
+
+@pytest.fixture(scope="session")
+def packed_for(
+    mixed_source: Path, editable_of: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Any]:
+    """A dataset of photographs and a clip, packed for a tiny model of a family. Each once: read only."""
+
+    @cache
+    def run(family: str) -> Any:
+        folder = tmp_path_factory.mktemp(family)
+        write_model_folder(folder / "model", family, vocabulary=400)
+        shutil.copy(mixed_source / "clip.mp4", folder / "clip.mp4")
+        shown = {"clip": {"type": "video", "video": "clip.mp4"}}
+        for number, size in enumerate(STILLS):
+            Image.fromarray(np.full((*size[::-1], 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
+            shown[f"image-{number}"] = {"type": "image", "image": f"{number}.png"}
+        asked = {"type": "text", "text": "what is it?"}
+        rows = [{"id": name, "messages": _turns([part, asked], "A colour.")} for name, part in shown.items()]
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        settings = [f"model={folder / 'model'}", "seq_len=4096", "max_images=64", "cp_sizes=[1]", "ring_degrees=[1]"]
+        settings += ["oversize=reject", "layouts=[contiguous]", "video.max_frames=4", "order.window=1"]
+        config = load_config(None, settings)
+        pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), Silent())
+        return editable_of(folder / "dataset")
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def sound(packed: Callable[..., Path]) -> Path:
     """A sound dataset. Read only: copy it before changing anything."""
@@ -143,7 +176,7 @@ class Sample:
         return PackedSequence(**self.sequence)
 
     def token_layouts(self) -> list[TokenLayout]:
-        names = [name for name in self.layouts if not name.endswith(".needs")]
+        names = [name for name in self.layouts if not name.endswith("needs")]
         return [
             TokenLayout(
                 scheme=name.partition(".ring")[0],
@@ -151,6 +184,7 @@ class Sample:
                 block_size=len(self.sequence["tokens"]) // self.layouts[f"{name}.needs"].shape[1],
                 runs=self.layouts[name],
                 needs=self.layouts[f"{name}.needs"],
+                window_needs=self.layouts.get(f"{name}.window_needs"),
             )
             for name in names
         ]
@@ -215,9 +249,14 @@ class Editable:
     def derive(self, sample: Sample) -> None:
         """Makes needs, figures and loads of a sample follow from its arrays, layouts and boundaries."""
         config, index = parse_config(self.manifest["config"]), MaskIndex.of(sample.arrays.mask)
+        model = self.manifest["model"] or {}
+        layers = LayerMasks.model_validate(model["masks"]) if model.get("masks") else None
+        masks = full_and_window(index, layers)
         for layout in sample.token_layouts():
-            needs = key_blocks_needed(index, layout.runs, layout.ring_degree, config.block_size)
-            sample.layouts[f"{layout.name}.needs"] = needs
+            for name, mask in zip(("needs", "window_needs"), masks, strict=True):
+                if mask is not None:
+                    needs = key_blocks_needed(mask, layout.runs, layout.ring_degree, config.block_size)
+                    sample.layouts[f"{layout.name}.{name}"] = needs
         pack_id, head = sample.head["pack_id"], sample.head
         lengths = np.array([span["length"] for span in head["documents"]], np.int64)
         bounds, loads = (
@@ -231,10 +270,10 @@ class Editable:
             load=int(loads.sum()),
         )
         self.tables["packs.parquet"][pack_id].update(
-            pack_figures(pack_id, sample.arrays, index, lengths, totals, config)
+            pack_figures(pack_id, sample.arrays, masks[0], lengths, totals, config)
         )
         rows = MeasureRows()
-        rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"], bounds, loads)
+        rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"], bounds, loads, layers)
         order = MeasureOrder.of(config, self.manifest["counts"]["packs"])
         written = pa.Table.from_pylist(self.tables["measures.parquet"], schema=TABLES["measures.parquet"])
         others = pa.concat_tables(order.by_pack([written])).to_pylist()

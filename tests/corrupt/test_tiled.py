@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from preshard.packer_service.config import load_config
-from preshard.packer_service.demo.model import write_model_folder
-from preshard.packer_service.job.pack import pack
-from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import Verdict
-
-SIZES = ((60, 40), (300, 90), (200, 220))
-"""Of photographs: one for a single tile, and two that are cut."""
 
 
 @pytest.fixture(scope="module", params=["molmo2", "internvl", "mistral3"])
-def tiled(
-    request: Any, tmp_path_factory: Any, mixed_source: Path, editable_of: Callable[[Path], Any], progress: Any
-) -> Any:
+def tiled(request: Any, packed_for: Callable[[str], Any]) -> Any:
     """A sound dataset of images and a clip for a model of the family. Read only."""
-    folder = tmp_path_factory.mktemp(request.param)
-    write_model_folder(folder / "model", request.param, vocabulary=400)
-    shutil.copy(mixed_source / "clip.mp4", folder / "clip.mp4")
-    rows = []
-    for number, size in enumerate(SIZES):
-        Image.fromarray(np.full((*size[::-1], 3), 40 * number, np.uint8)).save(folder / f"{number}.png")
-        rows.append(_row(f"image-{number}", {"type": "image", "image": f"{number}.png"}))
-    rows.append(_row("clip", {"type": "video", "video": "clip.mp4"}))
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    settings = [f"model={folder / 'model'}", "seq_len=4096", "max_images=64", "cp_sizes=[1]", "ring_degrees=[1]"]
-    settings += ["oversize=reject", "layouts=[contiguous]", "video.max_frames=4", "order.window=1"]
-    out = str(folder / "dataset")
-    pack([str(folder / "rows.jsonl")], out, load_config(None, settings), PlainExecutor(), progress)
-    return editable_of(folder / "dataset")
-
-
-def _row(name: str, part: dict[str, str]) -> dict[str, Any]:
-    question = {"role": "user", "content": [part, {"type": "text", "text": "what is it?"}]}
-    return {"id": name, "messages": [question, {"role": "assistant", "content": "A colour."}]}
+    return packed_for(request.param)
 
 
 def _unit(data: Any, kind: str, crops: int = 1) -> dict[str, Any]:
