@@ -15,7 +15,15 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import BLOCK_SCHEMES
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import encoder_of
-from preshard.schemas.model.memory import RECOMPUTE, STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory
+from preshard.schemas.model.memory import (
+    RECOMPUTE,
+    STATE_NUMBERS,
+    USABLE,
+    MemoryParts,
+    RankShare,
+    TrainingMemory,
+    Trains,
+)
 from preshard.trainer.config import DTYPES, TrainConfig, option
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.pack_index import PackTable
@@ -99,6 +107,7 @@ class Fitting:
     sizes: ModelDimensions
     packs: Packs
     device: int
+    trains: Trains | None = None
 
     def estimate(self, config: TrainConfig) -> FitEstimate:
         """Of settings without ``auto``."""
@@ -115,6 +124,7 @@ class Fitting:
             recompute=config.recompute,
             offload=config.offload != "none",
             mlp_tiles=config.mlp_tiles,
+            trains=self.trains,
         )
         return FitEstimate(parts=memory.of_rank(self.packs.share(config, self.sizes.kv_heads)), device=self.device)
 
@@ -177,7 +187,13 @@ class Fitting:
 
 
 def resolve(
-    config: TrainConfig, model: Any, datasets: Sequence[PackedDataset], *, world_size: int, device_type: str
+    config: TrainConfig,
+    model: Any,
+    datasets: Sequence[PackedDataset],
+    *,
+    world_size: int,
+    device_type: str,
+    trains: Trains | None = None,
 ) -> tuple[TrainConfig, FitEstimate | None]:
     """The settings with what ``auto`` stands for, and the estimate where there is one.
 
@@ -189,6 +205,7 @@ def resolve(
         datasets: that it will see.
         world_size: processes of the job.
         device_type: where they compute.
+        trains: what of the model trains, where not all of it does.
 
     Raises:
         ConfigError: the estimate does not fit into the device's memory; says what would.
@@ -205,7 +222,7 @@ def resolve(
     if sizes is None or device is None:
         plain = "none" if device is None else "full"
         return config.model_copy(update={"recompute": plain}) if config.recompute == "auto" else config, None
-    fitting = Fitting(sizes=sizes, packs=Packs.of(datasets), device=device)
+    fitting = Fitting(sizes=sizes, packs=Packs.of(datasets), device=device, trains=trains)
     taken, found = fitting.least_recompute(config)
     if not found.fits and config.memory_check == "on":
         parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(found.parts).items())

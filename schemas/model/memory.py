@@ -72,6 +72,24 @@ class MemoryParts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Trains:
+    """What of a model trains, where that is not all of it.
+
+    Attributes:
+        trained, frozen: numbers in parameters of either kind, adapters among the trained ones.
+        blocks: whether the decoder's own weights are trained, in whole or in part.
+        head: the same of the output projection.
+        encoder: whether anything that makes features is trained: without, the encoder takes no backward pass.
+    """
+
+    trained: int
+    frozen: int
+    blocks: bool
+    head: bool
+    encoder: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingMemory:
     """How a model trains, as far as memory depends on it.
 
@@ -84,6 +102,7 @@ class TrainingMemory:
         recompute: one of :data:`RECOMPUTE`.
         offload: whether inputs of blocks that are computed again wait elsewhere.
         mlp_tiles: parts in which the MLPs take a rank's tokens, each computed again.
+        trains: None if the whole model does.
     """
 
     sizes: ModelDimensions
@@ -95,17 +114,20 @@ class TrainingMemory:
     recompute: str
     offload: bool = False
     mlp_tiles: int = 1
+    trains: Trains | None = None
 
     def of_rank(self, share: RankShare) -> MemoryParts:
         """Memory of a rank with such a share of a pack."""
         sizes, number, sums = self.sizes, self.compute_bytes, self.sum_bytes
         whole = BLOCKS_GATHERED * sizes.layer_parameters + sizes.embeddings
+        trains = self.trains or Trains(trained=sizes.parameters, frozen=0, blocks=True, head=True, encoder=True)
+        slopes = (number if number == sums else number + sums) * trains.head
         return MemoryParts(
-            state=self.state_bytes * sizes.parameters / self.shards,
-            gathered=number * whole + (number + sums) * sizes.layer_parameters,
-            activations=share.tokens * self._decoder() + self._encoder(share),
+            state=(self.state_bytes * trains.trained + sums * trains.frozen) / self.shards,
+            gathered=number * whole + (number + sums) * sizes.layer_parameters * trains.blocks,
+            activations=share.tokens * self._decoder() + self._encoder(share, trained=trains.encoder),
             keys=2 * share.key_heads * sizes.head_dim * (number + sums) * share.keys,
-            logits=self.logits_bytes + (number if number == sums else number + sums) * sizes.head_products,
+            logits=self.logits_bytes + slopes * sizes.head_products,
         )
 
     def _decoder(self) -> float:
@@ -126,9 +148,11 @@ class TrainingMemory:
             in_use = layer + inner / self.mlp_tiles
         return self.compute_bytes * (sizes.layers * kept + in_use)
 
-    def _encoder(self, share: RankShare) -> float:
+    def _encoder(self, share: RankShare, *, trained: bool) -> float:
         """Bytes of the patches, and of the rows that are made of them, which are not computed again."""
         layer, given = VISION_KEPT * self.sizes.vision_width, 0 if self.offload else self.sizes.vision_width
+        if not trained:  # nothing is kept, and one layer is in use at a time
+            return self.compute_bytes * share.patches * layer
         kept = layer if self.recompute == "none" else given
         in_use = 0 if self.recompute == "none" else layer
         patches = share.patches * (self.sizes.vision_layers * kept + in_use)

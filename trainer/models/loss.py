@@ -39,7 +39,8 @@ def loss_sum(
     the sum is 0 and its gradients are zeros, not missing: the backward pass runs the same collectives on every rank.
 
     Logits are computed for as many tokens at a time as ``logits_bytes`` allows, in the dtype of ``hidden``, and again
-    in the backward pass. Softmax, sums and the gradient of ``weight`` over the chunks are in at least float32.
+    in the backward pass. Softmax, sums and the gradient of ``weight`` over the chunks are in at least float32; a frozen
+    ``weight`` has no gradient in memory.
 
     Args:
         hidden: last hidden states.
@@ -99,10 +100,11 @@ class _ChunkedLoss(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden, weight, labels, loss_weights, log_sums = ctx.saved_tensors
-        d_hidden = torch.zeros_like(hidden)
-        d_weight = torch.zeros(weight.shape, dtype=log_sums.dtype, device=weight.device)
+        d_hidden, d_weight = torch.zeros_like(hidden), None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros(weight.shape, dtype=log_sums.dtype, device=weight.device)
         for part in _parts(len(hidden), ctx.chunk):
             d_logits = _capped((hidden[part] @ weight.T).to(log_sums.dtype), ctx.softcap)
             slopes = None if ctx.softcap is None else 1 - (d_logits / ctx.softcap) ** 2
@@ -113,12 +115,14 @@ class _ChunkedLoss(Function):
                 d_logits *= slopes
             low = d_logits.to(hidden.dtype)
             d_hidden[part] = low @ weight
-            if low.dtype == d_weight.dtype:
+            if d_weight is None:
+                pass
+            elif low.dtype == d_weight.dtype:
                 d_weight.addmm_(low.T, hidden[part])  # adds where the sum lies: no second gradient beside it
             else:
                 d_weight += low.T @ hidden[part]
             del d_logits, low, slopes
-        return d_hidden, d_weight.to(weight.dtype), None, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -130,3 +130,31 @@ def test_tokens_without_loss_get_no_gradient() -> None:
     gradient = torch.autograd.grad(loss_sum(hidden, weight, labels, loss_weights), hidden)[0]
     assert gradient[labels < 0].abs().max() == 0
     assert (gradient[labels >= 0].abs().amax(1) > 0).all()
+
+
+class _ShapesMade(TorchDispatchMode):
+    """The shapes of every tensor that is made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.shapes.add(tuple(made.shape))
+        return made
+
+
+def test_a_frozen_projection_has_no_gradient_in_memory() -> None:
+    """Fails when the gradient of an output projection that does not train is summed all the same: 2.3 GiB of one of
+    151,936 x 4,096.
+    """
+    hidden, weight, labels, loss_weights = _example()
+    [expected] = torch.autograd.grad(loss_sum(hidden, weight, labels, loss_weights), hidden)
+    for trains in (True, False):
+        loss = loss_sum(hidden, weight.detach().requires_grad_(trains), labels, loss_weights)
+        with _ShapesMade() as seen:
+            [found] = torch.autograd.grad(loss, hidden)
+        assert torch.equal(found, expected)
+        assert ((31, 6) in seen.shapes) == trains

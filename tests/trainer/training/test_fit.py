@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.memory import Trains
 from preshard.trainer import fit
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.setup import prepare
@@ -66,6 +67,20 @@ def test_every_part_is_counted() -> None:
     assert found.logits == 2**30 + (2 + 4) * head
     assert found.total / 2**30 == pytest.approx(47.8, abs=0.05)
     assert gib(settings(recompute="none"), images=144) == pytest.approx(81.9, abs=0.05)
+
+
+def test_what_is_frozen_takes_no_gradients_and_no_moments() -> None:
+    """Fails when frozen parameters are counted with gradients and AdamW's means, or a frozen encoder with what its
+    layers would keep for a backward pass.
+    """
+    frozen, adapters = SIZES.parameters, 10_000_000
+    trains = Trains(trained=adapters, frozen=frozen, blocks=False, head=False, encoder=False)
+    all_of_it, config = fitting(131_072, images=512), settings(recompute="none")
+    more, less = all_of_it.estimate(config).parts, replace(all_of_it, trains=trains).estimate(config).parts
+    assert less.state == (16 * adapters + 4 * frozen) / 8
+    assert more.gathered - less.gathered == (2 + 4) * SIZES.layer_parameters
+    assert more.logits - less.logits == (2 + 4) * SIZES.head_products
+    assert more.activations - less.activations == 2 * (65_536 * 1152 * 26 * 20 + 16_384 * SIZES.vision_row)
 
 
 def test_the_least_recomputation_that_fits_is_taken() -> None:
