@@ -17,6 +17,7 @@ from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
+from preshard.trainer.data.pixels import to_device
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_model
@@ -237,7 +238,7 @@ def evaluate(model: PackedModel, dataset: PackedDataset, mesh: Mesh, **exchanges
         for batch, counts in _rounds(dataset, mesh):
             loss = model(batch, mesh.cp, **exchanges)
             if counts:
-                sums += torch.stack([loss.double(), batch.loss_weights.double().sum().to(device)])
+                sums += torch.stack([loss.double(), to_device(batch.loss_weights.double().sum(), device)])
     model.train()
     dist.all_reduce(sums)
     total, weight = sums.tolist()

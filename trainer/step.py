@@ -17,6 +17,7 @@ from torch.optim import AdamW
 from preshard.schemas.errors import PreshardError
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.pixels import to_device
 
 BETAS = (0.9, 0.95)
 """AdamW's decay rates for the mean of gradients and of their squares."""
@@ -142,7 +143,7 @@ def join_totals(
     """
     device = local.loss_sum.device
     here = [local.bytes_read, local.data_time, stop, local.work, local.compute_time, *local.packs]
-    counted = torch.tensor(here, dtype=torch.float64, device=device)
+    counted = to_device(torch.tensor(here, dtype=torch.float64), device)
     measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, _squares(parameters, device)])
     mine = torch.cat([measured, counted])
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

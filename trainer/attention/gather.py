@@ -27,6 +27,7 @@ from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
+from preshard.trainer.data.pixels import to_device
 from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Exchange = Literal["all", "needed"]
@@ -149,7 +150,7 @@ def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp
     received = [held[needs[cp.ring_rank][held // block_size]] for held in slices]
     return _NeededExchange(
         positions=np.concatenate(received),
-        sent=tuple(torch.from_numpy(index).to(mask.device, non_blocking=True) for index in sent),
+        sent=tuple(to_device(torch.from_numpy(index), mask.device) for index in sent),
         received_sizes=tuple(map(len, received)),
         slice_len=len(mine),
         group=cp.ring_group,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, drop_groups, list_places
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.pixels import to_device
 
 ARRAYS = tuple(field.name for field in fields(MaskArrays))
 """Names of the mask's arrays, the same on the host and on the device."""
@@ -54,10 +55,15 @@ class MaskTensors:
     host_places: Int64[np.ndarray, "N"] | None = None
 
     @classmethod
-    def of(cls, batch: RankBatch) -> MaskTensors:
-        """The mask of a batch's whole pack, on the batch's device."""
-        tensors = {name: getattr(batch, name) for name in ARRAYS}
-        return cls._whole(tensors, MaskArrays(**{name: tensor.cpu().numpy() for name, tensor in tensors.items()}))
+    def of(cls, batch: RankBatch, moved: RankBatch | None = None) -> MaskTensors:
+        """The mask of a batch's whole pack, on the batch's device.
+
+        Args:
+            batch: best on the CPU; elsewhere the host waits for it.
+            moved: the same batch where the attention will be computed, if that is elsewhere.
+        """
+        host = MaskArrays(**{name: getattr(batch, name).cpu().numpy() for name in ARRAYS})
+        return cls._whole({name: getattr(moved or batch, name) for name in ARRAYS}, host)
 
     @classmethod
     def from_arrays(cls, arrays: MaskArrays) -> MaskTensors:
@@ -83,16 +89,16 @@ class MaskTensors:
             return replace(self, group_ids=torch.full_like(self.group_ids, CAUSAL_ONLY), host=drop_groups(self.host))
         assert self.host_positions[-1:].tolist() == [self.host.seq_len - 1], "a window restricts whole packs"
         host_places = list_places(self.host).astype(np.int64)
-        places = torch.from_numpy(host_places.astype(np.int32)).to(self.device, non_blocking=True)
+        places = to_device(torch.from_numpy(host_places.astype(np.int32)), self.device)
         return replace(self, window=window, places=places, horizons=places - window, host_places=host_places)
 
     def to(self, device: torch.device | str) -> MaskTensors:
         """The same tokens on another device; the host's copy is shared."""
-        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._with_tensors(lambda tensor: to_device(tensor, device))
 
     def at(self, places: Int64[np.ndarray, "M"]) -> MaskTensors:
         """Some of these tokens, in this order. Of a whole pack, ``places`` are natural positions."""
-        index = torch.from_numpy(places).to(self.device, non_blocking=True)
+        index = to_device(torch.from_numpy(places), self.device)
         host = MaskArrays(**{name: getattr(self.host, name)[places] for name in ARRAYS})
         picked = self._with_tensors(lambda tensor: tensor[index])
         host_places = None if self.host_places is None else self.host_places[places]

@@ -33,6 +33,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.heads import exchange_for_heads, gather_heads
+from preshard.trainer.data.pixels import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
@@ -96,7 +97,7 @@ def plan_states(
     parts = [part for both in zip(before, (*stems, *branches), strict=True) for part in both]
     is_own = np.repeat(np.tile([False, True], len(before)), list(map(len, parts)))
     arrays = (row_of[tokens], leaving, row_of[np.concatenate(parts)], np.flatnonzero(is_own))
-    moved = [torch.from_numpy(array).to(device, non_blocking=True) for array in arrays]
+    moved = [to_device(torch.from_numpy(array), device) for array in arrays]
     return StatePlan(
         degree=cp.cp_size,
         rank=cp.cp_rank,
@@ -211,9 +212,7 @@ def scan(
 def _scan_at_once(
     rule: Rule, inputs: dict[str, Tensor], edges: list[int], initial: Tensor | None, with_last: bool
 ) -> tuple[Tensor, Tensor | None]:
-    device = inputs["query"].device
-    on_host = torch.tensor(edges, dtype=torch.int64)
-    cu_seqlens = on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
+    cu_seqlens = to_device(torch.tensor(edges, dtype=torch.int64), inputs["query"].device)
     out, last = _call(rule, inputs, initial, with_last, cu_seqlens=cu_seqlens)
     return out, last
 

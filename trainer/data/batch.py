@@ -15,7 +15,8 @@ from preshard.schemas.errors import ReaderError
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import ModelEntry, Unit
 from preshard.schemas.sequence import PADDING_DOC
-from preshard.trainer.data.inputs import InputUnit, model_inputs
+from preshard.trainer.data.inputs import InputUnit, picture_levels
+from preshard.trainer.data.pixels import normalise, to_device
 
 ON_HOST = ("image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
 """Tensors that plan exchanges and shapes. They are read on the CPU, since reading them on a device means waiting."""
@@ -65,6 +66,8 @@ class RankBatch:
             ``DataLoader`` has read ahead.
         tiles: the tiles that this rank's attention will compute, as the loader's ``list_tiles`` lists them where the
             batch is read; None without one.
+        levels: the crops as the model's encoder takes them, not yet normalised, in place of ``pixels``; see
+            ``with_levels``.
     """
 
     pack_id: int
@@ -99,6 +102,7 @@ class RankBatch:
     bytes_read: int
     state: dict[str, Any]
     tiles: Any = None
+    levels: dict[str, Tensor] | None = None
 
     @property
     def seq_len(self) -> int:
@@ -173,7 +177,13 @@ class RankBatch:
 
     @property
     def pictures(self) -> list[UInt8[Tensor, "height width 3"]]:
-        """This rank's crops, each of its own size: views of ``pixels``."""
+        """This rank's crops, each of its own size: views of ``pixels``.
+
+        Raises:
+            ReaderError: they have become ``levels``.
+        """
+        if self.levels is not None:
+            raise ReaderError("the batch's pictures have become levels for a PackedModel: read it without list_tiles")
         shapes = [(height, width, 3) for height, width in self.picture_sizes.tolist()]
         parts = self.pixels.split([height * width * channels for height, width, channels in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -197,6 +207,22 @@ class RankBatch:
         Raises:
             ReaderError: the dataset was packed for no model, or for one that reads only text.
         """
+        levels = self.levels if self.levels is not None else self._cut()
+        device = self.tokens.device
+        moved = {name: to_device(tensor, device) for name, tensor in levels.items()}
+        return normalise(self.model.settings if self.model is not None else {}, moved)
+
+    def with_levels(self) -> RankBatch:
+        """The same batch with its crops cut for the model's encoder: what is left for a device is to look levels up.
+
+        A loader's worker does this for a ``PackedModel``. A batch that has no picture, or is for no model, stays as it
+        is.
+        """
+        if self.levels is not None or self.model is None or not self.units:
+            return self
+        return replace(self, levels=self._cut(), pixels=self.pixels.new_empty(0))
+
+    def _cut(self) -> dict[str, Tensor]:
         pictures = [picture.cpu().numpy() for picture in self.pictures]
         edges = self.unit_edges.tolist()
         units = [
@@ -209,8 +235,8 @@ class RankBatch:
             )
             for unit, (start, end) in zip(self.units, pairwise(edges), strict=True)
         ]
-        found = model_inputs(self.model.settings if self.model is not None else {}, units)
-        return {name: torch.from_numpy(array).to(self.pixels.device) for name, array in found.items()}
+        found = picture_levels(self.model.settings if self.model is not None else {}, units)
+        return {name: torch.from_numpy(array) for name, array in found.items()}
 
     @property
     def start_image_idx(self) -> int:
@@ -236,13 +262,14 @@ class RankBatch:
         return int(torch.diff(self.pool_edges).max())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> RankBatch:
-        """The same batch with its tensors on a device, except those of ``ON_HOST``, which stay on the CPU.
+        """The same batch with its tensors on a device, except those of ``ON_HOST`` and of ``levels`` all that are not
+        pixels, which stay on the CPU.
 
         Args:
             device: the device.
-            non_blocking: do not wait for the copies, which overlap with other work if the batch is pinned.
+            non_blocking: do not wait for the copies; what is not pinned yet is pinned first.
         """
-        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._with(lambda tensor: to_device(tensor, device) if non_blocking else tensor.to(device))
 
     def pin_memory(self) -> RankBatch:
         """The same batch in page-locked memory. A ``DataLoader`` with ``pin_memory`` calls this."""
@@ -250,4 +277,8 @@ class RankBatch:
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> RankBatch:
         changed: dict[str, Any] = {name: change(x) for name, x in self.tensors.items() if name not in ON_HOST}
+        if self.levels is not None:
+            changed["levels"] = {
+                name: change(tensor) if tensor.dtype == torch.uint8 else tensor for name, tensor in self.levels.items()
+            }
         return replace(self, **changed)

@@ -1,23 +1,24 @@
 """A rank's stored pictures as the model's own processor gives them: ``pixel_values`` and what goes with it.
 
-Pixels of 8 bits become the numbers that an encoder takes with the rounding of the processor that the model has. There
-are only 256 values for each colour, so each is computed once, in the order of operations of ``transformers``: its
-processors on Pillow and NumPy divide by 255 first, those on torchvision fold that into mean and deviation.
+Where a batch is read, pictures are cut into the patches of the encoder, still in levels of 8 bits. Where the model is,
+levels become the numbers that it takes (:mod:`preshard.trainer.data.pixels`): a quarter of the bytes travels, or an
+eighth where a still stands for two frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int, UInt8
+import torch
+from jaxtyping import Int, UInt8
 
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.manifest import UnitKind
+from preshard.trainer.data.pixels import MOVING, normalise
 
 Picture = UInt8[np.ndarray, "height width 3"]
 
@@ -52,76 +53,29 @@ def videos(units: Sequence[InputUnit]) -> list[list[InputUnit]]:
     return [list(own) for _, own in groupby(moving, key=lambda unit: (unit.document, unit.medium))]
 
 
-_LEVELS = np.arange(256)
-_RESCALE = 1 / 255
-
-Table = Float32[np.ndarray, "256 3"]
-
-
-def image_table(settings: Mapping[str, Any]) -> Table:
-    """What the image processor of a manifest's settings makes of each level of each colour of a still."""
-    of_backend = {"torchvision": _torch_table, "pil": _numpy_table}[settings["image_backend"]]
-    return of_backend(tuple(settings["image_mean"]), tuple(settings["image_std"]))
-
-
-def video_table(settings: Mapping[str, Any]) -> Table:
-    """The same of a video. All video processors are on torchvision."""
-    return _torch_table(tuple(settings["video_mean"]), tuple(settings["video_std"]))
-
-
-def _rescaled_table(backend: str) -> Table:
-    """What a processor that does not normalise makes of each level. One on NumPy multiplies in float64."""
-    if backend == "pil":
-        rescaled = (_LEVELS.astype(np.float64) * _RESCALE).astype(np.float32)
-    else:
-        rescaled = _LEVELS.astype(np.float32) * np.float32(_RESCALE)
-    return np.repeat(rescaled[:, None], 3, axis=1)
-
-
-@lru_cache(maxsize=8)
-def _numpy_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
-    """What a processor on NumPy makes of each level of each colour."""
-    rescaled = _rescaled_table("pil")
-    return (rescaled - np.array(mean, np.float32)) / np.array(deviation, np.float32)
-
-
-@lru_cache(maxsize=8)
-def _torch_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
-    """What a processor on torch makes of each level of each colour."""
-    factor = np.float32(1 / _RESCALE)
-    levels = _LEVELS.astype(np.float32)[:, None]
-    return (levels - np.array(mean, np.float32) * factor) / (np.array(deviation, np.float32) * factor)
-
-
-def normalised(pixels: UInt8[np.ndarray, "... 3"], table: Table) -> Float32[np.ndarray, "... 3"]:
-    """Each pixel's three colours by their tables."""
-    return np.stack([table[pixels[..., colour], colour] for colour in range(3)], axis=-1)
-
-
-def qwen_vl_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+def _qwen_vl_levels(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
     """``pixel_values`` with ``image_grid_thw``, and ``pixel_values_videos`` with ``video_grid_thw``.
 
     Of a video whose units lie on several ranks, each rank has a grid with as many patches of time as it holds.
     """
-    inputs: dict[str, np.ndarray] = {}
+    made: dict[str, np.ndarray] = {}
     if images := stills(units):
-        table = image_table(settings)
-        inputs["pixel_values"] = np.concatenate([_qwen_patches(settings, unit, table) for unit in images])
-        inputs["image_grid_thw"] = np.array([unit.grid for unit in images], np.int64)
+        made["pixel_values"] = np.concatenate([_qwen_patches(settings, unit, 1) for unit in images])
+        made["image_grid_thw"] = np.array([unit.grid for unit in images], np.int64)
     if moving := videos(units):
-        table = video_table(settings)
-        parts = [_qwen_patches(settings, unit, table) for own in moving for unit in own]
-        inputs["pixel_values_videos"] = np.concatenate(parts)
+        together = settings["temporal_patch_size"]
+        parts = [_qwen_patches(settings, unit, together) for own in moving for unit in own]
+        made["pixel_values_videos"] = np.concatenate(parts)
         grids = [(sum(unit.grid[0] for unit in own), *own[0].grid[1:]) for own in moving]
-        inputs["video_grid_thw"] = np.array(grids, np.int64)
-    return inputs
+        made["video_grid_thw"] = np.array(grids, np.int64)
+    return made
 
 
-def _qwen_patches(settings: Mapping[str, Any], unit: InputUnit, table: Table) -> Float32[np.ndarray, "patches numbers"]:
+def _qwen_patches(settings: Mapping[str, Any], unit: InputUnit, together: int) -> UInt8[np.ndarray, "patches levels"]:
     """The patches of a unit, square by square; a patch has its colours, and each its frames, rows and columns."""
-    patch, merge, together = (settings[name] for name in ("patch_size", "merge_size", "temporal_patch_size"))
+    patch, merge = settings["patch_size"], settings["merge_size"]
     last = (unit.pictures[-1],) * (together - len(unit.pictures))
-    pixels = normalised(np.stack([*unit.pictures, *last]), table)
+    pixels = np.stack([*unit.pictures, *last])
     _, high, wide = unit.grid
     squares = pixels.reshape(together, high // merge, merge, patch, wide // merge, merge, patch, 3)
     return squares.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(high * wide, 3 * together * patch * patch)
@@ -130,36 +84,35 @@ def _qwen_patches(settings: Mapping[str, Any], unit: InputUnit, table: Table) ->
 _NO_PATCH = -1
 
 
-def molmo2_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+def _molmo2_levels(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
     """Crops, pooling and grids of images, and of videos, under the names that the model gives each."""
-    inputs: dict[str, np.ndarray] = {}
+    made: dict[str, np.ndarray] = {}
     side, patch = settings["side"] // settings["patch_size"], settings["patch_size"]
     if images := stills(units):
-        table = image_table(settings)
         pooled, grids, first = [], [], 0
         for unit in images:
             indices, grid = _image_pooling(settings, unit)
             pooled.append(np.where(indices >= 0, indices + first, _NO_PATCH))
             grids.append(grid)
             first += len(unit.pictures) * side * side
-        inputs["pixel_values"] = np.concatenate([_molmo_patches(unit, table, patch) for unit in images])
-        inputs["image_token_pooling"] = np.concatenate(pooled).astype(np.int32)
-        inputs["image_grids"] = np.array(grids, np.int64)
-        inputs["image_num_crops"] = np.array([len(unit.pictures) for unit in images], np.int64)
+        made["pixel_values"] = np.concatenate([_molmo_patches(unit, patch) for unit in images])
+        made["image_token_pooling"] = np.concatenate(pooled).astype(np.int32)
+        made["image_grids"] = np.array(grids, np.int64)
+        made["image_num_crops"] = np.array([len(unit.pictures) for unit in images], np.int64)
     if moving := videos(units):
-        table = video_table(settings)
         frames = [unit for own in moving for unit in own]
         indices, (high, wide) = _pooling(np.arange(side * side).reshape(side, side), settings["video_pooling"])
         firsts = (np.arange(len(frames)) * side * side)[:, None, None]
         shifted = np.where(indices >= 0, indices + firsts, _NO_PATCH)
-        inputs["pixel_values_videos"] = np.concatenate([_molmo_patches(unit, table, patch) for unit in frames])
-        inputs["video_token_pooling"] = shifted.reshape(-1, indices.shape[-1])
-        inputs["video_grids"] = np.array([(len(own), high, wide) for own in moving], np.int64)
-    return inputs
+        made["pixel_values_videos"] = np.concatenate([_molmo_patches(unit, patch) for unit in frames])
+        made["video_token_pooling"] = shifted.reshape(-1, indices.shape[-1])
+        made["video_grids"] = np.array([(len(own), high, wide) for own in moving], np.int64)
+    return made
 
 
-def _molmo_patches(unit: InputUnit, table: Table, patch: int) -> Float32[np.ndarray, "crops patches numbers"]:
-    pixels = normalised(np.stack(unit.pictures), table)
+def _molmo_patches(unit: InputUnit, patch: int) -> UInt8[np.ndarray, "crops patches levels"]:
+    """A patch has its rows and columns, and each its colours."""
+    pixels = np.stack(unit.pictures)
     crops, height, width, _ = pixels.shape
     split = pixels.reshape(crops, height // patch, patch, width // patch, patch, 3).transpose(0, 1, 3, 2, 4, 5)
     return split.reshape(crops, (height // patch) * (width // patch), patch * patch * 3)
@@ -211,51 +164,44 @@ def _pooling(
     return windows.reshape(high * wide, window[0] * window[1]), (high, wide)
 
 
-def tile_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
-    """``pixel_values``, [tiles, 3, height, width]."""
+def _tile_levels(_settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """``pixel_values``, [tiles, 3, height, width], and which of them are frames of videos."""
     if not units:
         return {}
-    still, moving = image_table(settings), video_table(settings)
-    tiles = [
-        normalised(np.stack(unit.pictures), still if unit.kind == "image" else moving).transpose(0, 3, 1, 2)
-        for unit in units
-    ]
-    return {"pixel_values": np.concatenate(tiles)}
+    moving = [unit.kind != "image" for unit in units for _ in unit.pictures]
+    tiles = np.concatenate([np.stack(unit.pictures).transpose(0, 3, 1, 2) for unit in units])
+    return {"pixel_values": tiles, MOVING: np.array(moving)}
 
 
-def pixtral_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
-    """``pixel_values``, [images, 3, height, width] of the largest, with zeros right of and below the others, and
-    ``image_sizes``."""
+def _pixtral_levels(_settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """``pixel_values``, [images, 3, height, width] of the largest, and ``image_sizes``."""
     if not units:
         return {}
-    table = image_table(settings)
-    pictures = [normalised(picture, table).transpose(2, 0, 1) for unit in units for picture in unit.pictures]
+    pictures = [picture.transpose(2, 0, 1) for unit in units for picture in unit.pictures]
     sizes = np.array([picture.shape[1:] for picture in pictures], np.int64)
-    pixels = np.zeros((len(pictures), 3, *sizes.max(0)), np.float32)
+    pixels = np.zeros((len(pictures), 3, *sizes.max(0)), np.uint8)
     for own, picture in zip(pixels, pictures, strict=True):
         own[:, : picture.shape[1], : picture.shape[2]] = picture
     return {"pixel_values": pixels, "image_sizes": sizes}
 
 
-def gemma4_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+def _gemma4_levels(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
     """Patches of each picture and their columns and rows, filled up to the most that a picture has."""
-    inputs: dict[str, np.ndarray] = {}
+    made: dict[str, np.ndarray] = {}
     if images := stills(units):
-        table = image_table(settings) if settings["image_normalised"] else _rescaled_table(settings["image_backend"])
-        made = [_gemma4_patches(settings, unit, table, settings["image_patches"]) for unit in images]
-        inputs["pixel_values"], inputs["image_position_ids"] = map(np.stack, zip(*made, strict=True))
+        patches = [_gemma4_patches(settings, unit, settings["image_patches"]) for unit in images]
+        made["pixel_values"], made["image_position_ids"] = map(np.stack, zip(*patches, strict=True))
     if moving := videos(units):
-        table = video_table(settings) if settings["video_normalised"] else _rescaled_table("torchvision")
-        made = [_gemma4_patches(settings, unit, table, settings["video_patches"]) for own in moving for unit in own]
-        inputs["pixel_values_videos"], inputs["video_position_ids"] = map(np.stack, zip(*made, strict=True))
-        inputs["num_frames_per_video"] = np.array([len(own) for own in moving], np.int64)
-    return inputs
+        patches = [_gemma4_patches(settings, unit, settings["video_patches"]) for own in moving for unit in own]
+        made["pixel_values_videos"], made["video_position_ids"] = map(np.stack, zip(*patches, strict=True))
+        made["num_frames_per_video"] = np.array([len(own) for own in moving], np.int64)
+    return made
 
 
 def _gemma4_patches(
-    settings: Mapping[str, Any], unit: InputUnit, table: Table, most: int
-) -> tuple[Float32[np.ndarray, "most numbers"], Int[np.ndarray, "most 2"]]:
-    [pixels] = _molmo_patches(unit, table, settings["patch_size"])
+    settings: Mapping[str, Any], unit: InputUnit, most: int
+) -> tuple[UInt8[np.ndarray, "most levels"], Int[np.ndarray, "most 2"]]:
+    [pixels] = _molmo_patches(unit, settings["patch_size"])
     _, high, wide = unit.grid
     places = np.stack(np.meshgrid(np.arange(wide), np.arange(high)), axis=-1).reshape(-1, 2)
     missing = ((0, most - len(pixels)), (0, 0))
@@ -263,24 +209,18 @@ def _gemma4_patches(
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any], Sequence[InputUnit]], dict[str, np.ndarray]]] = {
-    "qwen_vl": qwen_vl_inputs,
-    "molmo2": molmo2_inputs,
-    "internvl": tile_inputs,
-    "gemma3": tile_inputs,
-    "pixtral": pixtral_inputs,
-    "gemma4": gemma4_inputs,
+    "qwen_vl": _qwen_vl_levels,
+    "molmo2": _molmo2_levels,
+    "internvl": _tile_levels,
+    "gemma3": _tile_levels,
+    "pixtral": _pixtral_levels,
+    "gemma4": _gemma4_levels,
 }
-"""What builds the inputs, by the ``inputs`` of the manifest's settings."""
+"""What cuts pictures, by the ``inputs`` of the manifest's settings."""
 
 
-def model_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
-    """The vision inputs of some units in the model's own names, float32 and int64, as its processor gives them.
-
-    They are equal bit for bit if pictures are stored as PNG. Without units there are none.
-
-    Args:
-        settings: the family's, as the manifest has them.
-        units: the units of a rank, in order.
+def picture_levels(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """The vision inputs of some units in the model's own names, pixels still in levels; see :func:`model_inputs`.
 
     Raises:
         ReaderError: the dataset was packed for no model, or for one that reads only text or that is not known.
@@ -296,3 +236,19 @@ def model_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dic
             f"{', '.join(BUILDERS)}, or a newer version of preshard"
         )
     return BUILDERS[name](settings, units)
+
+
+def model_inputs(settings: Mapping[str, Any], units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """The vision inputs of some units in the model's own names, float32 and int64, as its processor gives them.
+
+    They are equal bit for bit if pictures are stored as PNG. Without units there are none.
+
+    Args:
+        settings: the family's, as the manifest has them.
+        units: the units of a rank, in order.
+
+    Raises:
+        ReaderError: the dataset was packed for no model, or for one that reads only text or that is not known.
+    """
+    levels = {name: torch.from_numpy(array) for name, array in picture_levels(settings, units).items()}
+    return {name: tensor.numpy() for name, tensor in normalise(settings, levels).items()}

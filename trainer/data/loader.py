@@ -54,7 +54,7 @@ class PackStream(IterableDataset[RankBatch]):
 
     def _batches(self, begun: Iterator[RankBatch] | None) -> Iterator[RankBatch]:
         for batch in begun if begun is not None else self._begin():
-            yield batch if self._list_tiles is None else replace(batch, tiles=self._list_tiles(batch))
+            yield batch if self._list_tiles is None else prepare(batch, self._list_tiles)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch of the newest iteration; as ``PackedDataset.state_dict`` in a worker."""
@@ -87,10 +87,16 @@ def make_loader(
         dataset: what to read. Its copies in the workers count their own ``bytes_read``; each batch has its own.
         workers: background processes; 0 reads in this process, between the steps.
         device: where the batches will be used. They are returned on the CPU.
-        list_tiles: called with each batch where it is read; what it returns becomes ``RankBatch.tiles``. A
+        list_tiles: for a ``PackedModel``: called with each batch where it is read; what it returns becomes
+            ``RankBatch.tiles``, and pictures become ``RankBatch.levels``. A
             ``preshard.trainer.attention.listed.TileLister``, or another function that can be pickled.
     """
     return DataLoader(PackStream(dataset, list_tiles), batch_size=None, **loading(workers, device))
+
+
+def prepare(batch: RankBatch, list_tiles: Callable[[RankBatch], Any]) -> RankBatch:
+    """A batch with all that a step of a ``PackedModel`` would otherwise work out of it on the host."""
+    return replace(batch.with_levels(), tiles=list_tiles(batch))
 
 
 def loading(workers: int, device: torch.device | str) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class PackReader:
         )
 
 
-def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Tensor]:
+def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Any]:
     local = {name: torch.from_numpy(getattr(sequence, name))[..., positions].long() for name in LOCAL}
     loss_tokens = torch.nonzero(local["labels"] != IGNORE_INDEX)[:, 0]
     loss_weights = torch.from_numpy(sequence.loss_weights)[positions]

@@ -8,7 +8,7 @@ sharding among processes, counting labels) is taken over by :class:`OnPacks`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -23,7 +23,8 @@ from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.loader import loading
+from preshard.trainer.data.loader import loading, prepare
+from preshard.trainer.data.pixels import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
@@ -195,8 +196,12 @@ class OnPacks:
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Float64[Tensor, ""]:
         """The loss weights of all ranks' packs of a step, in place of a count of labels."""
         mine = sum(float(sample["batch"].loss_weights.double().sum()) for sample in batch_samples)
-        total = self.accelerator.gather(torch.tensor([mine], dtype=torch.float64, device=device)).sum()
+        total = self.accelerator.gather(to_device(torch.tensor([mine], dtype=torch.float64), device)).sum()
         return torch.where(total > 0, total, 1.0)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The model moves the batch itself. Trainers count ``input_ids`` where they compute."""
+        return {**inputs, "input_ids": to_device(inputs["input_ids"], self.args.device)}
 
     def compute_loss(
         self,
@@ -226,7 +231,7 @@ class OnPacks:
         with torch.no_grad():
             for inputs in dataloader:
                 loss_sum = self.model_wrapped(batch=inputs["batch"], num_items_in_batch=1.0).loss
-                weight = inputs["batch"].loss_weights.double().sum().to(sums.device)
+                weight = to_device(inputs["batch"].loss_weights.double().sum(), sums.device)
                 sums += torch.stack([loss_sum.double(), weight])
         loss_sum, weight = self.accelerator.gather(sums[None]).sum(0).tolist()
         n_packs = len(dataloader) * self.accelerator.num_processes // self._takes.cp.cp_size
@@ -268,7 +273,7 @@ class _Steps(Dataset[RankBatch]):
 
     def __getitem__(self, key: tuple[int, int]) -> RankBatch:
         batch = self._dataset.read_step(*key)
-        return replace(batch, tiles=self._list_tiles(batch))
+        return prepare(batch, self._list_tiles)
 
 
 class _StepSampler(Sampler[list[tuple[int, int]]]):

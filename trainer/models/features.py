@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.pixels import to_device
 from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Way = Literal["route", "gather"]
@@ -82,12 +83,12 @@ def bind_features(batch: RankBatch, cp: ContextParallel, way: str = "route") -> 
     device = batch.tokens.device
     return FeatureExchange(
         way="route" if way == "route" else "gather",
-        slots=torch.from_numpy(place[filled[mine]]).to(device),
-        send_order=torch.from_numpy(np.argsort(made, kind="stable")).to(device),
+        slots=to_device(torch.from_numpy(place[filled[mine]]), device),
+        send_order=to_device(torch.from_numpy(np.argsort(made, kind="stable")), device),
         send_sizes=np.bincount(made, minlength=cp.cp_size).tolist(),
         receive_sizes=np.diff(np.searchsorted(mine, edges)).tolist(),
         pool_edges=edges.tolist(),
-        places=torch.from_numpy(_places(mine, edges)).to(device),
+        places=to_device(torch.from_numpy(_places(mine, edges)), device),
         group=cp.cp_group,
     )
 

@@ -19,6 +19,7 @@ from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.pixels import normalise, to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.families import family_of
 from preshard.trainer.models.features import FeatureExchange, bind_features
@@ -124,7 +125,8 @@ class PackedModel(nn.Module):
             overlap=overlap,
         )
         device = next(self.model.parameters()).device
-        mask = MaskTensors.of(batch).to(device)
+        on_host, batch = batch, batch.with_levels().to(device, non_blocking=True)
+        mask = MaskTensors.of(on_host, batch)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
         kernel, device_type = None, device.type
         groups = self.groups
@@ -145,12 +147,12 @@ class PackedModel(nn.Module):
             )
             for window in count_layers(self.windows, batch.seq_len, groups)
         }
-        inputs = self._vision_inputs(batch)
-        # pictures have become inputs
-        batch = replace(batch, pixels=batch.pixels[:0]).to(device, non_blocking=True)
         given = {"input_ids": batch.tokens[None]}
         if self.family is not None:
+            inputs = self._vision_inputs(batch)
+            batch = replace(batch, levels=None)  # they have become inputs
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
+            del inputs
         hidden = self._hidden(batch, attends, given | states)
         with without_autocast(hidden, unwrap(self.model).get_output_embeddings().weight) as (hidden, weight):
             return loss_sum(
@@ -177,10 +179,11 @@ class PackedModel(nn.Module):
             )
 
     def _vision_inputs(self, batch: RankBatch) -> Inputs:
-        """The inputs of this rank's encoder, on the CPU; empty for a model of text."""
-        if self.family is None:
-            return {}
-        return batch.model_inputs() if batch.units else self.family.stand_in(self.config)
+        """The inputs of this rank's encoder: pixels where the model is, all else on the CPU."""
+        assert self.family is not None
+        if batch.model is None or batch.levels is None:
+            return self.family.stand_in(self.config)
+        return normalise(batch.model.settings, batch.levels)
 
     def _encode(self, batch: RankBatch, inputs: Inputs) -> Features:
         """Features of this rank's units, in the order of the pack's rows."""
@@ -192,7 +195,7 @@ class PackedModel(nn.Module):
         """Where each row of this rank's units lies among the rows of its images, then of its videos."""
         kinds = [unit.kind != "image" for unit in batch.units for _ in range(unit.rows)]
         by_kind = torch.argsort(torch.tensor(kinds, dtype=torch.int8), stable=True)
-        return torch.argsort(by_kind).to(batch.tokens.device)
+        return to_device(torch.argsort(by_kind), batch.tokens.device)
 
     def _embedded(self, batch: RankBatch, inputs: Inputs, exchange: FeatureExchange) -> dict[str, Any]:
         """The local tokens with the features that fill some of them, as arguments of the language model's call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput
 from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
-from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.attention.kernels.flex import Flex
+from preshard.trainer.attention.listed import NO_GROUP, TileLister
+from preshard.trainer.attention.tiles import TILE_SIZES
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.data.loader import make_loader
+from preshard.trainer.data.loader import make_loader, prepare
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.metrics import StepWork
 from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.features import bind_features
 from preshard.trainer.models.load import load_sharded
 from preshard.trainer.step import LocalTotals, apply_gradients, join_totals
 
@@ -126,6 +132,130 @@ def test_nothing_of_images_makes_the_host_wait(
         kinds |= {unit.kind for unit in batch.units}
     assert len(kinds) > (family != "mistral3"), "no image, or no video where the model takes any"
     assert all(each.grad is not None for each in packed.parameters()) or family == "molmo2"
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from the host to tensors without values, which stand in for a device's here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sound = self.bytes = 0
+        self.wrong: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        source = args[1] if name == "copy_" else args[0] if name == "_to_copy" else None
+        target = args[0].device if name == "copy_" else torch.device(kwargs.get("device") or "cpu")
+        if source is not None and source.device.type == "cpu" and target.type == "meta":
+            waits = not (args[2:] and args[2] if name == "copy_" else kwargs.get("non_blocking"))
+            faults = ["blocks"] * waits + ["pageable"] * (not hasattr(source, "page_locked"))
+            where = [
+                frame.filename + f":{frame.lineno}" for frame in traceback.extract_stack() if OURS in frame.filename
+            ]
+            self.wrong += [f"{', '.join(faults)}: {where[-1]}"] if faults else []
+            self.sound += not faults
+            self.bytes += source.nbytes
+        return func(*args, **kwargs)
+
+
+OURS = "/trainer/"
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
+    """Takes note of copies to the device, for which ``meta`` stands, with its kernel and page-locked memory."""
+
+    def pin(tensor: Tensor) -> Tensor:
+        if not hasattr(tensor, "page_locked"):
+            tensor = tensor.clone()
+            tensor.page_locked = True  # type: ignore[attr-defined]
+        return tensor
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr("preshard.trainer.data.pixels.PAGE_LOCKED", ("meta",))
+    monkeypatch.setitem(TILE_SIZES, "meta", TILE_SIZES["cuda"])
+    for room in ("attention.gather", "attention.ring", "models.packed"):
+        monkeypatch.setattr(f"preshard.trainer.{room}.kernel_for", lambda _: Flex(attention=some_attention))
+    return Copies()
+
+
+def some_attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: Any = None, **_: Any) -> Any:
+    """In place of FlexAttention, on tensors without values: what has its results' shapes, and gradients."""
+    out = q * k.mean() * v.mean()
+    return (out, AuxOutput(lse=out.float().sum(-1))) if return_aux is not None else out
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3", "gemma3"])
+def test_no_copy_to_the_device_waits(
+    folder_of: Folders, on_meta: Callable[[str], PackedModel], copies: Copies, family: str
+) -> None:
+    """Fails when a step copies from pageable memory or blocks, with a loader's batches or with those of one's own loop.
+    Also when pixels travel in another form than levels of 8 bits.
+
+    The encoder of Gemma 4 in ``transformers`` looks at values of its mask, so it is left out.
+    """
+    packed = on_meta(family)
+    if family == "molmo2":
+        packed.family = replace(packed.family, encode=features_alone)
+    wanted = TileLister.of(
+        "gather",
+        ContextParallel(),
+        exchange="needed",
+        device_type="meta",
+        windows=packed.windows,
+        groups=packed.groups,
+    )
+    numbers = n_levels = 0
+    for number, batch in enumerate(PackedDataset(folder_of(family) / "dataset")):
+        levels = batch.with_levels().levels or {}
+        n_levels += sum(tensor.nbytes for tensor in levels.values() if tensor.dtype == torch.uint8)
+        numbers += sum(x.nbytes for x in batch.model_inputs().values() if x.is_floating_point()) if levels else 0
+        given = batch if number % 2 else prepare(batch, wanted).pin_memory()
+        with copies:
+            loss = packed(given, ContextParallel(), attention="gather")
+            loss.backward()
+            local = LocalTotals.zero(torch.device("meta"))
+            local.add(batch, loss)
+    assert not copies.wrong
+    assert number > 0
+    assert copies.sound > 20
+    assert numbers / 8 <= n_levels <= numbers / 4
+    assert n_levels < copies.bytes
+    assert bool(n_levels) == (family != "qwen3")
+
+
+@pytest.mark.parametrize("kind", ["gather", "ring", "ulysses", "hybrid"])
+@pytest.mark.parametrize("way", ["route", "gather"])
+def test_no_plan_waits(folder_of: Folders, copies: Copies, kind: str, way: str) -> None:
+    """Fails when one rank of four copies its plan from pageable memory or waits for it: what is sent to whom, the
+    tiles, the places of a window, and which features go where.
+    """
+    given = {"ulysses_degree": 2, "ring_degree": 2, "cp_rank": 3}
+    cp = ContextParallel(ulysses_degree=2, ring_degree=2, ulysses_rank=1, ring_rank=1, ring_group=NO_GROUP)
+    [batch, *_] = PackedDataset(folder_of("qwen3_vl") / "dataset", **given)
+    with copies:
+        moved = batch.to("meta", non_blocking=True)
+        mask = MaskTensors.of(batch, moved)
+        before = copies.sound
+        for window in (None, 64):
+            bind(kind, batch.layout, mask.within(window), cp)
+        in_plan = copies.sound - before
+        bind_features(moved, cp, way)
+    assert not copies.wrong
+    assert in_plan >= 10
+    assert copies.sound - before - in_plan == 3
+
+
+def test_a_wrong_copy_is_noticed(copies: Copies) -> None:
+    """Fails when the count above lets everything pass."""
+    with copies:
+        torch.ones(3).to("meta")
+        torch.ones(3).to("meta", non_blocking=True)
+        torch.empty(3, device="meta").copy_(torch.ones(3).pin_memory())
+        torch.ones(3).pin_memory().to("meta", non_blocking=True)
+    assert [wrong.partition(":")[0] for wrong in copies.wrong] == ["blocks, pageable", "pageable", "blocks"]
+    assert copies.sound == 1
 
 
 def features_alone(core: Any, inputs: Any) -> Tensor:

@@ -22,6 +22,7 @@ from preshard.schemas.layout import TILE
 from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible
 from preshard.trainer.attention.tiles import TileList, Tiles, list_tiles
+from preshard.trainer.data.pixels import to_device
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -192,7 +193,7 @@ def block_mask(tiles: Tiles) -> BlockMask:
     full_indices = _table(rows[full], place[full], tiles.columns[full], len(per_row), n_columns)
 
     def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int32)).to(queries.positions.device, non_blocking=True)[None, None]
+        return to_device(torch.from_numpy(array.astype(np.int32)), queries.device)[None, None]
 
     return BlockMask.from_kv_blocks(
         kv_num_blocks=tensor(n_partial),

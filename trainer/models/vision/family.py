@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from preshard.trainer.data.pixels import to_device
 from preshard.trainer.models.interface import Version
 
 Inputs = Mapping[str, Tensor]
-"""A rank's vision inputs in the model's own names, on the CPU: ``RankBatch.model_inputs()``."""
+"""A rank's vision inputs in the model's own names: pixels where the model is or on the CPU, all else on the CPU."""
 
 Features = Float[Tensor, "rows wide"]
 Hidden = Float[Tensor, "local hidden"]
@@ -38,8 +39,7 @@ class ModelFamily:
 
     Attributes:
         encode: features of a rank's images, then of its videos, by one call of the encoder: where its parameters are
-            sharded, each call is a collective, and ranks hold different kinds. Inputs are on the CPU, features where
-            the model is.
+            sharded, each call is a collective, and ranks hold different kinds. Features are where the model is.
         stand_in: the smallest inputs that the encoder takes, for a rank that holds no unit.
         fill: embeddings of the local tokens with rows in the slots that they fill.
         layers: which part of the features is for which layer.
@@ -84,7 +84,5 @@ def add_rows(embeddings: Hidden, slots: Slots, features: Features) -> Hidden:
 
 
 def move_to_model(core: Any, tensor: Tensor) -> Tensor:
-    """A tensor of the host where a model is. Only from page-locked memory a device takes it without waiting."""
-    device = next(core.parameters()).device
-    on_host = tensor.device.type == "cpu" and device.type == "cuda"
-    return (tensor.pin_memory() if on_host else tensor).to(device, non_blocking=True)
+    """A tensor of the host where a model is, without waiting."""
+    return to_device(tensor, next(core.parameters()).device)
