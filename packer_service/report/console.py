@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
+from preshard.packer_service.report.figures import FLOOR, IMAGE_FIGURES, LAYOUT_FIGURES, Figure, shown
 from preshard.packer_service.report.plain import plain
 from preshard.packer_service.report.records import (
     Balances,
     DatasetReport,
     FillLimit,
+    ImageBalance,
+    LayoutBalance,
     Mixture,
     PlanReport,
     RejectReason,
-    Spread,
+    mean_of,
 )
-from preshard.schemas.layout import TILE
-
-BALANCE_LEGEND = (
-    f"tile: {TILE} x {TILE} queries and keys, computed or skipped as a whole; tile floor: an even share of the pack's "
-    "tiles, less than which no layout of whole tiles leaves to its slowest rank",
-    "gather path: tiles of the slowest rank once it has its keys; ring path: over the steps of a ring, the sum of each "
-    "step's slowest rank; both 1.000 at the floor",
-    "KV traffic: keys that ranks need and do not hold, over those that gathering everything moves; imbalance: allowed "
-    "pairs of the busiest rank over the mean",
-)
-"""Lines below the table of layouts."""
-
-IMAGE_LEGEND = (
-    "imbalance by work: the vision encoder's work on the busiest rank over the mean; over the best possible: over the "
-    "least that whole frames and stills allow",
-)
-"""Lines below the table of image boundaries."""
-
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""
@@ -84,16 +69,22 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
         say(_cost(report))
         for warning in report.warnings:
             say(f"warning: {plain(warning)}")
-    say(f"balance, means over {report.balanced_packs} packs; critical paths as multiples of the tile floor")
-    to.print(_layout_table(report))
-    for line in BALANCE_LEGEND:
+    print_balances(report, to)
+
+
+def print_balances(balances: Balances, to: Console) -> None:
+    """Prints the tables of layouts and image boundaries, each with what its columns mean."""
+    say = partial(to.print, soft_wrap=True, markup=False)
+    say(f"balance, means over {balances.balanced_packs} packs; critical paths as multiples of the tile floor")
+    to.print(_layout_table(balances))
+    for line in legend((FLOOR, *shown(LAYOUT_FIGURES, "report"))):
         say(line)
-    for degree, counts in report.preferred.items():
+    for degree, counts in balances.preferred.items():
         if degree > 1:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
-    to.print(_image_table(report))
-    for line in IMAGE_LEGEND:
+    to.print(_image_table(balances))
+    for line in legend(shown(IMAGE_FIGURES, "report")):
         say(line)
 
 
@@ -192,27 +183,44 @@ def _cost(report: DatasetReport) -> str:
     )
 
 
+def legend(figures: Iterable[Figure]) -> list[str]:
+    """Lines below a table: what its columns mean."""
+    return [f"{figure.label}: {figure.explain}" for figure in figures]
+
+
 def _layout_table(balances: Balances) -> Table:
-    table = Table("layout", "ring degree", "gather path", "ring path", "KV traffic", "imbalance", "tiles of each rank")
-    for scheme, degrees in balances.balance.items():
-        for degree, row in degrees.items():
-            spreads = (row.gather_path, row.ring_path, row.traffic, row.attention.imbalance)
-            tiles = " ".join(f"{load:,.0f}" for load in row.tiles.rank_mean)
-            table.add_row(scheme, str(degree), *map(_mean, spreads), tiles)
-    return table
+    rows = [
+        ((scheme, str(degree)), row) for scheme, degrees in balances.balance.items() for degree, row in degrees.items()
+    ]
+    return _table(("layout", "ring degree"), LAYOUT_FIGURES, rows)
 
 
 def _image_table(balances: Balances) -> Table:
-    table = Table("image boundaries", "imbalance by work", "over the best possible", "crops of each rank")
-    for size, row in balances.images.items():
-        crops = " ".join(f"{round(load, 1):g}" for load in row.images.rank_mean)
-        table.add_row(f"cp {size}", _shown(row.weighted_imbalance), _shown(row.excess), crops)
+    return _table(
+        ("image boundaries",), IMAGE_FIGURES, [((f"cp {size}",), row) for size, row in balances.images.items()]
+    )
+
+
+def _table(
+    names: Sequence[str],
+    figures: Sequence[Figure],
+    rows: Sequence[tuple[Sequence[str], LayoutBalance | ImageBalance]],
+) -> Table:
+    """The figures that ``report`` shows, then the loads of each rank."""
+    columns, ranks = shown(figures, "report"), [figure for figure in figures if figure.of_ranks]
+    table = Table(*names, *(figure.label for figure in columns), *(figure.of_ranks for figure in ranks))
+    for place, row in rows:
+        loads = (getattr(row, figure.key).rank_mean for figure in ranks)
+        cells = (_value(figure, mean_of(figure, row)) for figure in columns)
+        table.add_row(*place, *cells, *(" ".join(map(_load, load)) for load in loads))
     return table
 
 
-def _mean(spread: Spread) -> str:
-    return _shown(spread.mean)
+def _value(figure: Figure, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.3f}" if figure.unit in ("ratio", "share") else f"{value:,.0f}"
 
 
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+def _load(load: float) -> str:
+    return f"{load:,.0f}" if load >= 100 else f"{round(load, 1):g}"

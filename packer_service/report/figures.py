@@ -1,20 +1,27 @@
 """Every figure of how evenly ranks are loaded, named once.
 
-``report``, ``plan``, comparison, the service and its page read this list. A new figure is an entry here; where no
-expression over the stored columns gives it, a column of ``measures.parquet`` besides.
+``report``, ``plan``, comparison, the service and its page show what this list says, in its words. A new figure is an
+entry here; where no expression over the stored columns gives it, a column of ``measures.parquet`` besides.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from preshard.packer_service.layout.measures import key_weight
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MeasureGroup
+from preshard.schemas.layout import TILE
 
 Better = Literal["less", "more"]
+
+Place = Literal["report", "comparison", "page"]
+"""Where people read a figure: the tables of ``report`` and ``plan``, a comparison of two datasets, or the page."""
+
+EVERYWHERE: tuple[Place, ...] = ("report", "comparison", "page")
 
 Kind = Literal["mean", "spread", "loads", "ranks", "ratio"]
 """What is said of a figure over packs: its mean; mean, 95% and worst; the same with the mean load of each rank; that
@@ -35,8 +42,10 @@ class Figure:
         value: its value in one pack, an expression over columns of ``measures.parquet``; null where it has no meaning.
         over: for a ratio, what the sum of values is divided by.
         ranks: the column that has a load for each rank.
-        heading: its column in the tables of ``report``; none if empty.
-        compared: its name in comparisons; left out of them if empty.
+        label: what it is called where people read it.
+        explain: what it means, for a legend.
+        where: the places that show it.
+        of_ranks: the heading of its loads of each rank in ``report``; left out if empty.
         worst: what is said of a pack that is badly balanced by it; nothing sorts by it if empty.
         of_shard: its name in lists of shards, where it is another.
     """
@@ -50,8 +59,10 @@ class Figure:
     value: str = ""
     over: str = ""
     ranks: str = ""
-    heading: str = ""
-    compared: str = ""
+    label: str = ""
+    explain: str = ""
+    where: tuple[Place, ...] = ()
+    of_ranks: str = ""
     worst: str = ""
     of_shard: str = ""
 
@@ -79,6 +90,10 @@ FIGURES = (
         words="Mean over packs: tiles of the whole mask over the ring degree.",
         unit="tiles",
         value="attention_tiles / degree",
+        label="tile floor",
+        explain=f"an even share of the pack's tiles, which are {TILE} x {TILE} queries and keys and computed or "
+        "skipped as a whole; no layout leaves less to its slowest rank",
+        where=("page",),
     ),
     Figure(
         key="gather_path",
@@ -88,8 +103,9 @@ FIGURES = (
         unit="ratio",
         better="less",
         value="gather_path / nullif(attention_tiles / degree, 0)",
-        heading="gather path",
-        compared="gather path",
+        label="gather path",
+        explain="tiles of the slowest rank once it has its keys, over the tile floor",
+        where=EVERYWHERE,
         worst="the gather critical path is {value:.3f} times the tile floor",
     ),
     Figure(
@@ -100,8 +116,9 @@ FIGURES = (
         unit="ratio",
         better="less",
         value="ring_path / nullif(attention_tiles / degree, 0)",
-        heading="ring path",
-        compared="ring path",
+        label="ring path",
+        explain="the sum over the steps of a ring of each step's slowest rank's tiles, over the tile floor",
+        where=EVERYWHERE,
         worst="the ring critical path is {value:.3f} times the tile floor",
     ),
     Figure(
@@ -112,8 +129,9 @@ FIGURES = (
         unit="share",
         better="less",
         value="sum_keys / greatest(possible_keys, 1)",
-        heading="KV traffic",
-        compared="KV traffic",
+        label="KV traffic",
+        explain="keys that ranks need and do not hold, over those that gathering everything moves",
+        where=EVERYWHERE,
         worst="ranks fetch {value:.3f} of the keys that gathering everything moves",
     ),
     Figure(
@@ -143,7 +161,9 @@ FIGURES = (
         better="less",
         value="most_attention / nullif(sum_attention / degree, 0)",
         ranks="attention",
-        heading="imbalance",
+        label="imbalance",
+        explain="allowed pairs of the busiest rank over the mean of all ranks",
+        where=("report", "page"),
         worst="the busiest rank has {value:.3f} times the mean of attention pairs",
     ),
     Figure(
@@ -155,6 +175,7 @@ FIGURES = (
         better="less",
         value="gather_path / nullif(sum_tiles / degree, 0)",
         ranks="tiles",
+        of_ranks="tiles of each rank",
     ),
     Figure(
         key="keys_fetched",
@@ -183,6 +204,7 @@ FIGURES = (
         better="less",
         value="most_images / nullif(sum_images / degree, 0)",
         ranks="images",
+        of_ranks="crops of each rank",
         worst="the busiest rank has {value:.3f} times the mean of crops",
         of_shard="image_imbalance",
     ),
@@ -207,6 +229,10 @@ FIGURES = (
         better="less",
         value="most_image_load / nullif(sum_image_load / degree, 0)",
         ranks="image_load",
+        label="encoder imbalance",
+        explain="the vision encoder's work of the busiest rank over the mean of all ranks; frames and stills stay "
+        "whole, so 1 is not always possible",
+        where=("page",),
         worst="the busiest rank has {value:.3f} times the mean of the vision encoder's work",
         of_shard="image_load_imbalance",
     ),
@@ -219,8 +245,9 @@ FIGURES = (
         better="less",
         value="most_image_load",
         over="sum_image_load / degree",
-        heading="imbalance by work",
-        compared="busiest rank over the mean",
+        label="busiest rank over the mean",
+        explain="the vision encoder's work, summed over packs",
+        where=EVERYWHERE,
     ),
     Figure(
         key="excess",
@@ -232,8 +259,9 @@ FIGURES = (
         better="less",
         value="most_image_load",
         over="least_image_load",
-        heading="over the best possible",
-        compared="over the best possible",
+        label="over the best possible",
+        explain="the busiest rank's work over the least that whole frames and stills allow",
+        where=EVERYWHERE,
     ),
 )
 """In the order in which answers have them."""
@@ -244,6 +272,12 @@ MEASURED = {figure.key: figure for figure in FIGURES if figure.worst}
 """By their keys, those that packs and shards are sorted by."""
 
 COST = next(figure for figure in FIGURES if figure.key == "cost")
+FLOOR = next(figure for figure in FIGURES if figure.key == "tile_floor")
+
+
+def shown(figures: Iterable[Figure], place: Place) -> list[Figure]:
+    """Those that a place shows."""
+    return [figure for figure in figures if place in figure.where]
 
 
 def figures_of(group: MeasureGroup) -> tuple[Figure, ...]:

@@ -62,6 +62,14 @@ class ImageBalance(_with_figures(_Images, IMAGE_FIGURES)):  # type: ignore[misc]
     """The image boundaries of one CP size, over packs."""
 
 
+def mean_of(figure: Figure, row: LayoutBalance | ImageBalance) -> float | None:
+    """A figure's mean over packs, or what it is of all packs together."""
+    found: Any = getattr(row, figure.key)
+    if figure.kind == "loads":
+        found = found.imbalance
+    return found.mean if figure.has_spread else found
+
+
 class Balances(Figures):
     """Every stored layout at every ring degree, and the image boundaries of every CP size."""
 

@@ -67,6 +67,28 @@ def test_the_overview_says_what_the_service_says(reader: Callable[..., Any], ser
     assert shown == {cause.replace("_", " "): f"{tokens:,}" for cause, tokens in detail["padding"].items()}
 
 
+def test_every_figure_is_in_the_views_that_show_figures(reader: Callable[..., Any], service: str) -> None:
+    """Fails when a view has a list of its own, and so misses a new figure of the service's list."""
+    figures = _json(f"{service}/v1/figures")
+    person = reader()
+
+    def missing(wanted: set[str]) -> set[str]:
+        headings = " ".join(person.page.locator("main thead th").all_inner_texts()).lower()
+        return {label for label in wanted if label not in headings}
+
+    def labels(place: str, *, sorts: bool = False) -> set[str]:
+        return {each["label"].lower() for each in figures if place in each["where"] and (each["of_shard"] or not sorts)}
+
+    person.open("d/demo/balance")
+    assert len(labels("page")) > 5
+    assert not missing(labels("page"))
+    person.turn_to("d/demo/packs")
+    assert not missing(labels("page", sorts=True))
+    person.turn_to("d/demo/shards")
+    offered = {text.lower() for text in person.page.get_by_label("Worst by").locator("option").all_inner_texts()}
+    assert offered == labels("page", sorts=True)
+
+
 def test_a_dataset_of_nothing_draws_nothing(reader: Callable[..., Any]) -> None:
     """Fails when charts without a bar stand where a sentence would do, or a part of nothing is an error."""
     person = reader()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
-from preshard.packer_service.report.figures import FIGURES, MEASURED
+from preshard.packer_service.report.comparison.compare import balance_entries
+from preshard.packer_service.report.console import print_balances
+from preshard.packer_service.report.figures import FIGURES, FLOOR, MEASURED
 from preshard.packer_service.report.measures import (
     Question,
     SampledMeasures,
@@ -21,7 +25,7 @@ from preshard.packer_service.report.measures import (
     shard_means,
     shard_spreads,
 )
-from preshard.packer_service.report.records import Balances
+from preshard.packer_service.report.records import Balances, mean_of
 from preshard.schemas.config import CostConfig, PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MeasureGroup
 from tests.support.made_records import made_measures
@@ -192,3 +196,21 @@ def test_every_figure_reads_columns_that_are_stored() -> None:
         group = GROUP if figure.of == "layout" else IMAGES
         assert figure.columns() <= {*group.columns}, figure.key
         assert figure.columns(), figure.key
+
+
+def test_every_figure_is_shown_by_what_its_entry_says() -> None:
+    """Fails when a place where people read figures has a list of its own, and so misses a new figure."""
+    packs = [images([1, 3], [3, 5], [10, 30], 20)]
+    found = all_balances(measures_of({"contiguous": NEAR}, 1.0, packs))
+    printed = Console(record=True, width=300, file=StringIO())
+    print_balances(found, printed)
+    text = printed.export_text()
+    compared = {(part, name.partition(": ")[2]): said for part, name, *said in balance_entries(found)}
+    for figure in FIGURES:
+        section = "balance" if figure.of == "layout" else "images"
+        row: Any = found.balance["contiguous"][DEGREE] if figure.of == "layout" else found.images[DEGREE]
+        assert bool(figure.label) == bool(figure.where) == bool(figure.explain), figure.key
+        is_printed = bool(figure.label) and f"{figure.label}: {figure.explain}" in text
+        assert is_printed == ("report" in figure.where or figure is FLOOR), figure.key
+        said = [figure.unit, mean_of(figure, row), figure.better] if "comparison" in figure.where else None
+        assert compared.get((section, figure.label)) == said, figure.key

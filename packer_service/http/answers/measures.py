@@ -42,6 +42,14 @@ def pack_measures(dataset: Dataset, chosen: Chosen, packs: Sequence[int]) -> dic
     return found
 
 
+def layout_figures(dataset: Dataset, chosen: Chosen, pack: int) -> dict[str, float | None]:
+    """The value of every measure of layouts in one pack."""
+    figures, _ = _by_kind()
+    with dataset.measures() as rows:
+        values = measures.pack_values(rows, group_of(figures[0], chosen), figures, [pack])[pack]
+    return {figure.key: value for figure, value in zip(figures, values, strict=True)}
+
+
 def shard_spreads(dataset: Dataset, chosen: Chosen, shards: Sequence[int]) -> dict[int, dict[str, Spread]]:
     """The spread of every measure over the packs of each of some shards, by the shard's number."""
     found: dict[int, dict[str, Spread]] = {shard: {} for shard in shards}

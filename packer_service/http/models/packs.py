@@ -201,6 +201,9 @@ class PackLayout(Answer):
     ring_path: float | None = Field(description="Ring critical path as a multiple of the tile floor.")
     traffic: float
     imbalance: float | None = Field(description="Imbalance of allowed pairs.")
+    figures: dict[str, float | None] = Field(
+        description="Every figure of layouts that packs are sorted by, by its key, from measures.parquet."
+    )
     gather_cost: float = Field(description="Modelled, in tiles.")
     ring_cost: float = Field(description="Modelled, in tiles.")
     tiles: list[list[int]] = Field(description="tiles[r][s]: rows along rank r's slice, columns along rank s's.")

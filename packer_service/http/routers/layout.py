@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int64
 
 from preshard.packer_service.http.answers.choice import choose
 from preshard.packer_service.http.answers.layouts import stored_layout
+from preshard.packer_service.http.answers.measures import layout_figures
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample
 from preshard.packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
 from preshard.packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
@@ -58,6 +59,7 @@ def layout(
         ring_path=measured.ring_path / floor if floor else None,
         traffic=measured.kv_traffic,
         imbalance=None if np.isnan(imbalance) else imbalance,
+        figures=layout_figures(dataset, chosen, pack_id),
         gather_cost=gather_cost(measured.gather_path, int(measured.keys_fetched.max()), weight),
         ring_cost=ring_cost(measured.ring_path, measured.slice_tokens, stored.ring_degree, weight),
         tiles=measured.tiles.tolist(),

@@ -1,11 +1,13 @@
-"""Whether the service is up, and its metrics for Prometheus."""
+"""Whether the service is up, its metrics for Prometheus, and the words for its figures."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from preshard.packer_service.http.models.balance import FigureWords
 from preshard.packer_service.http.models.datasets import Health
+from preshard.packer_service.report.figures import FIGURES
 from preshard.schemas.version import VERSION
 
 router = APIRouter(tags=["service"])
@@ -26,3 +28,9 @@ def healthz() -> Health:
 def metrics(request: Request) -> Response:
     """Requests and their times by route, the cache, and datasets by state."""
     return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/figures", summary="Every figure of balance: its name in answers, and what it means")
+def figures() -> list[FigureWords]:
+    """The same for all datasets, in the order in which answers have them."""
+    return [FigureWords.of_figure(figure) for figure in FIGURES]

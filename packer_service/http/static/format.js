@@ -5,6 +5,7 @@ const fourDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const moment = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
+export const capital = (text) => text[0].toUpperCase() + text.slice(1);
 export const integer = (value) => whole.format(value);
 /** For the ticks of an axis whose steps are powers of two. */
 export const binary = (value) => (value >= 1024 && value % 1024 === 0 ? `${integer(value / 1024)}Ki` : integer(value));

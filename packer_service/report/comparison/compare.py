@@ -8,9 +8,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from preshard.packer_service.report.document_sums import LengthCounts
-from preshard.packer_service.report.records import Balances, Figures, Losses, PlanFill, SourceShare
-
-Better = Literal["less", "more"]
+from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Better, Figure, shown
+from preshard.packer_service.report.records import (
+    Balances,
+    Figures,
+    ImageBalance,
+    LayoutBalance,
+    Losses,
+    PlanFill,
+    SourceShare,
+    mean_of,
+)
 
 LENGTHS = {5: "5% are at most", 50: "median", 95: "95% are at most", 100: "longest"}
 """Percentiles of documents' lengths, by what they are called."""
@@ -141,8 +149,7 @@ def compared_side(
         *_lost(losses),
         *_sources(shares),
         *_steps(fill),
-        *_balance(balances),
-        *_images(balances),
+        *balance_entries(balances),
     ]
     figures = [
         ComparedFigure(section=section, name=label, unit=unit, value=value, better=better)
@@ -197,22 +204,20 @@ def _steps(fill: PlanFill) -> Iterator[Entry]:
         yield "steps", f"cost of a pack, {percent}%", "GFLOP", cost, None
 
 
-def _balance(balances: Balances) -> Iterator[Entry]:
+def balance_entries(balances: Balances) -> Iterator[Entry]:
+    """What is compared of layouts and image boundaries, where there is more than one rank."""
     for scheme, degrees in balances.balance.items():
-        for degree, row in degrees.items():
-            if degree == 1:
-                continue
-            at = f"{scheme}, ring {degree}"
-            yield "balance", f"{at}: gather path", "ratio", row.gather_path.mean, "less"
-            yield "balance", f"{at}: ring path", "ratio", row.ring_path.mean, "less"
-            yield "balance", f"{at}: KV traffic", "share", row.traffic.mean, "less"
-
-
-def _images(balances: Balances) -> Iterator[Entry]:
-    for size, row in balances.images.items():
+        for degree, layout in degrees.items():
+            if degree > 1:
+                yield from _compared("balance", f"{scheme}, ring {degree}", LAYOUT_FIGURES, layout)
+    for size, images in balances.images.items():
         if size > 1:
-            yield "images", f"CP {size}: busiest rank over the mean", "ratio", row.weighted_imbalance, "less"
-            yield "images", f"CP {size}: over the best possible", "ratio", row.excess, "less"
+            yield from _compared("images", f"CP {size}", IMAGE_FIGURES, images)
+
+
+def _compared(section: str, at: str, figures: Sequence[Figure], row: LayoutBalance | ImageBalance) -> Iterator[Entry]:
+    for figure in shown(figures, "comparison"):
+        yield section, f"{at}: {figure.label}", figure.unit, mean_of(figure, row), figure.better
 
 
 def _flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,36 +3,29 @@
 import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
+import { figures, heading, legend, shown, shownIn, spread } from "../figures.js";
 import { integer, mean, percent } from "../format.js";
 import { colour } from "../palette.js";
 import { withParams } from "../router.js";
 import { card } from "../section.js";
 import { table } from "../table.js";
-import { LEGEND, MEASURES } from "../words.js";
 import { choice, layoutControls } from "./controls.js";
 
 const GIGA = 1e9;
 const STATISTICS = { mean: "mean of all packs", p95: "the pack at 95%", max: "the worst pack" };
+const TICKS = { share: ".1%", ratio: ".3f" };
 /** Hatching as well as colours, for readers who cannot tell the colours apart. */
 const SHAPES = ["", "/", "x", "."];
-/** Where each measure is in an entry of the answer. */
-const SPREAD = {
-  gather_path: (entry) => entry.gather_path,
-  ring_path: (entry) => entry.ring_path,
-  traffic: (entry) => entry.traffic,
-  attention: (entry) => entry.attention.imbalance,
-};
 
 function compared(answer, measure, statistic) {
-  const value = (entry) => SPREAD[measure](entry)[statistic];
+  const value = (entry) => spread(measure, entry)[statistic];
   const degrees = [...new Set(answer.layouts.map((entry) => entry.ring_degree))].sort((a, b) => a - b);
   const layouts = [...new Set(answer.layouts.map((entry) => entry.layout))];
   const at = (layout, degree) => answer.layouts.find((entry) => entry.layout === layout && entry.ring_degree === degree);
-  const { label, unit, explain, share } = MEASURES[measure];
-  const shown = (entry) => (share ? percent : (number) => number.toFixed(3))(value(entry));
+  const share = measure.unit === "share";
   return chart({
-    title: `${label}, ${STATISTICS[statistic]}`,
-    note: explain,
+    title: `${heading(measure)}, ${STATISTICS[statistic]}`,
+    note: legend([measure]),
     traces: () =>
       layouts.map((layout, index) => ({
         type: "bar",
@@ -49,30 +42,32 @@ function compared(answer, measure, statistic) {
             size: 7,
           },
         },
-        hovertemplate: `${layout}, ring degree %{x}: %{y:${share ? ".1%" : ".3f"}}<extra></extra>`,
+        hovertemplate: `${layout}, ring degree %{x}: %{y:${TICKS[measure.unit] ?? ",.0f"}}<extra></extra>`,
       })),
-    layout: { barmode: "group", bargap: 0.25, xaxis: { title: "ring degree", type: "category" }, yaxis: { title: unit, tickformat: share ? ".0%" : null } },
+    layout: { barmode: "group", bargap: 0.25, xaxis: { title: "ring degree", type: "category" }, yaxis: { title: measure.label, tickformat: share ? ".0%" : null } },
     rows: layouts,
     columns: [
       { label: "Layout", head: true, value: (layout) => layout },
       ...degrees.map((degree) => ({
         label: `Ring degree ${degree}`,
         number: true,
-        value: (layout) => (at(layout, degree) && value(at(layout, degree)) !== null ? shown(at(layout, degree)) : "–"),
+        value: (layout) => (at(layout, degree) ? shown(measure, value(at(layout, degree))) : "–"),
       })),
     ],
   });
 }
 
-function everything(answer, chosen) {
-  const spread = (label, pick, show = (value) => value.toFixed(3)) => ({
-    label,
-    number: true,
-    value: (entry) => {
-      const { mean: middle, p95, max } = pick(entry);
-      return middle === null ? "–" : `${show(middle)} / ${show(p95)} / ${show(max)}`;
-    },
-  });
+/** A column with a figure: mean, 95% and worst pack, or its one value. */
+function column(figure) {
+  const value = (entry) => {
+    const over = spread(figure, entry);
+    if (!over) return shown(figure, entry[figure.key]);
+    return over.mean === null ? "–" : [over.mean, over.p95, over.max].map((each) => shown(figure, each)).join(" / ");
+  };
+  return { label: heading(figure), number: true, value };
+}
+
+function everything(answer, chosen, measures) {
   return table({
     caption: "Mean / 95% / worst pack. Paths are multiples of the tile floor.",
     rows: answer.layouts,
@@ -84,11 +79,7 @@ function everything(answer, chosen) {
         value: (entry) => h("a", { href: withParams({ layout: entry.layout, ring: entry.ring_degree }) }, entry.layout),
       },
       { label: "Ring degree", number: true, value: (entry) => entry.ring_degree },
-      { label: "Tile floor", number: true, value: (entry) => mean(entry.tile_floor) },
-      spread("Gather path", SPREAD.gather_path),
-      spread("Ring path", SPREAD.ring_path),
-      spread("KV traffic", SPREAD.traffic, (value) => percent(value)),
-      spread("Attention imbalance", SPREAD.attention),
+      ...measures.map(column),
     ],
   });
 }
@@ -117,20 +108,15 @@ function ranksOf(title, note, loads, unit) {
   });
 }
 
-function imageTable(answer, chosen) {
-  const decimals = (value) => value?.toFixed(3) ?? "–";
+function imageTable(answer, chosen, measures) {
   return table({
-    caption:
-      "Work of the busiest rank in the vision encoder, summed over packs: as a multiple of an even share, and of the " +
-      "least that whole frames and stills allow",
+    caption: "How evenly ranks share the vision encoder's work; of an imbalance, mean / 95% / worst pack",
     rows: answer.images,
     rowClass: (entry) => (entry.cp_size === chosen.cp_size ? "chosen" : null),
     empty: "No image boundaries were planned.",
     columns: [
       { label: "CP size", head: true, value: (entry) => h("a", { href: withParams({ cp: entry.cp_size }) }, entry.cp_size) },
-      { label: "Imbalance by work", number: true, value: (entry) => decimals(entry.weighted_imbalance) },
-      { label: "Over the best possible", number: true, value: (entry) => decimals(entry.excess) },
-      { label: "Imbalance of the worst pack", number: true, value: (entry) => decimals(entry.image_load.imbalance.max) },
+      ...measures.map(column),
     ],
   });
 }
@@ -175,9 +161,12 @@ export function chosenOf(detail, params) {
 export const asParams = ({ layout, ring_degree: ring, cp_size: cp }) => ({ layout, ring, cp });
 
 export async function balance(detail, params) {
-  const answer = await get(["datasets", detail.name, "balance"]);
+  const [answer, all] = await Promise.all([get(["datasets", detail.name, "balance"]), figures()]);
   const chosen = chosenOf(detail, params);
-  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring_path";
+  const [ofLayouts, ofImages] = ["layout", "images"].map((of) => shownIn(all, "page", of));
+  const offered = ofLayouts.filter(({ kind }) => kind === "spread" || kind === "loads");
+  const find = (key) => offered.find((figure) => figure.key === key);
+  const measure = find(params.get("measure")) ?? find("ring_path");
   const statistic = params.get("of") in STATISTICS ? params.get("of") : "mean";
   const entry = answer.layouts.find(
     (each) => each.layout === chosen.layout && each.ring_degree === chosen.ring_degree,
@@ -192,7 +181,7 @@ export async function balance(detail, params) {
       h(
         "form",
         { class: "controls", "aria-label": "What to compare", onsubmit: (event) => event.preventDefault() },
-        choice("measure", "Measure", Object.keys(SPREAD), measure, (key) => MEASURES[key].label),
+        choice("measure", "Measure", offered.map(({ key }) => key), measure.key, (key) => heading(find(key))),
         choice("of", "Of the packs", Object.keys(STATISTICS), statistic, (key) => STATISTICS[key]),
       ),
       compared(answer, measure, statistic),
@@ -220,12 +209,12 @@ export async function balance(detail, params) {
           ),
       ),
     ),
-    card("All layouts", everything(answer, chosen), { note: LEGEND }),
+    card("All layouts", everything(answer, chosen, ofLayouts), { note: legend(ofLayouts) }),
     card("Preferred layouts", preferred(answer), {
       note:
         "The layout whose busiest rank takes the least time by the cost model: tiles at the attention kernel's speed, and " +
         "keys over the link, for the better of gather and ring.",
     }),
-    card("Image boundaries", imageTable(answer, chosen), { note: MEASURES.image_load.explain }),
+    card("Image boundaries", imageTable(answer, chosen, ofImages), { note: legend(ofImages) }),
   );
 }

@@ -3,15 +3,16 @@
 import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { binary, flops, integer, percent, plural } from "../format.js";
+import { figures, legend, shownIn } from "../figures.js";
+import { binary, capital, flops, integer, percent, plural } from "../format.js";
 import { colour } from "../palette.js";
 import { go, href, withParams } from "../router.js";
 import { card, problemBox } from "../section.js";
 import { table } from "../table.js";
 import { datasetChoice, offeredDatasets } from "./controls.js";
-import { capital, grid, sideBySide } from "./side.js";
+import { grid, sideBySide } from "./side.js";
 
-/** Headings, and what the figures below each are. */
+/** Headings, and what the figures below each are; those of balance say so themselves. */
 const SECTIONS = {
   contents: ["Contents", "What each holds, as counts."],
   lengths: ["Lengths of documents", "Tokens of a packed document."],
@@ -23,19 +24,12 @@ const SECTIONS = {
     "Straggler ratio: the most expensive pack of a step over the mean one, where 1 means no waiting. Cost: the pack at that " +
       "percentile, by each dataset's own cost model.",
   ],
-  balance: [
-    "Balance",
-    "Means over packs. Paths: tiles of the slowest rank over an even share of them, where 1 is perfect. KV traffic: keys that " +
-      "ranks fetch, of all that they could. The second dataset's values are green where they are better, and red where worse.",
-  ],
-  images: [
-    "Images",
-    "The vision encoder's work on the busiest rank, summed over packs, where 1 is perfect. The second dataset's values are " +
-      "green where they are better, and red where worse.",
-  ],
+  balance: ["Balance"],
+  images: ["Images"],
 };
 /** Sections whose figures are several measures of the same things, named `thing: measure`. */
-const GRIDS = new Set(["balance", "images"]);
+const GRIDS = { balance: "layout", images: "images" };
+const JUDGED = "The second dataset's values are green where they are better, and red where worse.";
 /** Sections in which what one side does not name is nothing, and not unknown. */
 const COUNTED = new Set(["rejects", "sources"]);
 const SHOW = { share: (value) => percent(value, 2), ratio: (value) => value.toFixed(3), GFLOP: flops };
@@ -62,7 +56,7 @@ function rowsOf(section, figures) {
   return figures.map((figure) => ({
     name: section === "padding" ? figure.name.replaceAll("_", " ") : figure.name,
     of: (side) => value(side, figure.name) ?? (COUNTED.has(section) ? 0 : null),
-    show: SHOW[figure.unit],
+    show: SHOW[figure.unit] ?? integer,
     points: figure.unit === "share",
     good: GOOD[figure.better],
   }));
@@ -136,11 +130,12 @@ async function compared(names) {
   const [first, second] = sides;
   const both = `${first.name} and ${second.name}`;
   const [tables, grids] = [[], []];
-  for (const [section, figures] of sections(first, second)) {
+  const all = await figures();
+  for (const [section, rows] of sections(first, second)) {
     const [title, note] = SECTIONS[section] ?? [capital(section), both];
-    const rows = rowsOf(section, figures);
-    if (GRIDS.has(section)) grids.push(card(title, grid(note, rows, first, second)));
-    else tables.push(card(title, sideBySide(note, rows, first, second, names)));
+    const named = rowsOf(section, rows);
+    if (section in GRIDS) grids.push(card(title, grid(`${legend(shownIn(all, "comparison", GRIDS[section]))} ${JUDGED}`, named, first, second)));
+    else tables.push(card(title, sideBySide(note, named, first, second, names)));
   }
   return [
     verdict(details),

@@ -2,6 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
+import { figures } from "../figures.js";
 import { bytes, flops, integer, percent } from "../format.js";
 import { href } from "../router.js";
 import { card, crumbs, facts } from "../section.js";
@@ -90,7 +91,7 @@ export async function pack(name, id, params) {
     ),
     card(
       "Work of each rank",
-      owned.then((answer) => loads(answer)),
+      Promise.all([owned, figures()]).then(([answer, all]) => loads(answer, all)),
     ),
     card(`Crops of each rank at CP size ${ring * ulysses}`, images(path, detail, ring * ulysses)),
     card("Tokens as text", text(path, detail, params)),

@@ -2,17 +2,17 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { flops, integer, percent } from "../format.js";
+import { figures, heading, shown, sortable } from "../figures.js";
+import { flops, integer } from "../format.js";
 import { href, withParams } from "../router.js";
 import { table } from "../table.js";
 import { asParams, chosenOf } from "./balance.js";
 import { layoutControls, pages } from "./controls.js";
 
 const FIRST = "-ring_path";
-const decimals = (value) => (value === null ? "–" : value.toFixed(3));
 
 /** A column whose heading sorts by it: the largest first, then, chosen again, the smallest first. */
-function sortable(field, label, value, sort) {
+function sorting(field, label, value, sort) {
   const falling = sort === `-${field}`;
   const rising = sort === field;
   return {
@@ -35,7 +35,7 @@ export async function packs(detail, params) {
     limit: 50,
   });
   const { chosen } = page;
-  const column = (field, label, value) => sortable(field, label, value, page.sort);
+  const column = (field, label, value) => sorting(field, label, value, page.sort);
   const columns = [
     {
       label: "Pack",
@@ -48,11 +48,7 @@ export async function packs(detail, params) {
         ),
     },
     { label: "Shard", className: "name", value: (pack) => pack.shard.replace(/\.tar$/, "") },
-    column("ring_path", "Ring path", decimals),
-    column("gather_path", "Gather path", decimals),
-    column("attention", "Attention", decimals),
-    column("traffic", "KV traffic", (value) => (value === null ? "–" : percent(value))),
-    column("image_load", "Encoding", decimals),
+    ...sortable(await figures()).map((figure) => column(figure.key, heading(figure), (value) => shown(figure, value))),
     column("cost", "Cost", flops),
     column("n_documents", "Documents", integer),
     column("n_images", "Crops", integer),
@@ -65,7 +61,7 @@ export async function packs(detail, params) {
     h(
       "p",
       { class: "note" },
-      "Choose a column's heading to sort by it, and again to reverse the order. Paths are multiples of the tile floor; attention and encoding are the busiest rank's work over the mean of all ranks. 1 is perfect.",
+      "Choose a column's heading to sort by it, and again to reverse the order. Paths are multiples of the tile floor; an imbalance is the busiest rank's work over the mean of all ranks. 1 is perfect.",
     ),
     table({
       caption: `Packs, balance at ${chosen.layout}, ring degree ${chosen.ring_degree}, CP size ${chosen.cp_size}`,

@@ -2,6 +2,7 @@
 
 import { Problem, get, post } from "../api.js";
 import { announce, h } from "../dom.js";
+import { figures } from "../figures.js";
 import { plural } from "../format.js";
 import { go, href } from "../router.js";
 import { card, field, problemBox } from "../section.js";
@@ -44,7 +45,7 @@ async function compared(name, documents, values, known) {
   const what = JSON.stringify(documents);
   if (known.what !== what) Object.assign(known, { what, before: await post(["plan"], { ...documents, config: {} }) });
   const after = Object.keys(values).length ? await post(["plan"], { ...documents, config: values }) : null;
-  return answered(known.before, after, await staysOut(name));
+  return answered(known.before, after, await staysOut(name), await figures());
 }
 
 function documentsField({ names, all }, chosen) {

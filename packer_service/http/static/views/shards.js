@@ -2,23 +2,12 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
+import { figures, heading, legend, shown, sortable } from "../figures.js";
 import { bytes, integer, percent } from "../format.js";
 import { href } from "../router.js";
 import { table } from "../table.js";
-import { MEASURES } from "../words.js";
 import { asParams, chosenOf } from "./balance.js";
 import { choice, layoutControls, pages } from "./controls.js";
-
-/** Where each measure is in a shard's entry. */
-const SPREAD = {
-  ring_path: (shard) => shard.ring_path,
-  gather_path: (shard) => shard.gather_path,
-  attention: (shard) => shard.attention,
-  traffic: (shard) => shard.traffic,
-  image_load: (shard) => shard.image_load_imbalance,
-};
-
-const decimals = (value) => (value === null ? "–" : value.toFixed(3));
 
 /** Why a shard is where it is in the list, and the way to the pack that puts it there. */
 function reason(worst, packHref) {
@@ -34,22 +23,22 @@ function worst(page, measure, packHref) {
     "p",
     { class: "verdict", "data-says": "" },
     h("strong", {}, first.name),
-    ` is the worst shard by ${MEASURES[measure].label.toLowerCase()} ${at}. `,
+    ` is the worst shard by ${measure.label} ${at}. `,
     reason(first.worst, packHref),
   );
 }
 
 export async function shards(detail, params) {
   const wanted = chosenOf(detail, params);
-  const measure = params.get("measure") in SPREAD ? params.get("measure") : "ring_path";
+  const offered = sortable(await figures());
+  const find = (key) => offered.find((figure) => figure.key === key);
+  const measure = find(params.get("measure")) ?? find("ring_path");
   const page = await get(["datasets", detail.name, "shards"], {
     ...asParams(wanted),
-    sort: `-${measure}`,
+    sort: `-${measure.key}`,
     offset: params.get("offset"),
   });
   const { chosen } = page;
-  const { label, unit, explain, share } = MEASURES[measure];
-  const shown = (value) => (share && value !== null ? percent(value) : decimals(value));
   const packHref = (id) => href(["d", detail.name, "packs", id], { layout: chosen.layout, ring: chosen.ring_degree });
   const columns = [
     { label: "Shard", head: true, value: (shard) => shard.name },
@@ -61,8 +50,8 @@ export async function shards(detail, params) {
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
     { label: "Crops", number: true, value: (shard) => integer(shard.images) },
-    { label: `${label}, mean`, number: true, value: (shard) => shown(SPREAD[measure](shard).mean) },
-    { label: "Worst pack", number: true, value: (shard) => shown(SPREAD[measure](shard).max) },
+    { label: `${heading(measure)}, mean`, number: true, value: (shard) => shown(measure, shard[measure.of_shard].mean) },
+    { label: "Worst pack", number: true, value: (shard) => shown(measure, shard[measure.of_shard].max) },
     {
       label: "Why",
       className: "long",
@@ -79,11 +68,11 @@ export async function shards(detail, params) {
       layoutControls(
         detail,
         chosen,
-        choice("measure", "Worst by", Object.keys(SPREAD), measure, (key) => MEASURES[key].label),
+        choice("measure", "Worst by", offered.map(({ key }) => key), measure.key, (key) => heading(find(key))),
       ),
-      h("p", { class: "note" }, explain),
+      h("p", { class: "note" }, legend([measure])),
       table({
-        caption: `Shards, the largest mean ${label.toLowerCase()} of their packs first (${unit})`,
+        caption: `Shards, the largest mean ${measure.label} of their packs first`,
         rows: page.items,
         columns,
         stacked: true,

@@ -1,10 +1,9 @@
 // Figures of two things side by side, with the difference.
 
 import { h } from "../dom.js";
-import { integer } from "../format.js";
+import { capital, integer } from "../format.js";
 import { table } from "../table.js";
 
-export const capital = (text) => text[0].toUpperCase() + text.slice(1);
 export const total = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 
 /** A difference with its sign: a count, or for shares the points of a hundred. */

@@ -1,22 +1,18 @@
 // How much each rank does, in total and in each ring step, and which rank the others wait for.
 
 import { h } from "../../dom.js";
-import { integer, mean, percent, times } from "../../format.js";
+import { heading, shown, shownIn } from "../../figures.js";
+import { integer, mean, percent } from "../../format.js";
 import { colour, inkOn } from "../../palette.js";
 import { facts } from "../../section.js";
 import { table } from "../../table.js";
 
 const name = (rank) => h("span", { class: "rankname", style: { background: colour(rank), color: inkOn(rank) } }, rank);
 
-function paths(answer) {
-  const multiple = (value) => (value === null ? "nothing to compute" : `${times(value)} the tile floor`);
-  return facts([
-    ["Tile floor", mean(answer.tile_floor), "tiles: an even share of the whole mask"],
-    ["Gather path", integer(answer.gather_path_tiles), multiple(answer.gather_path)],
-    ["Ring path", integer(answer.ring_path_tiles), multiple(answer.ring_path)],
-    ["KV traffic", percent(answer.traffic), "of gathering every key"],
-    ["Attention imbalance", answer.imbalance === null ? "–" : times(answer.imbalance), "largest rank over the mean"],
-  ]);
+function balance(answer, all) {
+  const measured = shownIn(all, "page", "layout").filter(({ key }) => key in answer.figures);
+  const facing = measured.map((figure) => [heading(figure), shown(figure, answer.figures[figure.key]), figure.explain]);
+  return facts([["Tile floor", mean(answer.tile_floor), "tiles: an even share of the whole mask"], ...facing]);
 }
 
 function ranks(answer) {
@@ -83,7 +79,7 @@ function steps(answer) {
   });
 }
 
-export function loads(answer) {
+export function loads(answer, all) {
   const busiest = answer.ranks.reduce((worst, rank) => (rank.tiles > worst.tiles ? rank : worst));
   const pace = answer.steps.reduce((worst, step) => (step.most > worst.most ? step : worst));
   return h(
@@ -95,7 +91,7 @@ export function loads(answer) {
       `Rank ${busiest.ring_rank} computes the most: ${integer(busiest.tiles)} tiles, where an even share is ${mean(answer.tile_floor)}. ` +
         `The longest ring step is ${pace.step}: it waits for rank ${pace.slowest} with ${integer(pace.most)} tiles.`,
     ),
-    paths(answer),
+    balance(answer, all),
     ranks(answer),
     steps(answer),
   );

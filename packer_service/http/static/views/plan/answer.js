@@ -1,6 +1,7 @@
 // A plan beside the one that the present configuration gives.
 
 import { h } from "../../dom.js";
+import { heading, meanOf, shown, shownIn } from "../../figures.js";
 import { flops, integer, percent, plural } from "../../format.js";
 import { sideBySide, total } from "../side.js";
 import { table } from "../../table.js";
@@ -53,38 +54,34 @@ function rows(before, after) {
 }
 
 /** Means of the layouts that both have, or one of them; of the first alone where `after` is null. */
-function balanced(before, after) {
+function balanced(before, after, measures) {
   const answers = [before, after].filter(Boolean);
   const entries = (answer) => Object.values(answer.balance).flatMap(Object.values);
   const name = (entry) => `${entry.layout} ${entry.ring_degree}`;
   const places = new Map(answers.flatMap(entries).map((entry) => [name(entry), entry]));
   const find = (answer, place) => entries(answer).find((entry) => name(entry) === name(place));
-  const cell = (answer, measure, show) => ({
+  const cell = (answer, figure) => ({
     number: true,
     value: (place) => {
-      const mean = find(answer, place)?.[measure].mean ?? null;
-      return mean === null ? "–" : show(mean);
+      const entry = find(answer, place);
+      return shown(figure, entry ? meanOf(figure, entry) : null);
     },
   });
-  const pair = (label, measure, show = (value) => value.toFixed(3)) => [
-    { label: after ? `${label}, before` : label, ...cell(before, measure, show) },
-    ...(after ? [{ label: "after", ...cell(after, measure, show) }] : []),
+  const pair = (figure) => [
+    { label: after ? `${heading(figure)}, before` : heading(figure), ...cell(before, figure) },
+    ...(after ? [{ label: "after", ...cell(after, figure) }] : []),
   ];
   const looked = after
     ? `${plural(before.balanced_packs, "pack")} before and ${integer(after.balanced_packs)} after`
     : plural(before.balanced_packs, "pack");
   return table({
-    caption:
-      `Balance: means over ${looked}, spread evenly over the plan; paths as multiples of the tile floor, where 1 is ` +
-      "perfect, and KV traffic as a share of all keys",
+    caption: `Balance: means over ${looked}, spread evenly over the plan; paths as multiples of the tile floor, where 1 is perfect`,
     rows: [...places.values()].filter((place) => place.ring_degree > 1),
     empty: "No pack to balance on a ring.",
     columns: [
       { label: "Layout", head: true, value: (place) => place.layout },
       { label: "Ring degree", number: true, value: (place) => place.ring_degree },
-      ...pair("Gather path", "gather_path"),
-      ...pair("Ring path", "ring_path"),
-      ...pair("KV traffic", "traffic", (value) => percent(value)),
+      ...measures.flatMap(pair),
     ],
   });
 }
@@ -106,7 +103,7 @@ const said = (answer) =>
   `${percent(answer.fill)} of them real; ${integer(answer.rejected)} rejected, ${integer(total(answer.truncated_tokens))} tokens cut off`;
 
 /** The cards of an answer. Without a change, `after` is null. */
-export function answered(before, after, stays) {
+export function answered(before, after, stays, all) {
   const now = after ?? before;
   return h(
     "div",
@@ -116,6 +113,6 @@ export function answered(before, after, stays) {
     sideBySide("Figures", rows(before, now), before, after),
     losses("Rejected documents by reason", (answer) => answer.rejects, before, after ?? before),
     losses("Tokens cut off by source", (answer) => answer.truncated_tokens, before, after ?? before),
-    balanced(before, after),
+    balanced(before, after, shownIn(all, "comparison", "layout")),
   );
 }
