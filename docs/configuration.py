@@ -1,4 +1,4 @@
-"""Writes the tables of keys and options into their pages, from the configurations themselves."""
+"""Writes the tables of keys, options and figures into their pages, from the code itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from annotated_types import Le
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from preshard.packer_service.report.figures import FIGURES
 from preshard.schemas.config import PackConfig
 from preshard.trainer.config import TrainConfig, option
 
@@ -58,9 +59,16 @@ def options() -> str:
     return "\n".join(rows)
 
 
+def figures() -> str:
+    """Every figure of balance, as Markdown."""
+    rows = ["| key | of | form | unit | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([*rows, *(f"| `{f.key}` | {f.of} | {f.kind} | {f.unit} | {f.words} |" for f in FIGURES)])
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     Path(__file__).with_name("packing.md"): keys,
     Path(__file__).with_name("training.md"): options,
+    Path(__file__).with_name("format.md"): figures,
 }
 
 
