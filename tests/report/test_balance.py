@@ -124,6 +124,13 @@ def test_paths_are_multiples_of_the_floor_and_imbalance_is_of_the_mean() -> None
     assert (row.attention.rank_mean, row.tiles.rank_mean) == ([1.0, 3.0], [2.0, 3.0])
 
 
+def test_the_most_keys_are_those_of_one_rank_in_one_pack() -> None:
+    """Fails when the room for gathered keys is taken from a mean over ranks, or from the sum of them."""
+    far = layout(tiles=[1, 1], ring_steps=[1, 0], keys_fetched=[2, 4])
+    found = layout_balance(measures_of({"zigzag": far}, 1.0), MeasureGroup(scheme="zigzag", degree=DEGREE))
+    assert (found.most_keys.mean, found.most_keys.max, found.keys_fetched) == (4.0, 4.0, [2.0, 4.0])
+
+
 def test_a_pack_without_any_load_has_no_imbalance() -> None:
     """Fails on a division by zero, or when a pack of text counts as perfectly balanced images."""
     found = image_balance_of(NO_IMAGES)
