@@ -2,6 +2,6 @@
 
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.loader import PackStream, make_loader
-from preshard.trainer.integrations.varlen import to_varlen
+from preshard.trainer.integrations.varlen import to_bridge, to_megatron, to_varlen
 
-__all__ = ["PackStream", "PackedDataset", "RankBatch", "make_loader", "to_varlen"]
+__all__ = ["PackStream", "PackedDataset", "RankBatch", "make_loader", "to_bridge", "to_megatron", "to_varlen"]

@@ -26,6 +26,11 @@ WORK = ".work"
 PLANNED = "planned.json"
 """File in that folder that says how many ``shards`` there will be, so that others can show the progress."""
 
+ENERGON = ".nv-meta"
+"""Folder inside the dataset that is Megatron Energon's."""
+BESIDE = frozenset({"README.md", "croissant.json", ".gitattributes"})
+"""Files that others keep at the root of a dataset, above all the Hugging Face Hub."""
+
 MODEL = "model"
 """Folder inside the dataset with the files of the tokenizer and the processors, under the names that they had."""
 

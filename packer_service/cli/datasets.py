@@ -1,4 +1,4 @@
-"""The commands that read a dataset: ``verify``, ``report`` and ``serve``."""
+"""The commands that take a dataset: ``verify``, ``report``, ``serve`` and ``energon``."""
 
 from __future__ import annotations
 
@@ -90,3 +90,12 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
         tokenizers=tokenizers,
         cache_bytes=cache_mib << 20,
     )
+
+
+@click.command()
+@click.argument("dataset")
+def energon(dataset: str) -> None:
+    """Write the files by which Megatron Energon opens DATASET, into its folder .nv-meta."""
+    from preshard.packer_service.publish.energon import write_energon
+
+    say(f"{dataset}: wrote {', '.join(write_energon(dataset))}")

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.manifest import MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
+from preshard.schemas.manifest import BESIDE, MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
 
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
@@ -161,7 +161,7 @@ def _claim(folder: Folder, record: Record) -> Claim:
 
 
 def _claim_new(folder: Folder, record: Record) -> None:
-    other = _any_file(folder, apart=WORK)
+    other = _any_file(folder, apart=frozenset({WORK}) | BESIDE)
     if other is not None:
         raise ConfigError(
             f"--out {folder.location}: holds {other}, which no preshard job wrote; give a new or empty folder"
@@ -174,14 +174,16 @@ def _claim_new(folder: Folder, record: Record) -> None:
     (folder / WORK).write(JOB, json.dumps(record).encode())
 
 
-def _any_file(folder: Folder, apart: str = "") -> str | None:
-    """A file of a folder, at any depth but below one name: the first that is found, since there may be very many."""
+def _any_file(folder: Folder, apart: Set[str] = frozenset()) -> str | None:
+    """A file of a folder, at any depth but below some names: the first that is found, since there may be very many."""
     for name, is_folder in folder.entries().items():
-        if is_folder and name != apart:
+        if name in apart:
+            continue
+        if is_folder:
             below = _any_file(folder / name)
             if below is not None:
                 return f"{name}/{below}"
-        elif not is_folder:
+        else:
             return name
     return None
 

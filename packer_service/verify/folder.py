@@ -17,7 +17,7 @@ from preshard.schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from preshard.schemas.manifest import MANIFEST, MODEL, RUN, SHARDS, TOKENIZER, WORK, Manifest
+from preshard.schemas.manifest import BESIDE, ENERGON, MANIFEST, MODEL, RUN, SHARDS, TOKENIZER, WORK, Manifest
 from preshard.schemas.tables import TABLES
 
 
@@ -56,7 +56,7 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Every file that the manifest names is there, and no other. Yields the file with what is wrong."""
     carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried]
-    there, known = set(names), {MANIFEST, RUN, *TABLES, *carried}
+    there, known = set(names), {MANIFEST, RUN, *TABLES, *carried, *BESIDE}
     for entry in manifest.tables:
         if entry.name in TABLES and entry.name not in there:
             yield entry.name, (TableMissing, "is not there")
@@ -66,7 +66,7 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
             if name not in there:
                 yield name, (ShardMissing, "is not there")
     for name in names:
-        if name not in known and not name.startswith(f"{WORK}/"):
+        if name not in known and not name.startswith((f"{WORK}/", f"{ENERGON}/")):
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")
 
 

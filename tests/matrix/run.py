@@ -36,7 +36,7 @@ def _name(pin: str) -> str:
     return re.sub("[-_.]+", "-", pin.partition("==")[0]).lower()
 
 
-def install(folder: Path, pins: list[str], packages: list[str]) -> Path:
+def install(folder: Path, pins: list[str], packages: list[str], alone: list[str]) -> Path:
     """An environment with these versions, made anew unless it has them; gives its Python."""
     python, asked = folder / "bin" / "python", folder / "constraints.txt"
     wanted = constraints(pins)
@@ -48,6 +48,8 @@ def install(folder: Path, pins: list[str], packages: list[str]) -> Path:
     tools = ["-r", str(HERE / "requirements.txt"), "-e", *packages]
     installer = [str(python), "tests/support/install.py", "-c", str(making), *tools]
     subprocess.run(installer, cwd=REPOSITORY, check=True)
+    if alone:
+        subprocess.run([*installer[:2], "--no-deps", *alone], cwd=REPOSITORY, check=True)
     making.rename(asked)
     return python
 
@@ -78,7 +80,7 @@ def main(chosen: list[str]) -> int:
     for name in chosen or known:
         if trainer := table["trainers"].get(name):
             print(f"==> {name}", flush=True)
-            python = install(FOLDER / name, trainer["pins"], trainer["packages"])
+            python = install(FOLDER / name, trainer["pins"], trainer["packages"], trainer.get("alone", []))
             said, good = run(name, python, trainer["tests"], "")
             lines.append(f"{name}: {said}")
             all_good &= good
@@ -88,7 +90,7 @@ def main(chosen: list[str]) -> int:
         pins = [f"torch=={torch}", f"transformers=={transformers}"]
         pins += of_torch.get("pins", []) + of_transformers.get("pins", [])
         print(f"==> torch {torch}, transformers {transformers}", flush=True)
-        python = install(FOLDER / name, pins, [".[pack,train,demo]"])
+        python = install(FOLDER / name, pins, [".[pack,train,demo]"], [])
         without = [each["without"] for each in (of_torch, of_transformers) if "without" in each]
         said, good = run(name, python, table["tests"], " or ".join(without))
         lines.append(f"torch {torch}, transformers {transformers}: {said}")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float32, Int32, Int64, UInt8
+from jaxtyping import Float32, Int32, Int64, UInt8
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
@@ -59,6 +59,8 @@ class RankBatch:
         sequence_edges: the pack in natural order as documents and the padding between and after them: sequence i is the
             tokens ``sequence_edges[i]:sequence_edges[i + 1]``.
         longest_sequence: tokens of the longest of these.
+        room_edges: the same cut otherwise, as zigzag cuts it: documents with the padding that aligns the next one, and
+            the gaps between and after them, which hold padding alone.
         not_causal: why the mask is not plain causal attention inside these sequences; empty where it is.
         cp_rank: this rank.
         bytes_read: bytes asked from the shard for this batch.
@@ -97,6 +99,7 @@ class RankBatch:
     total_loss_weight: float
     sequence_edges: Int32[Tensor, "sequences_plus_1"]
     longest_sequence: int
+    room_edges: Int32[Tensor, "rooms_plus_1"]
     not_causal: str
     cp_rank: int
     bytes_read: int
@@ -132,31 +135,47 @@ class RankBatch:
         return self.longest_sequence
 
     @property
-    def cu_seqlens_padded(self) -> Int32[Tensor, "documents_plus_1"]:
-        """Edges of the documents with the padding that follows each, as Megatron and Transformer Engine call them.
+    def cu_seqlens_padded(self) -> Int32[Tensor, "rooms_plus_1"]:
+        """Edges of the documents with the padding that aligns the next one, as Megatron and Transformer Engine call it.
 
-        Document i has the tokens ``edges[i]:edges[i] + document_lengths[i]``; padding fills the rest of its room. The
-        ``cu_seqlens`` that go with them there are the running sums of ``document_lengths``.
+        Room i has the tokens ``edges[i]:edges[i] + document_lengths[i]`` of a document, and then padding; what is left
+        of the pack is a room without a document. The ``cu_seqlens`` that go with them there are the running sums of
+        ``document_lengths``. Transformer Engine deals the rooms to ranks as the layout zigzag does.
 
         Raises:
             ReaderError: as for ``cu_seqlens``.
         """
         self._check_causal("cu_seqlens_padded")
-        return torch.cat([self.sequence_edges[:-1][self._is_document], self.sequence_edges[-1:]])
+        return self.room_edges
 
     @property
-    def document_lengths(self) -> Int32[Tensor, "documents"]:
-        """Tokens of each document of the pack, in natural order and without padding.
+    def document_lengths(self) -> Int32[Tensor, "rooms"]:
+        """Tokens of the document in each room of the pack, in natural order and without padding; 0 in a gap.
 
         Raises:
             ReaderError: as for ``cu_seqlens``.
         """
         self._check_causal("document_lengths")
-        return torch.diff(self.sequence_edges)[self._is_document]
+        real = torch.nn.functional.pad((self.doc_ids != PADDING_DOC).cumsum(0), (1, 0))
+        return torch.diff(real[self.room_edges.long()]).int()
 
     @property
-    def _is_document(self) -> Bool[Tensor, "sequences"]:
-        return self.doc_ids[self.sequence_edges[:-1].long()] != PADDING_DOC
+    def cu_seqlens_local(self) -> Int32[Tensor, "rooms_plus_1"]:
+        """Edges of the same rooms in this rank's slice, of which zigzag gives each rank an equal part.
+
+        For ring attention that takes a rank's own (``zigzag_ring_flash_attn_varlen`` of zhuzilin/ring-flash-attention).
+
+        Raises:
+            ReaderError: as for ``cu_seqlens``, or the slice is of another layout or cut by ulysses.
+        """
+        self._check_causal("cu_seqlens_local")
+        cp_size = self.seq_len // len(self)
+        if cp_size > 1 and (self.layout.scheme, self.layout.ring_degree) != ("zigzag", cp_size):
+            raise ReaderError(
+                f"slices of pack {self.pack_id}, of {self.layout.scheme} at ring_degree {self.layout.ring_degree} for "
+                f"{cp_size} ranks, do not share each document equally: read with layout zigzag, ring_degree {cp_size}"
+            )
+        return self.room_edges // cp_size
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, PADDING_DOC, Ma
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace
-from preshard.trainer.data.split import crop_edges, plan_split, pool_positions, read_header, token_layout
+from preshard.trainer.data.split import crop_edges, plan_split, pool_positions, read_header, room_edges, token_layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +175,7 @@ class PackReader:
             total_loss_weight=float(header.sequence.loss_weights.sum(dtype=np.float64)),
             sequence_edges=torch.from_numpy(sequences.edges),
             longest_sequence=sequences.longest,
+            room_edges=torch.from_numpy(room_edges(header.head, self.config.seq_len, place.where)),
             not_causal=sequences.not_causal,
             cp_rank=part.cp_rank,
             bytes_read=self.files.bytes_read - before,

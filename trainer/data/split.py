@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from preshard.schemas.boundaries import image_edges
 from preshard.schemas.codec import HEAD, LAYOUTS, SEQUENCE
@@ -173,12 +173,24 @@ def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: 
     return layout
 
 
-def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
-    degree, spans = split.ring_degree, header.head.documents
+def room_edges(head: SampleHead, seq_len: int, where: str) -> Int32[np.ndarray, "rooms_plus_1"]:
+    """Edges of a pack's documents with their alignment padding, and of the gaps between and after them.
+
+    Raises:
+        LayoutsInvalid: the head's documents overlap.
+    """
+    starts = np.array([span.start for span in head.documents], np.int64)
+    lengths = np.array([span.aligned_length for span in head.documents], np.int64)
     try:
-        starts = np.array([span.start for span in spans], np.int64)
-        lengths = np.array([span.aligned_length for span in spans], np.int64)
-        runs = define_runs(split.scheme, segment_edges(starts, lengths, config.seq_len), degree)
+        return segment_edges(starts, lengths, seq_len).astype(np.int32)
+    except LayoutError as error:
+        raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents do not lie one after the other: {error}") from None
+
+
+def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
+    degree = split.ring_degree
+    try:
+        runs = define_runs(split.scheme, room_edges(header.head, config.seq_len, where), degree)
     except LayoutError as error:
         raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
     return TokenLayout(

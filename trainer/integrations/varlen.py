@@ -1,4 +1,4 @@
-"""A whole pack in the arguments that padding-free models of ``transformers`` take."""
+"""Packs under the names that others have for packed sequences: ``transformers``, Megatron, Megatron Bridge."""
 
 from __future__ import annotations
 
@@ -66,3 +66,58 @@ def _labels(batch: RankBatch) -> dict[str, Int64[Tensor, "1 seq"]]:
         )
     before = torch.cat([batch.labels.new_full((1,), IGNORE_INDEX), batch.labels[:-1]])
     return {"labels": before[None], "shift_labels": batch.labels[None]}
+
+
+def to_megatron(batch: RankBatch) -> dict[str, Any]:
+    """A pack, or a rank's part of one, as Megatron-Core takes packed sequences (``qkv_format="thd"``).
+
+    A part is what ``megatron.core.utils.get_thd_batch_on_this_cp_rank`` makes of the whole pack: this rank's tokens,
+    and the edges of all.
+
+    Returns:
+        ``tokens``, ``labels``, ``loss_mask`` [1, local]. ``position_ids`` [1, local], or for a model with three axes
+        [3, 1, local]. Labels are shifted, and -100 without loss; the mask is the loss weights, which may be fractional.
+        ``cu_seqlens`` (tokens of documents) and ``cu_seqlens_padded`` (their rooms) int32 [rooms + 1], and
+        ``max_seqlen`` int32 [1], of the longest room. And the vision inputs in the model's own names.
+
+    Raises:
+        ReaderError: sequences cannot express the mask, or the part is of another layout than zigzag.
+    """
+    rooms = batch.cu_seqlens_padded
+    batch.cu_seqlens_local  # noqa: B018  # Transformer Engine knows no other slices
+    axes = batch.position_ids
+    return {
+        "tokens": batch.tokens[None],
+        "labels": batch.labels[None],
+        "loss_mask": batch.loss_weights[None],
+        "position_ids": axes if len(axes) == 1 else axes[:, None],
+        "cu_seqlens": torch.nn.functional.pad(batch.document_lengths.cumsum(0), (1, 0)).int(),
+        "cu_seqlens_padded": rooms,
+        "max_seqlen": torch.diff(rooms).max()[None],
+        **(batch.model_inputs() if batch.units else {}),
+    }
+
+
+def to_bridge(batch: RankBatch) -> dict[str, Tensor]:
+    """A whole pack of text as ``GPTSFTPackedDataset`` of Megatron Bridge (0.3) collates one, for its ``gpt_step``.
+
+    There ``cu_seqlens`` are the edges of rooms, and ``cu_seqlens_unpadded`` those of documents, each with -1 behind
+    them, and ``..._argmin`` says where. Context-parallel ranks all read whole packs: ``gpt_step`` cuts them itself.
+
+    Raises:
+        ReaderError: as :func:`to_megatron`, the batch is a part of a pack, or it has images, for which that step has no
+            place.
+    """
+    if len(batch) != batch.seq_len or batch.units:
+        has = f"{len(batch)} of its {batch.seq_len} tokens" if len(batch) != batch.seq_len else "images"
+        raise ReaderError(
+            f"pack {batch.pack_id}: this rank has {has}, and Bridge's gpt_step cuts whole packs of text itself; read "
+            "without ring_degree and ulysses_degree, or use to_megatron in a step of your own"
+        )
+    found = to_megatron(batch)
+    edges = {"cu_seqlens": found.pop("cu_seqlens_padded"), "cu_seqlens_unpadded": found.pop("cu_seqlens")}
+    for name, values in edges.items():
+        found[name] = torch.nn.functional.pad(values, (0, 1), value=-1)[None]
+        found[f"{name}_argmin"] = torch.tensor([[len(values)]], device=values.device)
+    ones = torch.ones(1, dtype=torch.int64, device=batch.tokens.device)
+    return {**found, "max_seqlen": found["max_seqlen"][None], "attention_mask": ones}

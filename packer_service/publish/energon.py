@@ -1,0 +1,47 @@
+"""The files by which Megatron Energon opens a dataset (``.nv-meta``, Energon 7): what its ``prepare`` would write.
+
+The indexes of shards are there already, byte for byte as Energon writes them. Its table of members, ``index.sqlite``,
+is for other datasets that point into this one, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+
+from preshard.packer_service.report.dataset import open_dataset
+from preshard.schemas.codec import HEAD
+from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
+from preshard.schemas.manifest import ENERGON, MANIFEST, SHARDS
+
+INFO, SPLIT, DATASET = ".info.json", "split.yaml", "dataset.yaml"
+
+
+def write_energon(location: str) -> list[str]:
+    """Writes ``.nv-meta`` into a dataset's folder, a function of its manifest alone; gives the names of the files.
+
+    All shards are in the split ``train``. Of a sample Energon reads the head: which pack it is says it all to
+    :func:`preshard.energon.pack_cooker`.
+
+    Raises:
+        ConfigError: there is no such folder, or it is not a dataset.
+        ManifestInvalid: its manifest cannot be read.
+    """
+    folder, _ = open_dataset(location)
+    _, shards = decode_manifest_parts(folder.read(MANIFEST), MANIFEST)
+    counts = {f"{SHARDS}/{shard.name}": shard.packs for shard in shards}
+    files = {
+        SPLIT: _lines("split_parts:", *_listed("  train:", list(counts)), "  val: []", "  test: []", "exclude: []"),
+        DATASET: _lines("__module__: megatron.energon", "__class__: CrudeWebdataset", *_listed("part_filter:", [HEAD])),
+        INFO: json.dumps({"shard_counts": counts}, indent=2),  # last, as it makes the folder a dataset of Energon
+    }
+    for name, text in files.items():
+        (folder / ENERGON).write(name, text.encode())
+    return [f"{ENERGON}/{name}" for name in files]
+
+
+def _listed(key: str, values: list[str]) -> list[str]:
+    return [key, *(f"  - {value}" for value in values)] if values else [f"{key} []"]
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join([*lines, ""])
