@@ -53,9 +53,8 @@ def options() -> str:
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for name, field in TrainConfig.model_fields.items():
         default = "must be given" if field.is_required() else field.default
-        rows.append(
-            f"| `{option(name)}` | {'' if default is None or default is False else default} | {field.description} |"
-        )
+        shown = "" if default is None or default is False or default == () else default
+        rows.append(f"| `{option(name)}` | {shown} | {field.description} |")
     return "\n".join(rows)
 
 

@@ -15,6 +15,7 @@ from preshard.trainer.attention.bind import Kind
 from preshard.trainer.data.mixture import parse_weighted
 from preshard.trainer.distributed.mesh import CpFsdp
 from preshard.trainer.models.memory import Offload
+from preshard.trainer.models.parts import LANGUAGE, Lora, Parts
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -74,6 +75,25 @@ class TrainConfig(BaseModel):
     warmup: int = Field(10, ge=0, description="Steps over which the learning rate rises to its peak.")
     weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; none for vectors and embeddings.")
     clip: float = Field(1.0, gt=0, description="Gradient norm above which gradients are scaled down.")
+    freeze: Paths = Field(
+        (),
+        description="What stays as it is: vision, language, or part of parameters' names, such as visual.merger or "
+        "layers.0; may be given several times.",
+    )
+    lora: int | None = Field(None, ge=1, description="Train adapters of this rank instead of the model, through peft.")
+    lora_alpha: int | None = Field(
+        None, ge=1, description="What adapters add is scaled by this over their rank; by default twice the rank."
+    )
+    lora_targets: Paths = Field(
+        (),
+        description="Which linear layers get adapters, named as for --freeze, by default those of the language model; "
+        "may be given several times.",
+    )
+    lr_part: Paths = Field(
+        (),
+        description="PART=LR: a peak learning rate of its own for a part, named as for --freeze; of several that name "
+        "a parameter, the last counts.",
+    )
     seed: int = Field(0, ge=0, description="Seed of the random weights and of the order of packs.")
     workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between steps.")
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -100,6 +120,9 @@ class TrainConfig(BaseModel):
     keep: int = Field(2, ge=1, description="Checkpoints to keep; older ones are removed.")
     resume: bool = Field(False, description="Continue from the newest checkpoint in the folder.")
     export: Path | None = Field(None, description="New folder for the trained model, which from_pretrained can load.")
+    keep_adapters: bool = Field(
+        False, description="Export the adapters of --lora alone, as peft loads them, instead of merging them."
+    )
 
     @model_validator(mode="after")
     def _checkpoint_options_have_a_folder(self) -> Self:
@@ -108,6 +131,21 @@ class TrainConfig(BaseModel):
                 raise ValueError(
                     f"{option(name)} is given without --checkpoint; add --checkpoint with the checkpoints' folder"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_alone_train(self) -> Self:
+        if self.lora is None:
+            for name in ("lora_alpha", "lora_targets", "keep_adapters"):
+                if getattr(self, name):
+                    raise ValueError(f"{option(name)} is given without --lora; add --lora with a rank")
+            return self
+        if self.freeze:
+            raise ValueError("--freeze is given with --lora, which freezes the whole model: leave it out")
+        if self.from_scratch:
+            raise ValueError(
+                "--lora is given with --from-scratch: adapters need a trained model, leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -137,6 +175,20 @@ class TrainConfig(BaseModel):
         return self.lr if self.lr is not None else 1e-3 if self.from_scratch else 1e-5
 
     @property
+    def parts(self) -> Parts:
+        """What of the model trains.
+
+        Raises:
+            ConfigError: a ``--lr-part`` is not PART=LR.
+        """
+        lora = None
+        if self.lora is not None:
+            lora = Lora(
+                rank=self.lora, alpha=self.lora_alpha or 2 * self.lora, targets=self.lora_targets or (LANGUAGE,)
+            )
+        return Parts(freeze=self.freeze, lora=lora, rates=tuple(map(_parse_rate, self.lr_part)))
+
+    @property
     def cp_size(self) -> int:
         """Ranks that share a pack."""
         return self.ulysses * self.ring
@@ -154,6 +206,17 @@ class TrainConfig(BaseModel):
                 f"--ulysses {self.ulysses} = {replica}; start a multiple of {replica}, or change the degrees"
             )
         return world_size // replica
+
+
+def _parse_rate(text: str) -> tuple[str, float]:
+    part, _, rate = text.rpartition("=")
+    try:
+        found = float(rate)
+    except ValueError:
+        found = 0.0
+    if not part or not 0 < found < float("inf"):
+        raise ConfigError(f"--lr-part is {text}; write PART=LR with a learning rate above 0, such as vision=1e-6")
+    return part, found
 
 
 def option(field: str) -> str:

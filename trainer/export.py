@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from preshard.schemas.files.secrets import without_secrets
 from preshard.trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
 from preshard.trainer.distributed.processes import first_problem
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config
-from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.load import empty_model, load_sharded
 from preshard.trainer.models.packed import PackedModel
+from preshard.trainer.models.parts import Lora
 
 NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
 """Files of a model folder that are written anew, or hold weights of other programs."""
@@ -38,7 +40,9 @@ def check_export(target: Path, option: str = "--export") -> None:
         raise ConfigError(f"{option} is {target}, which exists; name a folder that does not")
 
 
-def export_model(model: Any, source: Path, target: Path) -> None:
+def export_model(
+    model: Any, source: Path, target: Path, *, lora: Lora | None = None, keep_adapters: bool = False
+) -> None:
     """Writes weights in the form of published folders, and copies of the source's other files. All ranks call this.
 
     Parameters keep their dtype. They are gathered one by one on the CPU of rank 0, which then holds the whole model.
@@ -47,19 +51,52 @@ def export_model(model: Any, source: Path, target: Path) -> None:
         model: of ``transformers``, sharded or not.
         source: the folder that it was loaded from, with tokenizer and processors.
         target: the new folder.
+        lora: the adapters in it, which ``peft`` adds to the weights that they are beside.
+        keep_adapters: write these alone, as ``peft.PeftModel.from_pretrained`` loads them; nothing else is gathered.
 
     Raises:
         ConfigError: rank 0 cannot write it. Every rank raises it, as none must wait for one that has given up.
     """
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=keep_adapters)
+    weights = get_model_state_dict(model, options=options)
     problem = None
     if dist.get_rank() == 0:
         try:
-            write_folder(model, weights, source, target)
+            if keep_adapters:
+                write_adapters(model, weights, source, target)
+            else:
+                model, weights = (model, weights) if lora is None else _merge(lora, weights, source)
+                write_folder(model, weights, source, target)
         except ConfigError as error:
             problem = str(error)
     if (problem := first_problem(problem)) is not None:
         raise ConfigError(problem)
+
+
+def _merge(lora: Lora, weights: dict[str, Any], source: Path) -> tuple[Any, dict[str, Any]]:
+    """A model and its whole weights with adapters added to them, from the weights of both."""
+    wrapped: Any = lora.wrap(empty_model(source))
+    wrapped.load_state_dict(weights, strict=False, assign=True)  # buffers that are not stored stay without values
+    model = wrapped.merge_and_unload()
+    return model, model.state_dict()
+
+
+def write_adapters(model: Any, adapters: dict[str, Any], source: Path, target: Path) -> None:
+    """Writes adapters alone. The folder appears under its name once it is whole.
+
+    Args:
+        model: of ``peft``; its own parameters are not looked at.
+        adapters: their weights by their names in the model.
+        source: the folder of the model that they are for, which they name.
+        target: the new folder.
+
+    Raises:
+        ConfigError: it cannot be written; nothing of it is left.
+    """
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = str(source)
+    with _whole(target) as unfinished:
+        model.save_pretrained(unfinished, state_dict=adapters, save_embedding_layers=False)
 
 
 def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path) -> None:
@@ -74,54 +111,77 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
     Raises:
         ConfigError: it cannot be written; nothing of it is left.
     """
-    unfinished = target.with_name(f"unfinished-{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
+    with _whole(target) as unfinished:
         model.save_pretrained(unfinished, state_dict=weights)
         for file in source.iterdir():
             if file.is_file() and not any(file.match(pattern) for pattern in NOT_COPIED):
                 shutil.copy2(file, unfinished / file.name)
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder to write, which gets its name once that is done; if it fails, nothing is left."""
+    unfinished = target.with_name(f"unfinished-{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        yield unfinished
         unfinished.rename(target)
     except Exception as error:  # safetensors has exceptions of its own for a full disk
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ConfigError(f"the model cannot be written to {target} ({one_line(error)})") from None
 
 
-def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
+def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters: bool = False) -> Path:
     """Writes the model of a checkpoint, written by any number of ranks, in this one process.
 
     Parameters have the dtype that they were trained in. The process holds the whole model.
 
     Args:
         checkpoint: one checkpoint, or a folder of them, of which the newest is taken.
-        model: the model folder that was trained, with tokenizer and processors; its weights are not read.
+        model: the model folder that was trained, with tokenizer and processors; its weights are read only if adapters
+            were trained.
         out: the new folder.
+        keep_adapters: write adapters alone, and do not add them to the model's weights.
 
     Returns:
         The checkpoint that was taken.
 
     Raises:
-        ConfigError: there is no checkpoint, it is of another model, or the folder cannot be written.
+        ConfigError: there is no checkpoint, it is of another model, it has no adapters to keep, or the folder cannot be
+            written.
     """
     check_export(out, "--out")
     found = checkpoint if (checkpoint / "run.json").is_file() else find_checkpoint(checkpoint)
     if found is None:
         raise ConfigError(f"{checkpoint} holds no checkpoint; give a folder that was the --checkpoint of a run")
     read_model_config(model)
-    trained, given = read_run_state(found).model, identity(model)
+    state = read_run_state(found)
+    trained, given = state.model, identity(model)
     if trained != given:
         raise ConfigError(
             f"{found} is of the model {' '.join(map(str, trained.values()))}, and --model {model} is "
             f"{' '.join(given.values())}: give the folder that was trained"
         )
+    lora = Lora(**state.parts["lora"]) if state.parts.get("lora") else None
+    if keep_adapters and lora is None:
+        raise ConfigError(f"--keep-adapters is given, and {found} has no adapters: leave it out")
     try:
-        packed = load_sharded(model, PackedModel, dtype=parameter_dtype(found), weights="none")
+        packed = load_sharded(
+            model,
+            lambda base: PackedModel(base if lora is None else lora.wrap(base)),
+            dtype=parameter_dtype(found),
+            weights="none" if lora is None else "folder",
+        )
         load_parameters(found, packed)
     except PreshardError:
         raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
-    write_folder(packed.model, packed.model.state_dict(), model, out)
+    if keep_adapters:
+        write_adapters(packed.model, packed.model.state_dict(), model, out)
+    else:
+        whole: Any = packed.model if lora is None else packed.merge_and_unload()
+        write_folder(whole, whole.state_dict(), model, out)
     return found
 
 
@@ -129,12 +189,14 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path) -> Path:
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Model folder that the run started from.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the model.")
-def cli(checkpoint: Path, model: Path, out: Path) -> None:
+@click.option("--keep-adapters", is_flag=True, help="Write adapters alone, as peft loads them, and do not merge them.")
+def cli(checkpoint: Path, model: Path, out: Path, keep_adapters: bool) -> None:
     """Writes the model of CHECKPOINT as a folder that from_pretrained loads.
 
     CHECKPOINT is one checkpoint of preshard.train, or the folder that --checkpoint named, whose newest is taken.
     """
-    click.echo(f"{out}: the model of {export_checkpoint(checkpoint, model, out)}")
+    taken = export_checkpoint(checkpoint, model, out, keep_adapters=keep_adapters)
+    click.echo(f"{out}: the {'adapters' if keep_adapters else 'model'} of {taken}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,9 +23,11 @@ from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_model
 from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.interface import unwrap
+from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import save_memory
 from preshard.trainer.models.packed import shard_model
+from preshard.trainer.models.parts import end_backward_at_decoder
 from preshard.trainer.setup import Job
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 
@@ -55,9 +57,10 @@ def run(
     """
     config = job.config
     model = build_model(job, mesh, device)
-    work = StepWork.of(model.model)
-    parameters = list(model.parameters())
+    work = StepWork.of(unwrap(model.model))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(model, config)
+    shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
     tiles = TileLister.of(
@@ -81,7 +84,7 @@ def run(
             local, data = _add_gradients(job, mesh, model, work, batches, device)
             totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
             lr = learning_rate(step, config)
-            apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip)
+            apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip, shares=shares)
             seconds = time.perf_counter() - began
             if profiler is not None:
                 profiler.step()
@@ -103,7 +106,8 @@ def _finish(job: Job, model: PackedModel, step: int) -> int:
     """Writes the model if this step was the last; returns the step."""
     config = job.config
     if config.export is not None and step >= config.steps:
-        export_model(model.model, config.model, config.export)
+        lora = config.parts.lora
+        export_model(model.model, config.model, config.export, lora=lora, keep_adapters=config.keep_adapters)
     return step
 
 
@@ -115,6 +119,7 @@ def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
     config = job.config
 
     def shard(model: nn.Module) -> PackedModel:
+        applied = config.parts.apply(model)  # before blocks are computed again, for which peft would have inputs learn
         save_memory(
             model,
             recompute=config.recompute,
@@ -122,15 +127,17 @@ def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
             mlp_tiles=config.mlp_tiles,
             device_type=device.type,
         )
-        packed = PackedModel(model, logits_bytes=config.logits_mib * 2**20)
+        packed = PackedModel(applied, logits_bytes=config.logits_mib * 2**20)
         shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
+        end_backward_at_decoder(applied)
         return packed
 
+    weights: Weights = "random" if config.from_scratch else "folder"
     return load_sharded(
         config.model,
         shard,
         dtype=_parameter_dtype(config.dtype),
-        weights="none" if job.checkpoint is not None else "random" if config.from_scratch else "folder",
+        weights="none" if job.checkpoint is not None and config.lora is None else weights,
         seed=config.seed,
         device=device,
     )

@@ -19,6 +19,7 @@ from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.models.folder import model_sizes
+from preshard.trainer.models.parts import encoder_trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,8 +163,9 @@ def profiled(folder: Path | None) -> Iterator[profile | None]:
         yield profiler
 
 
-TRAINING = 3
-"""A backward pass takes two products where the forward pass takes one; what is computed again is not counted."""
+TRAINING, FROZEN, FORWARD = 3, 2, 1
+"""A backward pass takes two products where the forward pass takes one, and with a frozen weight one, for the gradient
+of what is before it; a frozen encoder takes none. What is computed again is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +178,14 @@ class StepWork:
     Attributes:
         per_token: operations of the language model's weights, of which a token passes only some experts.
         per_tile: operations of one tile over all layers and query heads.
+        vision: passes of the encoder.
         windows: of each layer; empty if no layer has one.
         groups: in which layers bidirectional groups hold.
     """
 
     per_token: float
     per_tile: float
+    vision: int = TRAINING
     windows: tuple[int | None, ...] = ()
     groups: Groups = "all"
 
@@ -193,14 +197,16 @@ class StepWork:
         sizes = model_sizes(hugging_face.config)
         experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
         used = (getattr(text, "num_experts_per_tok", None) or 1) / experts
-        weights = hugging_face.get_output_embeddings().weight.numel() + sum(
-            parameter.numel() * (used if ".experts." in name else 1)
-            for name, parameter in hugging_face.get_decoder().layers.named_parameters()
-            if parameter.ndim > 1
+        layers = hugging_face.get_decoder().layers.named_parameters()
+        weights = [(name, parameter) for name, parameter in layers if parameter.ndim > 1]
+        products = sum(
+            parameter.numel() * (used if ".experts." in name else 1) * (TRAINING if parameter.requires_grad else FROZEN)
+            for name, parameter in [*weights, ("", hugging_face.get_output_embeddings().weight)]
         )
         return cls(
-            per_token=TRAINING * 2 * weights,
+            per_token=2 * products,
             per_tile=TRAINING * 2 * 2 * TILE * TILE * sizes.num_heads * sum(sizes.head_dims),
+            vision=TRAINING if encoder_trains(hugging_face) else FORWARD,
             windows=sizes.windows,
             groups=sizes.groups,
         )
@@ -209,7 +215,7 @@ class StepWork:
         """The work of one rank's part of a pack. Only what lies on the CPU is read."""
         tiles = batch.tiles.n_tiles if batch.tiles is not None else count_tiles(batch, self.windows, self.groups)
         tokens = int((batch.doc_ids[batch.positions] >= 0).sum())
-        vision = TRAINING * 2 * sum(unit.load for unit in batch.units)
+        vision = self.vision * 2 * sum(unit.load for unit in batch.units)
         return self.per_token * tokens + self.per_tile * tiles + vision
 
 

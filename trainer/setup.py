@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.memory import Trains
 from preshard.trainer.attention import check_heads
 from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.config import DTYPES, TrainConfig
@@ -17,7 +19,9 @@ from preshard.trainer.export import check_export
 from preshard.trainer.fit import FitEstimate, resolve
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 from preshard.trainer.models.gated_delta import check_states
+from preshard.trainer.models.load import empty_model
 from preshard.trainer.models.memory import check_saving
+from preshard.trainer.models.parts import Parts, count_trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Job:
         checkpoint: the checkpoint to load, if any.
         evaluation: the second dataset, if any, with all its packs for each data-parallel rank.
         memory: what a rank is estimated to hold, on a GPU.
+        trains: what of the model trains, where that is not all of it.
     """
 
     config: TrainConfig
@@ -39,6 +44,7 @@ class Job:
     checkpoint: Path | None
     evaluation: PackedDataset | None
     memory: FitEstimate | None = None
+    trains: Trains | None = None
 
     @property
     def packs_per_step(self) -> int:
@@ -94,17 +100,26 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
             "pip install tensorboard, or leave the option out"
         )
     datasets = [dataset, *([evaluation] if evaluation is not None else [])]
-    config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type)
-    start = RunState(step=0, data=dataset.state_dict(), model=identity(config.model))
+    parts, trains = _check_parts(config)
+    config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type, trains=trains)
+    start = RunState(step=0, data=dataset.state_dict(), model=identity(config.model), parts=parts)
     checkpoint = _checkpoint(config)
-    if checkpoint is None and not config.from_scratch:
+    if (checkpoint is None or config.lora is not None) and not config.from_scratch:
         check_weights(config.model)
     if checkpoint is not None:
         resumed = read_run_state(checkpoint)
         resumed.check_same_run(start, checkpoint)
         dataset.load_state_dict(resumed.data)
         start = resumed
-    return Job(config=config, dataset=dataset, start=start, checkpoint=checkpoint, evaluation=evaluation, memory=memory)
+    return Job(
+        config=config,
+        dataset=dataset,
+        start=start,
+        checkpoint=checkpoint,
+        evaluation=evaluation,
+        memory=memory,
+        trains=trains,
+    )
 
 
 def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
@@ -120,8 +135,21 @@ def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
     )
 
 
+def _check_parts(config: TrainConfig) -> tuple[dict[str, Any], Trains | None]:
+    """What the options say of parts, as a checkpoint holds it, and what then trains; nothing where all of it does."""
+    if config.parts == Parts():
+        return {}, None
+    model = config.parts.apply(empty_model(config.model))
+    return config.parts.describe(model), count_trains(model)
+
+
 def _check_model(
-    config: TrainConfig, datasets: Sequence[PackedDataset], *, world_size: int, device_type: str
+    config: TrainConfig,
+    datasets: Sequence[PackedDataset],
+    *,
+    world_size: int,
+    device_type: str,
+    trains: Trains | None,
 ) -> tuple[TrainConfig, FitEstimate | None]:
     """Checks what the model folder says, before a weight is read, against the degrees, the device and the datasets.
 
@@ -140,7 +168,7 @@ def _check_model(
     check_states(model, config.cp_size)
     for dataset in datasets:
         check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
-    config, memory = resolve(config, model, datasets, world_size=world_size, device_type=device_type)
+    config, memory = resolve(config, model, datasets, world_size=world_size, device_type=device_type, trains=trains)
     check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims))
     check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,20 +24,30 @@ BETAS = (0.9, 0.95)
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
-    """AdamW with decoupled decay (Loshchilov and Hutter 2019).
+    """AdamW with decoupled decay (Loshchilov and Hutter 2019) for the parameters that train, in groups by their rates.
+
+    Each group has its peak rate to begin with.
 
     Decay pulls weights towards zero. The natural value of a norm's gain is not zero, biases are too few to matter, and
     a row of an embedding has a gradient only in steps with its token, so rows of rare tokens would fade. Therefore only
     matrices that multiply activations decay. A tied embedding counts as an embedding.
     """
-    embeddings = _embeddings(model)
-    decayed: list[nn.Parameter] = []
-    other: list[nn.Parameter] = []
+    embeddings, rates = _embeddings(model), config.parts.rates
+    rate_of = config.parts.rate_of(model)
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for parameter in model.parameters():
-        (other if parameter.ndim < 2 or id(parameter) in embeddings else decayed).append(parameter)
+        if parameter.requires_grad:
+            decays = parameter.ndim >= 2 and id(parameter) not in embeddings
+            groups.setdefault((rate_of(parameter), decays), []).append(parameter)
     return AdamW(
-        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}],
-        lr=config.largest_lr,
+        [
+            {
+                "params": groups[number, decays],
+                "lr": config.largest_lr if number < 0 else rates[number][1],
+                "weight_decay": config.weight_decay if decays else 0.0,
+            }
+            for number, decays in sorted(groups, key=lambda group: (group[0], not group[1]))
+        ],
         betas=BETAS,
         fused=True,
     )
@@ -176,11 +186,18 @@ def _own(gradient: Tensor) -> Tensor:
 
 
 def apply_gradients(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], totals: Totals, *, lr: float, clip: float
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    totals: Totals,
+    *,
+    lr: float,
+    clip: float,
+    shares: Sequence[float] = (),
 ) -> None:
     """Turns gradients of the sum into those of the weighted mean, clips them by their norm, and takes the step.
 
-    If no token has a loss weight, there is nothing to learn: parameters and optimiser stay as they are.
+    Each group of parameters has its share of the learning rate; all have the whole where no shares are given. If no
+    token has a loss weight, there is nothing to learn: parameters and optimiser stay as they are.
 
     Raises:
         DivergedError: the gradient's norm is infinite or NaN.
@@ -197,7 +214,7 @@ def apply_gradients(
         for parameter in parameters:
             if parameter.grad is not None:
                 _own(parameter.grad).mul_(factor)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        for number, group in enumerate(optimizer.param_groups):
+            group["lr"] = lr * (shares[number] if shares else 1.0)
         optimizer.step()
     optimizer.zero_grad()

@@ -121,6 +121,9 @@ def _describe_start(job: Job, world_size: int) -> str:
     config = job.config
     ranks = f"{world_size} processes, {job.dataset.dp_size} packs at a time on {config.cp_size} of them each"
     taken = f"{config.dtype}, recompute {config.recompute}, lr {config.largest_lr:g}"
+    if job.trains is not None:
+        every = job.trains.trained + job.trains.frozen
+        taken += f"; trains {job.trains.trained:,} of {every:,} numbers"
     if job.memory is not None:
         taken += f"; {job.memory.in_short()}"
     if job.checkpoint is not None:

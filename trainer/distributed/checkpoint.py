@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -46,17 +47,19 @@ class RunState:
         step: optimiser steps done.
         data: position in the dataset, as ``RankBatch.state`` gave it; it names the dataset and the seed of its order.
         model: what tells the model from others, such as its kind; its values are shown in messages.
+        parts: what of the model trains; empty if all of it does.
     """
 
     step: int
     data: dict[str, Any]
     model: dict[str, Any]
+    parts: dict[str, Any] = field(default_factory=dict)
 
     def check_same_run(self, new: RunState, where: Path) -> None:
         """Checks that a run which would start as ``new`` may continue from here instead.
 
         Raises:
-            ConfigError: it has another dataset, seed or model.
+            ConfigError: it has another dataset, seed or model, or something else of the model trains.
         """
         for what, there, here in (
             ("dataset", self.data["dataset_id"], new.data["dataset_id"]),
@@ -68,6 +71,12 @@ class RunState:
                     f"{where} is of {what} {there}, not {here}: resume with the {what} it was started with, or give "
                     f"another --checkpoint folder"
                 )
+        if self.parts.get("names") != new.parts.get("names"):
+            there, here = (each.parts.get("options", "neither --freeze nor --lora") for each in (self, new))
+            raise ConfigError(
+                f"{where} was trained with {there}, not with {here}: resume with the options it was started with, or "
+                "give another --checkpoint folder"
+            )
 
 
 def find_checkpoint(folder: Path) -> Path | None:
@@ -91,7 +100,7 @@ def read_run_state(checkpoint: Path) -> RunState:
     """
     try:
         stored = json.loads((checkpoint / RUN).read_text(encoding="utf-8"))
-        return RunState(**{field.name: stored[field.name] for field in fields(RunState)})
+        return RunState(**{each.name: stored[each.name] for each in fields(RunState) if each.name in stored})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{checkpoint / RUN} is not a valid description of a checkpoint ({error!r}); "
@@ -202,9 +211,10 @@ class Checkpoints:
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Fills a model and its optimiser from a checkpoint written by any number of ranks. All ranks call this."""
-    parameters, moments = get_state_dict(model, optimizer)
+    options = _options(model)
+    parameters, moments = get_state_dict(model, optimizer, options=options)
     dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
-    set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)
+    set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments, options=options)
 
 
 def load_parameters(checkpoint: Path, model: nn.Module) -> None:
@@ -213,14 +223,21 @@ def load_parameters(checkpoint: Path, model: nn.Module) -> None:
     Raises:
         ConfigError: the checkpoint is damaged, or lacks a parameter.
     """
-    parameters = get_model_state_dict(model)
+    options = _options(model)
+    parameters = get_model_state_dict(model, options=options)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
             dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except CheckpointException as error:
         raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); use the previous checkpoint") from None
-    set_model_state_dict(model, parameters)
+    set_model_state_dict(model, parameters, options=options)
+
+
+def _options(model: nn.Module) -> StateDictOptions:
+    """What of a model is stored: all of it, or what trains if it has adapters, as the rest is in the model's folder."""
+    has_adapters = any(hasattr(module, "base_layer") for module in model.modules())
+    return StateDictOptions(ignore_frozen_params=has_adapters, strict=not has_adapters)
 
 
 def parameter_dtype(checkpoint: Path) -> torch.dtype:
@@ -243,10 +260,12 @@ def parameter_dtype(checkpoint: Path) -> torch.dtype:
 def _states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and moments. Those of a new optimiser are zeros, and it has done no step."""
     if not optimizer.state:
-        get_state_dict(model, optimizer)  # makes the moments by a step with gradients of zero, and counts that step
+        get_state_dict(
+            model, optimizer, options=_options(model)
+        )  # makes the moments by a step with gradients of zero, and counts that step
         for moments in optimizer.state.values():
             moments["step"].zero_()
-    parameters, of_optimizer = get_state_dict(model, optimizer)
+    parameters, of_optimizer = get_state_dict(model, optimizer, options=_options(model))
     return parameters, dict(of_optimizer)
 
 

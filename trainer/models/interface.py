@@ -147,6 +147,17 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def base_names(model: nn.Module) -> dict[str, str]:
+    """A model's own parameters and buffers: the names that they have without adapters, by those beside adapters."""
+    adapted = [f"{path}." for path, module in model.named_modules() if hasattr(module, "base_layer")]
+    own = {}
+    for name, _ in (*model.named_parameters(), *model.named_buffers()):
+        inside = next((path for path in adapted if name.startswith(path)), None)
+        if inside is None or name.startswith(f"{inside}base_layer."):
+            own[name] = name.replace(".base_layer.", ".")
+    return own
+
+
 def block_paths(model: nn.Module, *, within: nn.Module | None = None) -> tuple[str, ...]:
     """Paths of a model's blocks: the outermost modules that it says are not to be split among devices.
 

@@ -19,7 +19,7 @@ from preshard.trainer.models.families import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
 from preshard.trainer.models.gated_delta import follow_states
 from preshard.trainer.models.interface import PACKED, register_attention
-from preshard.trainer.models.weights import Fill, draw_weights, read_weights
+from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
 
 Weights = Literal["folder", "random", "none"]
 """Where weights come from: the model folder, a seed, or, later, a checkpoint."""
@@ -64,18 +64,19 @@ def load_sharded(
     """A model whose parts are filled after it was sharded, each rank's by itself.
 
     From a folder, a rank reads its rows, tensor by tensor. Random weights are drawn block by block. Buffers
-    are set in any case.
+    are set in any case, and so are adapters, by the seed.
 
     Args:
         folder: see :func:`load_model`.
-        shard: is given the model without weights, on the meta device, shards it in place and may wrap it.
+        shard: is given the model without weights, on the meta device, shards it in place and may wrap it, also with
+            ``peft.get_peft_model(..., low_cpu_mem_usage=True)``.
         dtype: of the parameters.
         weights: where they come from; with ``none`` parameters hold anything until a checkpoint is loaded.
         seed: of random weights.
         device: where parameters and buffers will lie.
 
     Raises:
-        ConfigError: see :func:`load_model`.
+        ConfigError: see :func:`load_model`; or there are adapters other than those of ``peft.LoraConfig``.
     """
     transformers = register_attention()
     config = read_model_config(folder)
@@ -92,7 +93,18 @@ def load_sharded(
         fill = Fill(model, only_buffers=only_buffers)
         draw_weights(_empty(transformers, config, torch.float32), seed, fill, only_buffers=only_buffers)
         assert not fill.left, f"nothing was drawn for {sorted(fill.left)}"
+    draw_adapters(model, seed)
     return wrapped.train()
+
+
+def empty_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model of a folder without weights, on the meta device: its parameters' names and shapes.
+
+    Raises:
+        ConfigError: see :func:`load_model`.
+    """
+    model: nn.Module = _empty(register_attention(), read_model_config(folder), dtype)
+    return model
 
 
 def _attention(config: Any) -> Any:

@@ -6,6 +6,7 @@ Random weights do not depend on the number of ranks, the dtype, or what was draw
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.models.folder import one_line
-from preshard.trainer.models.interface import OWN_ROWS, block_paths, has_transformers
+from preshard.trainer.models.interface import OWN_ROWS, base_names, block_paths, has_transformers
 
 AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 
@@ -36,7 +37,10 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
 
     fill = Fill(model)
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
-    sharded = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
+    names = base_names(model)
+    sharded = {
+        names[name]: each for name, each in model.named_parameters() if name in names and isinstance(each, DTensor)
+    }
     paths: dict[nn.Module, str] = {}
 
     def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
@@ -147,14 +151,17 @@ def _one_tensor_at_a_time() -> Iterator[None]:
 class Fill:
     """Fills buffers, and this rank's part of parameters, from tensors that come one by one, whole or as that part.
 
+    Names are those of a model without adapters, whose own values do not count.
+
     Attributes:
         left: names of what has not come yet.
     """
 
     def __init__(self, model: nn.Module, *, only_buffers: bool = False) -> None:
-        self._targets: dict[str, Tensor] = dict(model.named_buffers())
+        targets: dict[str, Tensor] = dict(model.named_buffers())
         if not only_buffers:
-            self._targets |= dict(model.named_parameters())
+            targets |= dict(model.named_parameters())
+        self._targets = {name: targets[full] for full, name in base_names(model).items() if full in targets}
         self.left = set(self._targets)
 
     @torch.no_grad()
@@ -162,10 +169,14 @@ class Fill:
         for name in tensors.keys() & self._targets.keys():
             target, value = self._targets[name], tensors[name]
             self.left.discard(name)
-            if isinstance(target, DTensor):
-                target.to_local().copy_(value.to_local() if isinstance(value, DTensor) else _part_of(value, target))
-            else:
-                target.copy_(value)
+            _fill_one(target, value)
+
+
+def _fill_one(target: Tensor, value: Tensor) -> None:
+    if isinstance(target, DTensor):
+        target.to_local().copy_(value.to_local() if isinstance(value, DTensor) else _part_of(value, target))
+    else:
+        target.copy_(value)
 
 
 def _part_of(whole: Tensor, sharded: DTensor) -> Tensor:
@@ -235,6 +246,33 @@ def _tensors(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
         for path, module in modules.items()
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     }
+
+
+@torch.no_grad()
+def draw_adapters(model: Any, seed: int) -> None:
+    """Draws what ``peft`` has put into a model, one adapter at a time, as ``LoraConfig`` does by default: one matrix of
+    each as ``nn.Linear`` draws its own (He et al. 2015), the other of zeros, so that nothing is added yet.
+
+    Each has random numbers of its own, from the seed and its name, whatever the ranks and the dtype.
+
+    Raises:
+        ConfigError: there is something else than such adapters.
+    """
+    configs, names = (getattr(model, "peft_config", None) or {}).values(), base_names(model)
+    for name, parameter in model.named_parameters():
+        if name in names:
+            continue
+        drawn = torch.zeros(parameter.shape)
+        if ".lora_A." in name:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(_seed_of(seed, name))
+                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
+        elif ".lora_B." not in name or any(config.init_lora_weights is not True for config in configs):
+            raise ConfigError(
+                f"{name} is of an adapter whose first values load_sharded cannot draw: take LoraConfig's adapters of "
+                "linear layers, with init_lora_weights=True"
+            )
+        _fill_one(parameter, drawn)
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -1,0 +1,299 @@
+"""Frozen parts and adapters: what trains gets the gradients that documents alone give it, and the rest none."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import types
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.data import PackedDataset
+from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.models import PackedModel
+from preshard.trainer.models.interface import base_names
+from preshard.trainer.models.load import empty_model, load_sharded
+from preshard.trainer.models.memory import save_memory
+from preshard.trainer.models.packed import shard_model
+from preshard.trainer.models.parts import Lora, Parts, count_trains, end_backward_at_decoder, named_parameters, names_of
+
+# This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+
+pytestmark = pytest.mark.process  # packing decodes media in a process of its own
+
+ADAPTED = ("q_proj", "down_proj", "qkv")
+ADAPTERS = Parts(lora=Lora(rank=3, alpha=12, targets=ADAPTED))
+
+CASES: list[tuple[str, Parts, tuple[str, ...], str, dict[str, int], dict[str, Any]]] = [
+    ("qwen3_vl", Parts(freeze=("vision",)), ("model.visual.",), "hybrid", {"ulysses": 2, "ring": 2}, {}),
+    (
+        "internvl",
+        Parts(freeze=("language",)),
+        ("model.language_model.", "lm_head."),
+        "gather",
+        {"ring": 2},
+        {"recompute": "full"},
+    ),
+    (
+        "gemma3",
+        Parts(freeze=("vision_tower", "language_model.layers.0", "embed_tokens")),
+        ("model.vision_tower.", "model.language_model.layers.0.", "model.language_model.embed_tokens.", "lm_head."),
+        "ring",
+        {"ring": 2, "dp_shard": 2},
+        {},
+    ),
+    ("qwen3_vl", ADAPTERS, (), "gather", {"ring": 2}, {"recompute": "selective", "mlp_tiles": 2}),
+    ("qwen3_5", Parts(lora=Lora(rank=2, alpha=2)), (), "hybrid", {"ulysses": 2, "ring": 2}, {}),
+]
+"""Each kind of part, on splits whose ranks hold units or none; what is frozen, by the names of ``transformers``."""
+
+
+def sample(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Values of an adapter, whose own first product is zero."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 8
+
+
+def build(mesh: Mesh, folder: str, parts: Parts, saving: dict[str, Any]) -> PackedModel:
+    def shard(model: nn.Module) -> PackedModel:
+        applied = parts.apply(model)
+        save_memory(model, **saving)
+        packed = PackedModel(applied)
+        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+        end_backward_at_decoder(applied)
+        return packed
+
+    return load_sharded(f"{folder}/model", shard, dtype=torch.float64)
+
+
+def train_parts(
+    mesh: Mesh, folder: str, parts: Parts, kind: str, saving: dict[str, Any]
+) -> tuple[float, dict[str, Tensor | None], list[tuple[int, int, dict[str, int]]]]:
+    """Losses and gradients of all packs, and of each: units here, nodes of the graph and the backward's exchanges."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    packed, cp, total, seen = build(mesh, folder, parts, saving), mesh.cp, 0.0, []
+    with torch.no_grad():
+        for name, parameter in named_parameters(packed.model):
+            if parts.lora is not None and parameter.requires_grad:
+                part = torch.distributed.tensor.distribute_tensor(
+                    sample(name, tuple(parameter.shape)), parameter.device_mesh, parameter.placements
+                )
+                parameter.copy_(part)
+    for batch in PackedDataset(f"{folder}/dataset", layout="zigzag", **mesh.place):
+        loss = packed(batch, cp, attention=kind)
+        exchanges = CommDebugMode()
+        with exchanges if not saving else nullcontext():  # it calls hooks in what is computed again
+            loss.backward()
+        total += loss.item()
+        counts = {str(name).split(".")[1]: count for name, count in exchanges.get_comm_counts().items()}
+        seen.append((len(batch.units), batch.pack_id, counts))
+    gradients = {
+        name: each.grad.full_tensor() if isinstance(each.grad, DTensor) else each.grad
+        for name, each in named_parameters(packed.model)
+    }
+    return total, gradients, seen
+
+
+def alone_in_parts(folder: Path, family: str, parts: Parts, frozen: tuple[str, ...], packs: set[int]) -> Any:
+    """The same of ``transformers`` and ``peft`` for each document alone: the loss, and gradients by their names."""
+    from packed_models import alone, load_original, whole_packs
+
+    model = base = load_original(folder, family)
+    if parts.lora is not None:
+        import peft
+
+        lora = parts.lora
+        targets = list(lora.targets)
+        if targets == ["language"]:
+            paths = [path for path, each in base.named_modules() if isinstance(each, nn.Linear)]
+            targets = [path for path in paths if path.startswith("model.language_model.layers.")]
+        model = peft.get_peft_model(base, peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets))
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            if name.startswith(frozen):
+                parameter.requires_grad_(False)
+            elif parts.lora is not None and parameter.requires_grad:
+                parameter.copy_(sample(name, tuple(parameter.shape)))
+    loss = sum((alone(base, batch) for batch in whole_packs(str(folder / "dataset")) if batch.pack_id in packs), 0.0)
+    loss.backward()
+    assert model.training
+    return loss.item(), {name: each.grad for name, each in named_parameters(base)}
+
+
+@pytest.mark.parametrize(("family", "parts", "frozen", "kind", "degrees", "saving"), CASES)
+def test_what_trains_gets_the_gradients_of_documents_alone(
+    gloo_pool: Any,
+    folder_of: Callable[..., Path],
+    family: str,
+    parts: Parts,
+    frozen: tuple[str, ...],
+    kind: str,
+    degrees: dict[str, int],
+    saving: dict[str, Any],
+) -> None:
+    """Fails when a part is resolved to other parameters, a frozen one has a gradient, or what trains beside it another
+    one; when ranks disagree on what they exchange, and hang.
+    """
+    folder = folder_of(family)
+    answers = gloo_pool.run(train_parts, str(folder), parts, kind, saving, **degrees)
+    packs = {pack for _, _, seen in answers for _, pack, _ in seen}
+    loss, expected = alone_in_parts(folder, family, parts, frozen, packs)
+    assert sum(total for total, _, _ in answers) == pytest.approx(loss, rel=1e-6)
+    gradients = answers[0][1]
+    trains = {name for name, gradient in gradients.items() if gradient is not None}
+    assert trains == {name for name, gradient in expected.items() if gradient is not None}
+    assert 0 < len(trains) < len(gradients)
+    norm = torch.cat([expected[name].flatten() for name in trains]).norm()
+    apart = {name: float((gradients[name] - expected[name]).norm() / norm) for name in trains}
+    assert max(apart.values()) < 1e-6, max(apart, key=lambda name: apart[name])
+    if degrees == {"ulysses": 2, "ring": 2}:
+        assert any(units == 0 for _, _, seen in answers for units, _, _ in seen), "every rank had a unit in every pack"
+
+
+def test_a_frozen_encoder_takes_no_backward_pass(gloo_pool: Any, folder_of: Callable[..., Path]) -> None:
+    """Fails when blocks of a frozen encoder are gathered in the backward pass, when its features' gradients travel, or
+    when ranks with and without units exchange different things.
+    """
+    folder = str(folder_of("qwen3_vl"))
+    counts = {}
+    for name, parts in {"all": Parts(), "language": Parts(freeze=("vision",)), "adapters": ADAPTERS}.items():
+        answers = gloo_pool.run(train_parts, folder, parts, "gather", {}, ulysses=2, ring=2)
+        seen = [counts for _, _, of_rank in answers for _, _, counts in of_rank]
+        assert all(each == seen[0] for each in seen)
+        assert {units > 0 for _, _, of_rank in answers for units, _, _ in of_rank} == {True, False}
+        counts[name] = seen[0]
+    encoder = 2  # blocks; and as many of the language model
+    whole, language = counts["all"], counts["language"]
+    gathers, scatters, features = "_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"
+    assert whole[gathers] - language[gathers] == encoder
+    assert whole[scatters] - language[scatters] == encoder
+    assert whole[features] - language[features] == 1
+    assert counts["adapters"][gathers] == whole[gathers], "of the encoder and the language model, both with adapters"
+
+
+def bytes_read_with_adapters(mesh: Mesh, folder: str) -> tuple[int, int, dict[str, Tensor], list[str]]:
+    """Bytes read of weights, bytes that lie here, the adapters, and parameters that are not those of the folder."""
+    from safetensors import safe_open
+    from transformers import modeling_utils
+
+    taken: list[int] = []
+
+    class Counting:
+        """A file, of which the bytes that are taken are added up."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._file = safe_open(*args, **kwargs)
+
+        def get_slice(self, name: str) -> Any:
+            part = self._file.get_slice(name)
+
+            class Slice:
+                def __getitem__(self, index: Any) -> Any:
+                    found = part[index]
+                    taken.append(found.nbytes)
+                    return found
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(part, name)
+
+            return Slice()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            self._file.__exit__(*args)
+
+    opened, modeling_utils.safe_open = modeling_utils.safe_open, Counting
+    try:
+        packed = build(mesh, folder, ADAPTERS, {})
+    finally:
+        modeling_utils.safe_open = opened
+    model: Any = packed.model.get_base_model()
+    names, wrong, adapters = base_names(model), [], {}
+    with safe_open(f"{folder}/model/model.safetensors", framework="pt") as file:
+        for name, parameter in model.named_parameters():
+            whole = parameter.full_tensor()
+            if name not in names:
+                adapters[name] = whole
+            elif not torch.equal(whole, file.get_tensor(names[name]).double()):
+                wrong.append(name)
+    here = sum(each.to_local().nbytes for each in packed.parameters())
+    return sum(taken), here, adapters, wrong
+
+
+def test_adapters_do_not_load_the_whole_model_on_a_rank(gloo_pool: Any, folder_of: Callable[..., Path]) -> None:
+    """Fails when ``load_sharded`` does not know the weights of a model by the names that they have beside adapters, has
+    each rank read all of them, or draws adapters that depend on the ranks.
+    """
+    folder = str(folder_of("qwen3_vl"))
+    [(alone, _, adapters, _)] = gloo_pool.run(bytes_read_with_adapters, folder)
+    answers = gloo_pool.run(bytes_read_with_adapters, folder, dp_shard=4)
+    size = Path(folder, "model", "model.safetensors").stat().st_size
+    assert alone == sum(read for read, _, _, _ in answers)
+    assert 0.9 * size < alone <= size
+    for read, here, same, wrong in answers:
+        assert read < 0.3 * alone
+        assert here < 0.3 * 2 * size + 10_000  # in float64, with adapters
+        assert not wrong
+        assert all(torch.equal(same[name], value) for name, value in adapters.items())
+    first, second = (
+        torch.cat([each.flatten() for name, each in adapters.items() if kind in name]) for kind in ("lora_A", "lora_B")
+    )
+    assert first.std() > 0
+    assert not second.any()
+
+
+def test_what_load_sharded_cannot_draw_is_refused(folder_of: Callable[..., Path]) -> None:
+    """Fails when adapters of another kind are trained from memory as it was found."""
+    import peft
+
+    for given in ({"use_dora": True}, {"init_lora_weights": "gaussian"}):
+
+        def wrap(model: Any, given: dict[str, Any] = given) -> Any:
+            config = peft.LoraConfig(target_modules=["q_proj"], **given)
+            return peft.get_peft_model(model, config, low_cpu_mem_usage=True)
+
+        with pytest.raises(ConfigError, match="first values load_sharded cannot draw"):
+            load_sharded(folder_of("qwen3") / "model", wrap)
+
+
+def test_parts_are_named_or_refused_in_one_line(
+    folder_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a misspelt part freezes nothing in silence, or a run without anything to train begins."""
+    vision, text = (folder_of(family) / "model" for family in ("qwen3_vl", "qwen3"))
+    for folder, parts, said in (
+        (vision, Parts(freeze=("visual.merge",)), r"--freeze is visual.merge, which .* such as visual\.merger, "),
+        (text, Parts(freeze=("vision",)), "--freeze is vision, and qwen3 is a model of text"),
+        (vision, Parts(freeze=("vision", "language")), "--freeze vision --freeze language leaves nothing to train"),
+        (vision, Parts(freeze=("vision",), rates=(("visual", 1.0),)), "--lr-part is visual, of which nothing trains"),
+        (vision, Parts(lora=Lora(rank=1, alpha=1, targets=("norm",))), "--lora-targets is norm, which names no linear"),
+        (vision, Parts(lora=Lora(rank=1, alpha=1, targets=("lm_head",))), "names no linear layer besides the output"),
+    ):
+        with pytest.raises(ConfigError, match=said) as raised:
+            parts.apply(empty_model(folder))
+        assert "\n" not in str(raised.value)
+    model = empty_model(vision)
+    every = {name for name, _ in named_parameters(model)}
+    assert names_of(model, "vision", "") | names_of(model, "language", "") == every
+    assert names_of(model, "*.1.mlp", "") == {name for name in every if ".1.mlp." in name}
+    found = count_trains(Parts(freeze=("vision",)).apply(model))
+    assert (found.encoder, found.blocks, found.head) == (False, True, True)
+    assert found.trained + found.frozen == sum(each.numel() for each in model.parameters())
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match="--lora needs the package peft, which is not installed: pip install peft"):
+        ADAPTERS.apply(empty_model(vision))
