@@ -18,7 +18,7 @@ help:
 	@echo "make test          lint, types, import contracts, and all tests"
 	@echo "make lint          lint, types and import contracts alone"
 	@echo "make test-cluster  jobs that lose nodes, and whole jobs as in a pod: some minutes"
-	@echo "make test-matrix   the tests of reader, attention and families with the oldest and newest torch and transformers"
+	@echo "make test-matrix   whole grids; the tests of reader, attention and families with the oldest and newest torch and transformers"
 	@echo "make mutants       plant 20 small faults, one at a time, and say which of them no test notices: minutes"
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
 	@echo "make bench         run the benchmarks and print their figures"
@@ -82,7 +82,7 @@ contracts: .venv/installed
 
 unit: .venv/installed
 	@echo "==> unit tests: no process, no browser, no Ray"
-	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m "not process"
+	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m "not process and not slow"
 
 # What takes one process comes first, beside the linters; the tests then take every core.
 test: .venv/installed
@@ -106,6 +106,8 @@ test-cluster: .venv/installed
 	@$(BIN)/python -m pytest -m cluster tests/cluster tests/k8s
 
 test-matrix: .venv/installed
+	@echo "==> whole grids, of which make test has a part"
+	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m slow
 	@WORKERS=$(WORKERS) $(BIN)/python tests/matrix/run.py
 
 bench: .venv/installed

@@ -33,6 +33,7 @@ def lose_in_the_middle(lost: Node, marker: Path, out: Path, is_over: threading.E
     return written, halves
 
 
+@pytest.mark.cluster
 @pytest.mark.usefixtures("ray_session")
 def test_a_node_that_is_lost_in_the_middle_costs_its_tasks_alone(
     tiny_source: Path,
@@ -67,6 +68,7 @@ def test_a_node_that_is_lost_in_the_middle_costs_its_tasks_alone(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.cluster
 def test_a_job_whose_head_is_lost_says_so_and_goes_on_later(
     machine: Machine,
     wheel: Path,

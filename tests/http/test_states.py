@@ -90,32 +90,31 @@ SEEN_AT_ONCE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", [*SEEN_AT_ONCE, cut_shard, replaced_table])
 def test_damage_is_one_datasets_and_ends_when_it_is_whole_again(
-    root: Path, start: Callable[..., TestClient], damage: Callable[[Path], None], tmp_path: Path
+    root: Path, start: Callable[..., TestClient], tmp_path: Path
 ) -> None:
     """Fails when damage while serving crashes a request, hides or stops another dataset, or outlives the repair."""
     client = start(root)
+    shutil.copytree(root / "one", tmp_path / "kept")
+    for damage in (*SEEN_AT_ONCE, cut_shard, replaced_table):
+        assert states(client) == {"one": "whole", "two": "whole"}
+        assert statuses(client, "one") == {200}
+        damage(root)
+        if damage in SEEN_AT_ONCE:
+            assert states(client) == {"one": "damaged", "two": "whole"}, damage
+        elif damage is cut_shard:
+            os.utime(root / "one" / "shards")  # a folder does not show that a file in it was cut: see the next test
+        answered = statuses(client, "one")
+        assert answered == {409} or (damage is replaced_table and 409 in answered), damage
+        entry = client.get("/v1/datasets").json()["items"][0]
+        assert entry["state"] == "damaged", damage
+        assert entry["reason"]
+        assert str(root) not in entry["reason"]
+        assert client.get("/v1/datasets/two/packs").status_code == 200
+        shutil.rmtree(root / "one")
+        shutil.copytree(tmp_path / "kept", root / "one")
     assert states(client) == {"one": "whole", "two": "whole"}
     assert statuses(client, "one") == statuses(client, "two") == {200}
-    shutil.copytree(root / "one", tmp_path / "kept")
-    damage(root)
-    touch = root / "one" / "shards"
-    if damage in SEEN_AT_ONCE:
-        assert states(client) == {"one": "damaged", "two": "whole"}
-    elif damage is cut_shard:
-        os.utime(touch)  # a folder does not show that a file in it was cut: see the next test
-    answered = statuses(client, "one")
-    assert answered == {409} or (damage is replaced_table and 409 in answered)
-    assert states(client)["one"] == "damaged"
-    reason = client.get("/v1/datasets").json()["items"][0]["reason"]
-    assert reason
-    assert str(root) not in reason
-    assert statuses(client, "two") == {200}
-    shutil.rmtree(root / "one")
-    shutil.copytree(tmp_path / "kept", root / "one")
-    assert states(client) == {"one": "whole", "two": "whole"}
-    assert statuses(client, "one") == {200}
 
 
 def test_a_shard_cut_in_place_is_a_problem_and_not_a_crash(root: Path, start: Callable[..., TestClient]) -> None:
@@ -133,7 +132,7 @@ def test_a_shard_cut_in_place_is_a_problem_and_not_a_crash(root: Path, start: Ca
     assert states(client) == {"one": "whole", "two": "whole"}
 
 
-@pytest.mark.parametrize("at", [0, 100, 600, 1500, 3000])
+@pytest.mark.parametrize("at", [0, 600, 3000])
 def test_a_sample_that_breaks_the_format_is_that_packs_problem(
     root: Path, start: Callable[..., TestClient], at: int
 ) -> None:

@@ -24,7 +24,12 @@ VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+OFTEN = {"qwen3", "qwen3_vl", "molmo2", "gemma4"}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in FAMILIES]
+)
 def test_every_document_of_a_pack_is_what_transformers_makes_of_it_alone(
     tmp_path: Path, progress: Any, family: str
 ) -> None:

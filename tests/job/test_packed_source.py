@@ -102,7 +102,12 @@ each key, lengths at which documents are joined whole, and lengths at which join
 """
 
 
-@pytest.mark.parametrize("family", KINDS)
+OFTEN = {"square", "qwen3", "qwen3_vl", "molmo2", "gemma3"}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in KINDS]
+)
 def test_another_length_gives_the_bytes_that_the_source_would_give(
     in_pieces: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, family: str
 ) -> None:

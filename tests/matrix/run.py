@@ -59,7 +59,18 @@ def run(name: str, python: Path, tests: list[str], without: str) -> tuple[str, b
     report, started = FOLDER / f"{name}.xml", time.monotonic()
     report.unlink(missing_ok=True)
     workers = os.environ.get("WORKERS", "2")
-    command = [str(python), "-m", "pytest", "--quiet", "-n", workers, f"--junitxml={report}", *tests]
+    command = [
+        str(python),
+        "-m",
+        "pytest",
+        "--quiet",
+        "-m",
+        "not cluster",
+        "-n",
+        workers,
+        f"--junitxml={report}",
+        *tests,
+    ]
     done = subprocess.run([*command, *(["-k", f"not ({without})"] if without else [])], cwd=REPOSITORY, check=False)
     suite = ElementTree.parse(report).getroot()[0]
     ran, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from s3_server import BUCKET, Store
 
 from tests.support.served import descendants, is_running, served
@@ -30,6 +31,7 @@ def ask(port: int, path: str) -> tuple[int, Any]:
         return answer.status, json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_a_sound_dataset_answers_while_folders_beside_it_hang(store: Store, tiny_dataset: Path) -> None:
     """Fails when folders of a bucket are looked at one after the other, or when those that never answer, which come
     first, take all threads or connections.

@@ -12,7 +12,13 @@ SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"}
 """Models whose processor is another's."""
 
 
-@pytest.fixture(scope="session", params=sorted(READERS.keys() - SAME))
+ALIKE = {"glm46v", "qwen3_5"}
+"""Models whose processor differs from another's in its name or its limits alone."""
+
+FAMILIES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in sorted(READERS.keys() - SAME)]
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     """One family's."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -14,7 +14,7 @@ from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.schemas.sequence import IGNORE_INDEX
 
-CONVERSATIONS = 200
+CONVERSATIONS = 60
 
 
 def as_template_takes(style: Style, row: Row) -> list[Row]:

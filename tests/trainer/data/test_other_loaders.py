@@ -74,8 +74,8 @@ def _ids(batches: Any, count: int | None = None) -> list[int]:
     return [batch.pack_id for batch in itertools.islice(batches, count)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("dp_size", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("dp_size", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_resume_at_every_step(opened: Open, kind: str, dp_size: int, workers: int) -> None:
     """Fails when a worker's state is not what this worker has given: others' packs would be lost or come twice."""
@@ -96,12 +96,12 @@ def test_workers_resume_at_every_step(opened: Open, kind: str, dp_size: int, wor
             assert not any(again.give() for _ in range(2 * workers))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchdata_resumes_exactly(opened: Open, kind: str, workers: int) -> None:
     """Fails when torchdata's loader collects or restores workers' states in another way than they are meant."""
     expected = _packs(10 if kind == "pass" else 14, epoch=2)
-    for stop, every in [(0, 1), (3, 1), (8, 3), (10, 1)]:
+    for stop, every in [(0, 1), (8, 3), (10, 1)]:
         first, again = [_forked(KINDS[kind](opened(epoch=2)), workers, snapshot_every_n_steps=every) for _ in range(2)]
         before = first.state_dict() if stop == 0 else None  # starts the workers, which `iter` then takes over
         batches = iter(first)
@@ -123,15 +123,14 @@ def test_torchdata_goes_on_with_the_epoch_after_a_finished_one(opened: Open, wor
     assert _ids(again) == _packs(10, epoch=1)
 
 
-@pytest.mark.parametrize(("workers", "start"), [(1, "spawn"), (2, "fork")])
-def test_persistent_workers_begin_where_the_dataset_is_set(packed: Path, workers: int, start: str) -> None:
+def test_persistent_workers_begin_where_the_dataset_is_set(packed: Path) -> None:
     """Fails when set_epoch does not reach workers that are there already, a resumed pass is not exact in them, or the
     dataset in the main process gives a position that it cannot know.
     """
     part = {"ulysses_degree": 8, "cp_rank": 7, "seed": 5}
-    given = {"batch_size": None, "num_workers": workers, "persistent_workers": True}
+    given = {"batch_size": None, "num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
     dataset = PackedDataset(packed, **part)
-    loader = StatefulDataLoader(dataset, **given, multiprocessing_context=start)
+    loader = StatefulDataLoader(dataset, **given)
     assert dataset.state_dict()["position"] == 0
     assert _ids(loader) == _packs(10)
     with pytest.raises(ReaderError, match=r"save RankBatch\.state of the last batch, or the state_dict\(\) of"):
@@ -145,14 +144,13 @@ def test_persistent_workers_begin_where_the_dataset_is_set(packed: Path, workers
         next(iter(loader))
     dataset.set_epoch(0)
     assert _ids(loader, 4) == _packs(4)
-    again = StatefulDataLoader(PackedDataset(packed, **part), **given, multiprocessing_context="fork")
+    again = StatefulDataLoader(PackedDataset(packed, **part), **given)
     again.load_state_dict(state)
     assert seen + _ids(again) == _packs(10, epoch=3)
     assert _ids(again) == _packs(10, epoch=4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("workers", "then"), [(2, 3), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("kind", "workers", "then"), [("pass", 2, 1), ("stream", 1, 2)])
 def test_another_number_of_workers_is_refused_in_one_line(opened: Open, kind: str, workers: int, then: int) -> None:
     """Fails when workers go on from what others have given."""
     first = _forked(KINDS[kind](opened()), workers)
@@ -206,8 +204,7 @@ def _at(dataset: PackedDataset, position: int, epoch: int = 0) -> dict[str, Any]
     return {"dataset_id": dataset.dataset_id, "seed": 5, "epoch": epoch, "position": position}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_a_loop_over_epochs_resumes_inside_of_one(opened: Open, workers: int, persistent: bool) -> None:
     """Fails when set_epoch, which a loop with workers calls before each epoch, drops the position that was loaded."""
     dataset = opened()

@@ -15,7 +15,12 @@ FAMILIES = ["gpt_oss", "qwen3_vl", "molmo2", "qwen3_5", "gemma3", "gemma4-expert
 """Sinks, deep features, an adapter of its own, states, groups in windows, experts and capped logits."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+OFTEN = {"molmo2", "qwen3_5", "gemma4-experts"}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in FAMILIES]
+)
 def test_packs_are_as_exact_as_documents_alone(
     gloo_pool: Any, made: Callable[[str], tuple[Path, Any]], family: str
 ) -> None:

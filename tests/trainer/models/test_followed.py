@@ -70,6 +70,7 @@ def said_of(folder: Path, config: dict[str, Any], architecture: str = "XForCausa
     return found
 
 
+@pytest.mark.slow  # a few of them are in the tests of options below
 def test_every_model_on_the_list_is_itself_on_packs() -> None:
     """Fails when a model on the list mixes documents, ranks or neighbours, or changes its logits after the head."""
     wrong, built = {}, 0
@@ -84,6 +85,7 @@ def test_every_model_on_the_list_is_itself_on_packs() -> None:
     assert built > 60
 
 
+@pytest.mark.slow
 def test_every_other_model_is_refused_in_one_line(tmp_path: Path) -> None:
     """Fails when a model that is not on the list is taken, or its refusal is a traceback or several lines."""
     transformers = load_transformers()

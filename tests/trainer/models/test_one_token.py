@@ -27,6 +27,8 @@ pytestmark = pytest.mark.process  # packing decodes media in a process of its ow
 FAMILIES = ("qwen3", "qwen3-windows", "gpt_oss", "qwen3_vl", "qwen3_5", "gemma3")
 """Full attention, windows, sinks, images and deep features, layers with a state, groups within windows."""
 
+OFTEN = ("qwen3-windows", "gpt_oss", "gemma3")
+
 SPLITS = [("ring", 1, 1), ("ring", 1, 2), ("gather", 1, 4), ("ulysses", 2, 1), ("hybrid", 2, 2)]
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")
 
@@ -58,7 +60,9 @@ def _changed(batch: RankBatch, place: int) -> RankBatch:
     return replace(batch, tokens=torch.where(batch.positions == place, batch.tokens ^ 1, batch.tokens))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in FAMILIES]
+)
 def test_a_token_reaches_no_other_document(made: Callable[[str], tuple[Path, Any]], family: str) -> None:
     """Fails when a changed token changes any bit of a hidden state outside its document, of another annotation of it
     or of a token that does not see it, or changes no token that does.
