@@ -112,7 +112,7 @@ test-matrix: .venv/installed
 
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py \
-		tests/benchmarks/attention.py tests/benchmarks/documents.py; do \
+		tests/benchmarks/attention.py; do \
 		echo "==> $$script"; $(BIN)/python $$script || exit 1; done
 
 peers: .venv/installed
